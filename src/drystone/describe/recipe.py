@@ -1,0 +1,164 @@
+"""How a model is to be trained: batch, precision, optimizer, recomputation, what is trained.
+
+Everything here changes what is computed or kept, and nothing says on which GPUs. How the work is
+split is a `Layout`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from drystone.errors import InvalidSpec
+
+
+class Precision(StrEnum):
+    """The number format of weights and of the matrix multiplications."""
+
+    FP32 = "fp32"
+    TF32 = "tf32"  # fp32 everywhere, multiplied by tensor cores
+    FP16_MIXED = "fp16-mixed"  # 16-bit weights and compute, fp32 master
+    BF16_MIXED = "bf16-mixed"
+    FP16 = "fp16"  # weights, gradients and states all 16 bit
+    BF16 = "bf16"
+    FP8_MIXED = "fp8-mixed"  # matrix multiplications in fp8 over bf16-mixed
+
+
+class Optimizer(StrEnum):
+    """Which optimizer, as far as its state and step differ."""
+
+    ADAM = "adam"  # Adam and AdamW keep the same state
+    ADAM_8BIT = "adam-8bit"
+    SGD = "sgd"
+    SGD_MOMENTUM = "sgd-momentum"
+    ADAFACTOR = "adafactor"
+    LION = "lion"
+    MUON = "muon"
+    LAMB = "lamb"
+
+
+class StepKernel(StrEnum):
+    """How the optimizer walks over the parameters; it decides the temporaries of the step."""
+
+    FUSED = "fused"
+    FOREACH = "foreach"
+    LOOP = "loop"
+
+
+class AttentionKernel(StrEnum):
+    """Whether attention keeps the matrix of scores (eager) or not (fused: flash, cuDNN)."""
+
+    FUSED = "fused"
+    EAGER = "eager"
+
+
+class Loss(StrEnum):
+    """How the loss over the vocabulary is computed."""
+
+    PLAIN = "plain"  # full logits, cross-entropy in fp32
+    FUSED = "fused"  # logits kept, loss and its gradient in one kernel, in place
+    CHUNKED = "chunked"  # logits exist one chunk at a time (Liger, linear-cross-entropy)
+
+
+class Tuning(StrEnum):
+    """What is trained."""
+
+    FULL = "full"
+    LORA = "lora"
+    QLORA = "qlora"
+
+
+class Offload(StrEnum):
+    """What lives in host memory instead of on the GPU."""
+
+    NONE = "none"
+    OPTIMIZER = "optimizer"
+    STATE = "state"  # parameters, gradients and optimizer
+    ACTIVATIONS = "activations"
+
+
+class RecomputeKind(StrEnum):
+    """What of a recomputed layer is thrown away and computed again in the backward pass."""
+
+    NONE = "none"
+    SELECTIVE = "selective"  # Megatron: the attention core; torch: by operator, see `Recompute.keep`
+    FULL = "full"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recompute:
+    """Activation recomputation, in every `every`-th layer."""
+
+    kind: RecomputeKind = RecomputeKind.NONE
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise InvalidSpec(f"recompute: every is {self.every}, must be >= 1")
+
+    @classmethod
+    def parse(cls, text: str) -> Recompute:
+        """`none`, `selective`, `full`, or `full/2` for every second layer."""
+        match = re.fullmatch(r"(none|selective|full)(?:/(\d+))?", text.strip().lower())
+        if match is None:
+            raise InvalidSpec(
+                f"recompute: {text!r} is not known",
+                hint="Write none, selective, full, or full/2 for every second layer",
+            )
+        return cls(kind=RecomputeKind(match.group(1)), every=int(match.group(2) or 1))
+
+    def __str__(self) -> str:
+        return self.kind.value if self.every == 1 else f"{self.kind.value}/{self.every}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lora:
+    """Low-rank adapters: their rank and the matrices they stand beside."""
+
+    rank: int = 16
+    targets: tuple[str, ...] = ("q", "k", "v", "o", "gate", "up", "down")
+    dropout: float = 0.0
+    dtype_bytes: int = 0  # bytes of one adapter weight; 0: as the precision says
+    train_embeddings: bool = False  # token embedding and head are trained too, whole
+
+    KNOWN_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise InvalidSpec(f"lora: rank is {self.rank}, must be >= 1")
+        for target in self.targets:
+            if target not in self.KNOWN_TARGETS:
+                raise InvalidSpec(f"lora: unknown target {target!r}",
+                                  hint="Known: " + ", ".join(self.KNOWN_TARGETS))  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """One way to train: what changes the arithmetic or the bytes, and nothing about hardware."""
+
+    seq_len: int
+    global_batch: int  # sequences in one optimizer step
+    precision: Precision = Precision.BF16_MIXED
+    optimizer: Optimizer = Optimizer.ADAM
+    step_kernel: StepKernel = StepKernel.FUSED
+    recompute: Recompute = field(default_factory=Recompute)
+    attention: AttentionKernel = AttentionKernel.FUSED
+    loss: Loss = Loss.PLAIN
+    tuning: Tuning = Tuning.FULL
+    lora: Lora = field(default_factory=Lora)
+    weight_bits: float = 0.0  # of frozen weights under QLoRA, constants included; 0: by `tuning`
+    offload: Offload = Offload.NONE
+    compiled: bool = False  # torch.compile
+    dropout: float = 0.0
+    launcher: str = "drystone"  # whose conventions on bytes apply: see estimate/launchers.py
+    decoder_seq_len: int = 0  # encoder-decoder only; 0: as seq_len
+
+    def __post_init__(self) -> None:
+        for name in ("seq_len", "global_batch"):
+            if getattr(self, name) < 1:
+                raise InvalidSpec(f"recipe: {name} is {getattr(self, name)}, must be >= 1")
+        if not 0.0 <= self.dropout < 1.0:
+            raise InvalidSpec(f"recipe: dropout is {self.dropout}, must be in [0, 1)")
+        if self.weight_bits < 0:
+            raise InvalidSpec(f"recipe: weight_bits is {self.weight_bits}, must be >= 0")

@@ -1,0 +1,40 @@
+"""What a GPU can do, as its vendor and independent measurements say. Rows live in `data/gpus.csv`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from drystone.errors import InvalidSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSpec:
+    """One GPU type. Rates are dense (no sparsity), per second; 0 means the format is not there."""
+
+    name: str
+    vendor: str
+    architecture: str
+    year: int
+    memory_bytes: int  # nominal
+    usable_bytes: int  # what a process can see (nominal minus reserved by driver and ECC)
+    memory_bandwidth_bytes_per_second: float
+    fp32_flops: float
+    tf32_flops: float
+    fp16_flops: float
+    bf16_flops: float
+    fp8_flops: float
+    measured_bf16_flops: float  # best matrix multiplication measured by others; 0: none published
+    measured_fp8_flops: float
+    link: str  # the name of the GPU-to-GPU link, e.g. "NVLink 3.0"; "" when there is only the bus
+    link_bytes_per_second: float  # of that link, both directions together; 0: only the bus
+    bus: str  # e.g. "PCIe 4.0 x16"
+    bus_bytes_per_second: float  # one direction
+    power_watts: float
+    source: str
+    notes: str = ""
+
+    def __post_init__(self) -> None:
+        if self.memory_bytes <= 0 or self.usable_bytes <= 0:
+            raise InvalidSpec(f"GPU {self.name}: memory must be > 0")
+        if self.memory_bandwidth_bytes_per_second <= 0 or self.fp32_flops <= 0:
+            raise InvalidSpec(f"GPU {self.name}: bandwidth and fp32 rate must be > 0")

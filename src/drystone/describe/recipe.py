@@ -23,6 +23,8 @@ class Precision(StrEnum):
     FP16 = "fp16"  # weights, gradients and states all 16 bit
     BF16 = "bf16"
     FP8_MIXED = "fp8-mixed"  # matrix multiplications in fp8 over bf16-mixed
+    AMP_FP16 = "amp-fp16"  # fp32 weights, gradients and states; 16-bit compute by autocast
+    AMP_BF16 = "amp-bf16"
 
 
 class Optimizer(StrEnum):

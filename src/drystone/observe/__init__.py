@@ -1,0 +1,1 @@
+"""What it meant: estimate against measurement, metrics, plots."""

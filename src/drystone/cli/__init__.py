@@ -1,0 +1,1 @@
+"""A thin shell over the stages: one file a verb."""

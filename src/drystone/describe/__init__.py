@@ -1,0 +1,1 @@
+"""What is wanted and what there is: frozen, checked, no arithmetic."""

@@ -1,0 +1,1 @@
+"""What it would cost: parameters, memory, compute, communication, one step; itemised."""

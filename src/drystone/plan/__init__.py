@@ -1,0 +1,1 @@
+"""The best ways to run one job."""

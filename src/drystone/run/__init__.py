@@ -1,0 +1,1 @@
+"""Making it happen, simulated or real."""

@@ -1,0 +1,1 @@
+"""A thin shell over the stages: the REST API."""

@@ -1,0 +1,44 @@
+# Every target works first on a fresh machine: it makes `.venv` where needed.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-done
+PYTEST := $(BIN)/python -m pytest -n auto
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check lint bench clean
+
+help:  ## show the targets
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+setup: $(STAMP)  ## make .venv with everything
+
+# torch comes first and pinned, so that no later step can choose another build of it.
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Drystone needs Python 3.11 or newer: make PYTHON=/path/to/python setup" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet --editable '.[plots,runtime,dev]'
+	@touch $@
+
+demo: setup  ## the best of what there is, in the terminal
+	$(BIN)/drystone gpus 100
+	$(BIN)/drystone models llama
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+check: lint  ## format, lint, types, import direction, fast tests
+	$(PYTEST) -m "not slow"
+
+test: lint  ## everything: what `make check` does, and the slow tests
+	$(PYTEST)
+
+bench: setup  ## time what is promised to be fast
+	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+clean:  ## remove .venv and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist

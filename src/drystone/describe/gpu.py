@@ -1,4 +1,7 @@
-"""What a GPU can do, as its vendor and independent measurements say. Rows live in `data/gpus.csv`."""
+"""What a GPU can do, as its vendor and independent measurements say.
+
+The rows live in `data/gpus.csv` and are read by `catalogue.py`.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ class GpuSpec:
     bf16_flops: float
     fp8_flops: float
     measured_bf16_flops: float  # best matrix multiplication measured by others; 0: none published
-    measured_fp8_flops: float
+    measured_fp8_flops: float  # as above
     link: str  # the name of the GPU-to-GPU link, e.g. "NVLink 3.0"; "" when there is only the bus
     link_bytes_per_second: float  # of that link, both directions together; 0: only the bus
     bus: str  # e.g. "PCIe 4.0 x16"
@@ -32,9 +35,12 @@ class GpuSpec:
     power_watts: float
     source: str
     notes: str = ""
+    date: str = ""  # when the row was last checked, year-month-day
 
     def __post_init__(self) -> None:
         if self.memory_bytes <= 0 or self.usable_bytes <= 0:
             raise InvalidSpec(f"GPU {self.name}: memory must be > 0")
+        if self.usable_bytes > self.memory_bytes:
+            raise InvalidSpec(f"GPU {self.name}: usable memory exceeds the nominal memory")
         if self.memory_bandwidth_bytes_per_second <= 0 or self.fp32_flops <= 0:
             raise InvalidSpec(f"GPU {self.name}: bandwidth and fp32 rate must be > 0")

@@ -1,0 +1,179 @@
+"""What does one layer keep for its backward pass? Bytes per token, tensor by tensor.
+
+The account follows Korthikanti et al. (arXiv:2205.05198, section 4), extended to grouped-query and
+latent attention, gated MLPs, experts, adapters and kernels that keep less (or more) than Megatron's.
+Everything is linear in tokens, apart from the scores of eager attention, which are linear in
+tokens x keys. Splitting is linear too: a part is repeated on every tensor-parallel rank (unless
+sequence parallelism splits it), the other part is divided.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from drystone.describe.model import Attention, Block, Experts, Mlp, Norm
+from drystone.describe.recipe import (
+    AttentionKernel,
+    Precision,
+    Recipe,
+    RecomputeKind,
+    Tuning,
+)
+from drystone.estimate.launchers import Launcher
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedBytes:
+    """Bytes kept per token of the micro-batch."""
+
+    whole: float = 0.0  # on every tensor-parallel rank; sequence parallelism divides it
+    divided: float = 0.0  # by tensor parallelism
+    expert: float = 0.0  # of routed tokens; by expert and tensor parallelism
+    scores: float = 0.0  # per token and key; by tensor parallelism
+
+    def __add__(self, other: SavedBytes) -> SavedBytes:
+        return SavedBytes(
+            whole=self.whole + other.whole,
+            divided=self.divided + other.divided,
+            expert=self.expert + other.expert,
+            scores=self.scores + other.scores,
+        )
+
+    def scaled(self, factor: float) -> SavedBytes:
+        """The same, times a factor."""
+        return SavedBytes(
+            whole=self.whole * factor,
+            divided=self.divided * factor,
+            expert=self.expert * factor,
+            scores=self.scores * factor,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockActivations:
+    """What a layer keeps: between forward and backward, and while it runs backward."""
+
+    kept: SavedBytes  # for every micro-batch in flight
+    rebuilt: SavedBytes  # for the one layer that is being recomputed; zero without recomputation
+
+
+def activation_width(precision: Precision) -> int:
+    """Bytes of one activation element."""
+    return 4 if precision in (Precision.FP32, Precision.TF32) else 2
+
+
+@lru_cache(maxsize=4096)
+def block_activations(
+    block: Block, hidden_size: int, recipe: Recipe, launcher: Launcher
+) -> BlockActivations:
+    """One layer under the recipe's recomputation."""
+    everything = saved_by_block(block, hidden_size, recipe, launcher)
+    width = activation_width(recipe.precision)
+    boundary = SavedBytes(whole=width * hidden_size)
+    kind, every = recipe.recompute.kind, recipe.recompute.every
+    if kind is RecomputeKind.NONE:
+        return BlockActivations(kept=everything, rebuilt=SavedBytes())
+    if kind is RecomputeKind.FULL:
+        kept = boundary.scaled(1 / every) + everything.scaled(1 - 1 / every)
+        return BlockActivations(kept=kept, rebuilt=everything)
+    if launcher.selective_by_operator:
+        kept = boundary + _kept_by_operator(block, hidden_size, recipe)
+        return BlockActivations(kept=kept, rebuilt=everything)
+    without_scores = SavedBytes(
+        whole=everything.whole, divided=everything.divided, expert=everything.expert
+    )
+    return BlockActivations(kept=without_scores, rebuilt=SavedBytes(scores=everything.scores))
+
+
+def saved_by_block(
+    block: Block, hidden_size: int, recipe: Recipe, launcher: Launcher
+) -> SavedBytes:
+    """All tensors that autograd keeps for one layer without recomputation."""
+    saved = _norms(block, hidden_size, recipe, launcher)
+    saved += _attention(block.attention, hidden_size, recipe, launcher)
+    if block.cross_attention is not None:
+        saved += _attention(block.cross_attention, hidden_size, recipe, launcher)
+    if isinstance(block.feed_forward, Mlp):
+        return saved + _mlp(block.feed_forward, hidden_size, recipe, launcher)
+    return saved + _experts(block.feed_forward, hidden_size, recipe, launcher)
+
+
+def norm_bytes(norm: Norm, hidden_size: int, recipe: Recipe, launcher: Launcher) -> float:
+    """What one normalisation keeps per token, its output excepted."""
+    width = activation_width(recipe.precision)
+    if norm is not Norm.RMS or launcher.norm_is_fused or recipe.compiled or width == 4:
+        return width * hidden_size
+    # Plain PyTorch: an fp32 copy of the input, and the normalised value for the weight's gradient.
+    trains_weight = recipe.tuning is Tuning.FULL
+    return (4 + width * trains_weight) * hidden_size
+
+
+def _norms(block: Block, hidden_size: int, recipe: Recipe, launcher: Launcher) -> SavedBytes:
+    width = activation_width(recipe.precision)
+    inputs = block.num_norms * norm_bytes(block.norm, hidden_size, recipe, launcher)
+    # Two outputs feed matrix multiplications; further norms (Gemma) feed additions.
+    outputs = min(block.num_norms, 2) * width * hidden_size
+    if recipe.tuning is not Tuning.FULL:
+        feeds = [{"q", "k", "v"} & set(recipe.lora.targets), {"gate", "up"} & set(recipe.lora.targets)]
+        outputs = sum(bool(feed) for feed in feeds[: block.num_norms]) * width * hidden_size
+    masks = 2 * hidden_size if recipe.dropout else 0
+    return SavedBytes(whole=inputs + outputs + masks)
+
+
+def _attention(
+    attention: Attention, hidden_size: int, recipe: Recipe, launcher: Launcher
+) -> SavedBytes:
+    width = activation_width(recipe.precision)
+    heads, kv_heads = attention.num_heads, attention.num_kv_heads
+    query = heads * attention.head_dim
+    if launcher.repeats_kv or attention.is_latent:
+        kv_heads = heads
+    key, value = kv_heads * attention.head_dim, kv_heads * attention.v_dim
+    context = heads * attention.v_dim
+    divided = width * (query + key + value + context)
+    if attention.is_latent:
+        # The bottlenecks: their outputs, and the same after a norm.
+        divided += 2 * width * (attention.q_lora_rank + attention.kv_lora_rank)
+    if recipe.attention is AttentionKernel.FUSED:
+        return SavedBytes(divided=divided + 4 * heads)  # the log-sum-exp of each row
+    per_score = width + (1 + width if recipe.dropout else 0)  # softmax; mask and its output
+    return SavedBytes(divided=divided, scores=per_score * heads)
+
+
+def _mlp(mlp: Mlp, hidden_size: int, recipe: Recipe, launcher: Launcher) -> SavedBytes:
+    width = activation_width(recipe.precision)
+    tensors = _mlp_tensors(gated=mlp.gated, recipe=recipe, launcher=launcher)
+    return SavedBytes(divided=width * tensors * mlp.ffn_size)
+
+
+def _mlp_tensors(*, gated: bool, recipe: Recipe, launcher: Launcher) -> float:
+    """How many tensors as wide as the feed-forward size are kept."""
+    if not gated:
+        return 2.0
+    return min(launcher.gated_tensors, 3.0) if recipe.compiled else launcher.gated_tensors
+
+
+def _experts(experts: Experts, hidden_size: int, recipe: Recipe, launcher: Launcher) -> SavedBytes:
+    width = activation_width(recipe.precision)
+    tensors = _mlp_tensors(gated=experts.gated, recipe=recipe, launcher=launcher)
+    # Each routed copy keeps its dispatched input, the network's tensors, and the output that the
+    # router's weight multiplies.
+    per_copy = width * (tensors * experts.ffn_size + 2 * hidden_size)
+    shared = SavedBytes(divided=width * tensors * experts.shared_ffn_size)
+    router = SavedBytes(whole=3 * 4.0 * experts.num_experts)  # logits, probabilities, routing map
+    return SavedBytes(expert=experts.top_k * per_copy) + shared + router
+
+
+def _kept_by_operator(block: Block, hidden_size: int, recipe: Recipe) -> SavedBytes:
+    """Selective recomputation in torch: every second matrix product and the attention output."""
+    width = activation_width(recipe.precision)
+    attention = block.attention
+    query = attention.num_heads * attention.head_dim
+    value = attention.num_kv_heads * attention.v_dim
+    context = attention.num_heads * attention.v_dim
+    kept = width * (query + value + context) + 4 * attention.num_heads
+    if isinstance(block.feed_forward, Experts):
+        routed = block.feed_forward.top_k * width * block.feed_forward.ffn_size
+        return SavedBytes(divided=kept, whole=width * hidden_size, expert=routed)
+    return SavedBytes(divided=kept + width * block.feed_forward.ffn_size, whole=width * hidden_size)

@@ -1,0 +1,93 @@
+"""Which launcher keeps what? Conventions of training frameworks that change bytes.
+
+The same model, recipe and layout takes different memory under different launchers: one keeps fp32
+master weights beside 16-bit ones, another keeps only fp32 weights and casts on the fly; one holds
+gradients in a buffer for good, another frees them after each step. Every field is a fact about the
+code of that launcher; none is fitted to a run. `docs/launchers.md` says where each was read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from drystone.errors import UnknownName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launcher:
+    """What one framework keeps in memory, beyond what the recipe says."""
+
+    name: str
+    # Mixed precision: True keeps 16-bit weights and an fp32 master copy (Megatron, DeepSpeed);
+    # False keeps fp32 weights and casts them when a layer runs (FSDP, accelerate).
+    keeps_master: bool
+    # Bytes of one gradient element under bf16-mixed and fp16-mixed.
+    bf16_gradient_bytes: int = 4
+    fp16_gradient_bytes: int = 2
+    # Gradients live in a buffer for the whole run, not only between backward and step.
+    gradients_persist: bool = False
+    # fp32 copies of 16-bit gradients made for the step (and kept until the next one).
+    casts_gradients_for_step: bool = True
+    # The optimizer's temporaries in the step, in units of one parameter-sized tensor.
+    step_copies: float = 0.0
+    # RMS norms written out in plain PyTorch keep an fp32 copy of their input.
+    norm_is_fused: bool = True
+    # A gated MLP keeps gate, up, activated gate and product (4), or without the third (3).
+    gated_tensors: float = 4.0
+    # Plain PyTorch attention repeats grouped keys and values up to the number of heads.
+    repeats_kv: bool = False
+    # Bytes per element of logits at the peak around the loss: see docs/launchers.md.
+    logits_bytes: float = 10.0
+    # What 'selective' recomputation means: the attention core (Megatron) or by operator (torch).
+    selective_by_operator: bool = True
+    # Layers (or other units) whose weights are gathered at once under ZeRO-3.
+    gathered_layers: float = 2.0
+    # A bucket through which gradients are reduced, in elements (0: none beside the gradients).
+    bucket_elements: float = 0.0
+    # PEFT keeps adapters in fp32 beside a 16-bit base (autocast_adapter_dtype).
+    keeps_fp32_adapters: bool = False
+    # What the allocator reserves beyond what is allocated, as a share of what comes and goes.
+    cache_share: float = 0.15
+
+
+_TORCH = Launcher(name="pytorch", keeps_master=False, norm_is_fused=False, step_copies=0.0)
+_MEGATRON = Launcher(
+    name="megatron-te",
+    keeps_master=True,
+    gradients_persist=True,
+    gated_tensors=3.0,
+    logits_bytes=6.0,
+    selective_by_operator=False,
+    norm_is_fused=True,
+)
+
+LAUNCHERS = {
+    one.name: one
+    for one in (
+        _TORCH,
+        replace(_TORCH, name="drystone"),
+        replace(_TORCH, name="torch-fsdp"),
+        replace(_TORCH, name="torchtitan"),
+        replace(_TORCH, name="accelerate", step_copies=1.0, logits_bytes=12.0),
+        replace(_TORCH, name="hf-trainer", step_copies=1.0, logits_bytes=12.0),
+        replace(_TORCH, name="litgpt", step_copies=1.0),
+        replace(_TORCH, name="composer"),
+        replace(_TORCH, name="fsdp-qlora", step_copies=1.0, logits_bytes=12.0),
+        replace(_TORCH, name="nvidia-examples"),
+        _MEGATRON,
+        replace(_MEGATRON, name="megatron-local"),
+        replace(_MEGATRON, name="megatron-deepspeed", gradients_persist=True),
+        replace(_MEGATRON, name="nanotron", casts_gradients_for_step=False),
+        replace(_MEGATRON, name="galvatron", keeps_master=False, gradients_persist=False),
+        replace(
+            _TORCH, name="deepspeed", keeps_master=True, gradients_persist=True, logits_bytes=12.0
+        ),
+    )
+}
+
+
+def find_launcher(name: str) -> Launcher:
+    """The conventions of a launcher by its name."""
+    if name not in LAUNCHERS:
+        raise UnknownName("launcher", name, LAUNCHERS)
+    return LAUNCHERS[name]

@@ -1,0 +1,147 @@
+"""Decoders with a mixture of experts: Mixtral, Qwen, Granite, GPT-OSS, DeepSeek."""
+
+from __future__ import annotations
+
+from drystone.describe.families.llama import (
+    Habits,
+    qwen_habits,
+    read_decoder,
+    runs_of,
+)
+from drystone.describe.families.reader import ConfigReader
+from drystone.describe.model import Attention, Block, Experts, Mlp, ModelSpec, QkNorm
+
+
+def mixtral(reader: ConfigReader) -> ModelSpec:
+    """Mixtral: Mistral with eight experts in every layer."""
+    experts = Experts(
+        num_experts=reader.size("num_local_experts", default=8),
+        top_k=reader.size("num_experts_per_tok", default=2),
+        ffn_size=reader.size("intermediate_size"),
+    )
+    return read_decoder(reader, Habits(num_kv_heads=8), lambda index: experts)
+
+
+def qwen2_moe(reader: ConfigReader) -> ModelSpec:
+    """Qwen 1.5 and 2 with experts: one large shared expert behind a gate of its own."""
+    experts = Experts(
+        num_experts=reader.size("num_experts", "num_local_experts", default=60),
+        top_k=reader.size("num_experts_per_tok", default=4),
+        ffn_size=reader.size("moe_intermediate_size"),
+        shared_ffn_size=reader.size("shared_expert_intermediate_size"),
+        has_shared_gate=True,
+    )
+    habits = Habits(num_kv_heads=16, qkv_bias=reader.flag("qkv_bias", default=True))
+    return _qwen_moe(reader, habits, experts)
+
+
+def qwen3_moe(reader: ConfigReader) -> ModelSpec:
+    """Qwen 3 with experts: none is shared."""
+    experts = Experts(
+        num_experts=reader.size("num_experts", "num_local_experts", default=128),
+        top_k=reader.size("num_experts_per_tok", default=8),
+        ffn_size=reader.size("moe_intermediate_size"),
+    )
+    has_bias = reader.flag("attention_bias", default=False)
+    habits = Habits(num_kv_heads=4, qk_norm=QkNorm.HEAD, qkv_bias=has_bias, out_bias=has_bias)
+    return _qwen_moe(reader, habits, experts)
+
+
+def granitemoe(reader: ConfigReader) -> ModelSpec:
+    """Granite 3 with experts."""
+    experts = Experts(
+        num_experts=reader.size("num_local_experts", default=8),
+        top_k=reader.size("num_experts_per_tok", default=2),
+        ffn_size=reader.size("intermediate_size"),
+    )
+    has_bias = reader.flag("attention_bias", default=False)
+    habits = Habits(qkv_bias=has_bias, out_bias=has_bias)
+    return read_decoder(reader, habits, lambda index: experts)
+
+
+def gpt_oss(reader: ConfigReader) -> ModelSpec:
+    """GPT-OSS: biases everywhere, a learned sink per head, every other layer with a window."""
+    experts = Experts(
+        num_experts=reader.size("num_local_experts", "num_experts", default=128),
+        top_k=reader.size("num_experts_per_tok", "experts_per_token", default=4),
+        ffn_size=reader.size("intermediate_size"),
+        bias=True,
+        router_bias=True,
+    )
+    has_bias = reader.flag("attention_bias", default=True)
+    habits = Habits(
+        num_kv_heads=8,
+        head_dim=64,
+        qkv_bias=has_bias,
+        out_bias=has_bias,
+        has_sinks=True,
+        window=128,
+        is_sliding=lambda index: index % 2 == 0,
+    )
+    return read_decoder(reader, habits, lambda index: experts)
+
+
+def deepseek_v2(reader: ConfigReader) -> ModelSpec:
+    """DeepSeek V2: latent attention; the first layers are dense if the config says so."""
+    return _deepseek(reader, first_dense=0)
+
+
+def deepseek_v3(reader: ConfigReader) -> ModelSpec:
+    """DeepSeek V3 without its extra layer that predicts a second token."""
+    return _deepseek(reader, first_dense=3)
+
+
+def _qwen_moe(reader: ConfigReader, habits: Habits, experts: Experts) -> ModelSpec:
+    step = reader.size("decoder_sparse_step", default=1)
+    dense_layers = reader.indices("mlp_only_layers")
+
+    def experts_at(index: int) -> Experts | None:
+        is_sparse = index not in dense_layers and (index + 1) % step == 0
+        return experts if is_sparse else None
+
+    return read_decoder(reader, qwen_habits(reader, habits), experts_at)
+
+
+def _deepseek(reader: ConfigReader, *, first_dense: int) -> ModelSpec:
+    has_bias = reader.flag("attention_bias", default=False)
+    num_heads = reader.size("num_attention_heads")
+    rope_head_dim = reader.size("qk_rope_head_dim", default=64)
+    attention = Attention(
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=reader.size("qk_nope_head_dim", default=128) + rope_head_dim,
+        value_head_dim=reader.size("v_head_dim", default=128),
+        qkv_bias=has_bias,
+        out_bias=has_bias,
+        q_lora_rank=0
+        if reader.is_null("q_lora_rank")
+        else reader.size("q_lora_rank", default=1536),
+        kv_lora_rank=reader.size("kv_lora_rank", default=512),
+        rope_head_dim=rope_head_dim,
+    )
+    mlp_bias = reader.flag("mlp_bias", default=False)
+    mlp = Mlp(
+        ffn_size=reader.size("intermediate_size"), gated=True, bias=mlp_bias, activation="silu"
+    )
+    expert_size = reader.size("moe_intermediate_size")
+    experts = Experts(
+        num_experts=reader.size("n_routed_experts", "num_local_experts"),
+        top_k=reader.size("num_experts_per_tok"),
+        ffn_size=expert_size,
+        shared_ffn_size=reader.count("n_shared_experts", default=0) * expert_size,
+    )
+    first_sparse = reader.count("first_k_dense_replace", default=first_dense)
+    every = reader.size("moe_layer_freq", default=1)
+
+    def block_at(index: int) -> Block:
+        is_sparse = index >= first_sparse and index % every == 0
+        return Block(attention=attention, feed_forward=experts if is_sparse else mlp)
+
+    return ModelSpec(
+        name=reader.name,
+        hidden_size=reader.size("hidden_size"),
+        stack=runs_of(block_at(index) for index in range(reader.num_layers())),
+        vocab_size=reader.size("vocab_size"),
+        tied_embeddings=reader.flag("tie_word_embeddings", default=False),
+        context_length=reader.count("max_position_embeddings"),
+    )

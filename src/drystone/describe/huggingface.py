@@ -1,0 +1,170 @@
+"""Reads a Hugging Face `config.json` into a `ModelSpec`, without the `transformers` package.
+
+What a config leaves out is what the same class of `transformers` would assume. The model meant is
+the one that is trained: a language model with its head, BERT with its masked-word head, ViT with
+its classifier; of a model that also sees images, the text part.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from drystone.describe.families import encoders, experts, gpt, llama
+from drystone.describe.families.reader import ConfigReader, shorten
+from drystone.describe.model import ModelSpec
+from drystone.errors import InvalidSpec, UnknownName, UnreadableFile
+
+LARGEST_FILE_BYTES = 10 * 10**6
+
+FAMILIES: Mapping[str, Callable[[ConfigReader], ModelSpec]] = {
+    "bert": encoders.bert,
+    "bloom": gpt.bloom,
+    "deepseek_v2": experts.deepseek_v2,
+    "deepseek_v3": experts.deepseek_v3,
+    "falcon": gpt.falcon,
+    "gemma": llama.gemma,
+    "gemma2": llama.gemma2,
+    "gemma3": llama.gemma3,
+    "gemma3_text": llama.gemma3_text,
+    "gpt2": gpt.gpt2,
+    "gpt_bigcode": gpt.gpt_bigcode,
+    "gpt_neo": gpt.gpt_neo,
+    "gpt_neox": gpt.gpt_neox,
+    "gpt_oss": experts.gpt_oss,
+    "gptj": gpt.gptj,
+    "granite": llama.granite,
+    "granitemoe": experts.granitemoe,
+    "llama": llama.llama,
+    "mistral": llama.mistral,
+    "mixtral": experts.mixtral,
+    "mpt": gpt.mpt,
+    "olmo2": llama.olmo2,
+    "opt": gpt.opt,
+    "phi": gpt.phi,
+    "phi3": llama.phi3,
+    "qwen": llama.qwen,
+    "qwen2": llama.qwen2,
+    "qwen2_moe": experts.qwen2_moe,
+    "qwen3": llama.qwen3,
+    "qwen3_moe": experts.qwen3_moe,
+    "roberta": encoders.bert,
+    "stablelm": llama.stablelm,
+    "starcoder2": llama.starcoder2,
+    "t5": encoders.t5,
+    "vit": encoders.vit,
+}
+
+_LLAMA_KEYS = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "vocab_size",
+)
+
+
+def parse_config(config: Mapping[str, Any], *, where: str, name: str = "") -> ModelSpec:
+    """Turn the object of a `config.json` into a model; `where` names its file in messages."""
+    model_type = _model_type(config, where)
+    reader = ConfigReader(config, where, name or _own_name(config) or model_type)
+    try:
+        spec = FAMILIES[model_type](reader)
+    except InvalidSpec as error:
+        if error.where:
+            raise
+        raise InvalidSpec(error.message, where=where, hint=error.hint) from None
+    return replace(spec, family=model_type, source=where)
+
+
+def load_config(path: str | Path) -> ModelSpec:
+    """Read a `config.json`, or the one in a folder."""
+    file = Path(path)
+    try:
+        if file.is_dir():
+            file = file / "config.json"
+        config = _read_object(file)
+    except (OSError, ValueError) as error:
+        # ValueError: a path that no file system takes, such as one with a null byte.
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise UnreadableFile(
+            f"cannot be read ({reason})",
+            where=shorten(str(file), 200),
+            hint="Give the path of a config.json, or of the folder that holds it",
+        ) from None
+    name = _own_name(config) or (file.parent.name if file.name == "config.json" else file.stem)
+    return parse_config(config, where=str(file), name=name)
+
+
+def _read_object(file: Path) -> Mapping[str, Any]:
+    where = str(file)
+    if file.exists() and not file.is_file():
+        raise UnreadableFile(
+            "is not a regular file", where=where, hint="Give the path of a config.json"
+        )
+    with file.open("rb") as stream:
+        content = stream.read(LARGEST_FILE_BYTES + 1)
+    if len(content) > LARGEST_FILE_BYTES:
+        raise UnreadableFile(
+            f"is larger than {LARGEST_FILE_BYTES // 10**6} MB, which no config.json is",
+            where=where,
+            hint="Give the config.json, not the weights beside it",
+        )
+    try:
+        config = json.loads(content.decode("utf-8-sig"))
+    except RecursionError:
+        problem = "is nested too deeply for a config.json"
+    except UnicodeDecodeError:
+        problem = "is not text in UTF-8"
+    except ValueError as error:
+        problem = f"is not JSON ({str(error)[:100]})"
+    else:
+        if isinstance(config, dict):
+            return config
+        problem = f"must hold a JSON object, not {shorten(config)}"
+    raise UnreadableFile(
+        problem, where=where, hint="Fetch it again: it may be truncated or another file"
+    )
+
+
+def _model_type(config: Mapping[str, Any], where: str) -> str:
+    model_type = config.get("model_type")
+    if model_type is None:
+        raise InvalidSpec(
+            "key 'model_type' is missing",
+            where=where,
+            hint=_llama_hint(config) or "Use the config.json published with the model",
+        )
+    if not isinstance(model_type, str):
+        raise InvalidSpec(
+            f"model_type is {shorten(model_type)}, must be a string",
+            where=where,
+            hint='For example "model_type": "llama"',
+        )
+    if model_type not in FAMILIES:
+        error = UnknownName("model_type", model_type[:60], FAMILIES, where=where)
+        error.hint = " ".join(part for part in (_llama_hint(config), error.hint) if part)
+        raise error
+    return model_type
+
+
+def _llama_hint(config: Mapping[str, Any]) -> str:
+    if all(_is_whole(config.get(key)) for key in _LLAMA_KEYS):
+        return (
+            "It has the keys of a Llama-like model: if it is one, "
+            'set "model_type": "llama" in a copy of the file.'
+        )
+    return ""
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _own_name(config: Mapping[str, Any]) -> str:
+    name = config.get("_name_or_path")
+    return name.rstrip("/").rsplit("/", 1)[-1][:100] if isinstance(name, str) else ""

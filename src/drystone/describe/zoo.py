@@ -1,0 +1,93 @@
+"""The models that Drystone knows by name: published configs in `data/models.json`.
+
+Each entry goes through the same parser as a user's `config.json`. The file is read when a name is
+first asked for, and only the entry asked for is parsed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+from drystone.describe.huggingface import parse_config
+from drystone.describe.model import ModelSpec
+from drystone.errors import InvalidSpec, UnknownName
+
+# Fine-tuned models have the shape of what they were tuned from.
+_TUNED = re.compile(r"[-_ .](instruct|chat|it|pt|hf|base)$")
+_LONGEST_NAME = 200
+
+
+@dataclass(frozen=True, slots=True)
+class _Zoo:
+    """The file, and two ways to look a name up in it."""
+
+    entries: Mapping[str, Mapping[str, Any]]
+    by_key: Mapping[str, str]  # numbers kept apart: opt-1.3b is not opt-13b
+    by_letters: Mapping[str, frozenset[str]]  # letters and digits only; may be ambiguous
+
+
+def find_model(name: str) -> ModelSpec:
+    """The model of that name; case, punctuation, the organisation and `-instruct` do not matter."""
+    zoo = _load_zoo()
+    name = name[:_LONGEST_NAME]
+    for form in _forms(name):
+        if found := zoo.by_key.get(_key(form)):
+            return _parse_entry(found)
+    for form in _forms(name):
+        near = zoo.by_letters.get(_letters(form), frozenset())
+        if len(near) == 1:
+            return _parse_entry(next(iter(near)))
+        if near:
+            raise InvalidSpec(
+                f"model {name!r} can mean more than one", hint="Write " + " or ".join(sorted(near))
+            )
+    raise UnknownName("model", name, zoo.entries)
+
+
+def model_names() -> tuple[str, ...]:
+    """Every name, in the order of the file: family by family, small to large."""
+    return tuple(_load_zoo().entries)
+
+
+@lru_cache(maxsize=1024)
+def _parse_entry(name: str) -> ModelSpec:
+    entry = _load_zoo().entries[name]
+    spec = parse_config(entry["config"], where=f"zoo: {name}", name=name)
+    return replace(spec, source=entry["source"], stated_params=entry.get("stated_params", 0))
+
+
+@lru_cache(maxsize=1)
+def _load_zoo() -> _Zoo:
+    text = files("drystone.describe").joinpath("data/models.json").read_text(encoding="utf-8")
+    entries: dict[str, Mapping[str, Any]] = json.loads(text)
+    by_key: dict[str, str] = {}
+    by_letters: dict[str, set[str]] = {}
+    for name, entry in entries.items():
+        for one in (name, *entry.get("aliases", ())):
+            by_key.setdefault(_key(one), name)
+            by_letters.setdefault(_letters(one), set()).add(name)
+    return _Zoo(entries, by_key, {key: frozenset(names) for key, names in by_letters.items()})
+
+
+def _forms(name: str) -> tuple[str, ...]:
+    """The name as given, without its organisation, and without what a tuned variant adds."""
+    bare = name.strip().rstrip("/").rsplit("/", 1)[-1]
+    untuned = _TUNED.sub("", bare.lower()).rstrip("-_. ")
+    return tuple(dict.fromkeys((bare, untuned)))
+
+
+def _key(name: str) -> str:
+    """Letters and digits, and between two digits the point or hyphen that stood there."""
+    text = re.sub(r"(?<=\d)[._](?=\d)", ".", name.lower())
+    text = re.sub(r"(?<=\d)[^0-9a-z.]+(?=\d)", "-", text)
+    return re.sub(r"(?<!\d)[^0-9a-z]+|[^0-9a-z]+(?!\d)", "", text)
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^0-9a-z]", "", name.lower())

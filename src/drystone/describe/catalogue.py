@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Final
 
 from drystone.describe.gpu import GpuSpec
-from drystone.errors import UnknownName
+from drystone.errors import UnknownName, close_names
 from drystone.units import GB, TERA, GiB
 
 DATA_FOLDER: Final = Path(__file__).parent / "data"
@@ -53,8 +53,23 @@ def find_gpu(name: str) -> GpuSpec:
     """The GPU type that `name` means: its full name, an alias, or what a driver calls it."""
     gpu = _gpus_by_key().get(_key(name))
     if gpu is None:
-        raise UnknownName("GPU", name, [*gpu_names(), *_aliases()])
+        known = [*gpu_names(), *_aliases()]
+        raise UnknownName("GPU", name, known if close_names(name, known) else gpu_names())
     return gpu
+
+
+def match_gpus(pattern: str) -> tuple[GpuSpec, ...]:
+    """The types whose name, vendor or architecture has every word of `pattern` in it.
+
+    An empty pattern matches all; one that matches nothing must at least be a name.
+    """
+    words = [word for word in re.split(r"[\s*]+", pattern.lower()) if word]
+    matches = tuple(
+        gpu
+        for gpu in load_gpus()
+        if all(word in f"{gpu.name} {gpu.vendor} {gpu.architecture}".lower() for word in words)
+    )
+    return matches or (find_gpu(pattern),)
 
 
 def pcie_bytes_per_second(bus: str) -> float:

@@ -1,0 +1,148 @@
+"""The command `drystone`: which verbs there are, and how a run ends.
+
+Only the verb that is asked for is imported, so `drystone --help` stays fast however heavy the
+verbs grow. A verb is one line in `VERBS` and one file `drystone/cli/<name>.py` with a function of
+that name, whose docstring starts with the same summary.
+
+Exit codes: 0 done, 1 the work failed, 2 the request was wrong, 3 nothing fits. Results go to
+standard output, every message to standard error.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from types import MappingProxyType
+from typing import Annotated, Any, Final, NoReturn
+
+import typer
+
+from drystone import __version__
+from drystone.errors import DrystoneError
+
+VERBS: Final = MappingProxyType(
+    {
+        "gpus": "List the GPU types: memory, rates, links, prices.",
+        "models": "List the models known by name: shapes and parameters.",
+    }
+)
+DEBUG_VARIABLE: Final = "DRYSTONE_DEBUG"
+
+
+def main() -> NoReturn:
+    """Run the command line of this process and exit."""
+    arguments = sys.argv[1:]
+    debug = "--debug" in arguments or os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
+    sys.exit(run([one for one in arguments if one != "--debug"], debug=debug))
+
+
+def run(arguments: Sequence[str], *, debug: bool = False) -> int:
+    """Run one command line and return its exit code; every failure becomes one message."""
+    arguments = list(arguments) or ["--help"]
+    try:
+        _build_app(arguments)(args=arguments, prog_name="drystone")
+    except SystemExit as end:
+        return _flush_output(_exit_code(end))
+    except DrystoneError as error:
+        _show_error(error, debug=debug)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:  # the last line of defence: a person sees a message, not a stack
+        _show_surprise(error, debug=debug)
+        return 1
+    return _flush_output(0)
+
+
+def load_verb(name: str) -> Callable[..., Any]:
+    """The function behind a verb."""
+    module = import_module(f"drystone.cli.{name}")
+    verb: Callable[..., Any] = getattr(module, name)
+    return verb
+
+
+def _build_app(arguments: Sequence[str]) -> typer.Typer:
+    """The app for this command line: the verb asked for in full, the others as a line of help."""
+    app = typer.Typer(
+        help="Train large models on whatever GPUs there are.",
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # Typer's boxes cost 0.1 s of the 0.3 s that --help may take
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_options)
+    wanted = next((one for one in arguments if not one.startswith("-")), "")
+    for name, summary in VERBS.items():
+        if name == wanted:
+            app.command(name)(load_verb(name))
+        else:
+            app.command(name, help=summary)(_not_loaded)
+    return app
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"drystone {__version__}")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show the version and stop.", is_eager=True, callback=_show_version
+        ),
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help=f"Show where a failure arose ({DEBUG_VARIABLE}=1).")
+    ] = False,
+) -> None:
+    """Train large models on whatever GPUs there are."""
+
+
+def _not_loaded() -> None:
+    """Stand for a verb that only its line of help is needed of."""
+
+
+def _exit_code(end: SystemExit) -> int:
+    if end.code is None or isinstance(end.code, int):
+        return end.code or 0
+    return 1
+
+
+def _flush_output(code: int) -> int:
+    """Write what is still buffered; a reader that has left (`| head`) is no reason to complain."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code
+
+
+def _show_error(error: DrystoneError, *, debug: bool) -> None:
+    where = f"{error.where}: " if error.where else ""
+    _show_message(f"{where}{error.message}", error.hint, debug=debug)
+
+
+def _show_surprise(error: Exception, *, debug: bool) -> None:
+    hint = f"This is a fault of Drystone. --debug, or {DEBUG_VARIABLE}=1, shows where it arose."
+    _show_message(f"{type(error).__name__}: {error}", "" if debug else hint, debug=debug)
+
+
+def _show_message(message: str, hint: str, *, debug: bool) -> None:
+    from rich.text import Text
+
+    from drystone.cli.output import make_console, printable
+
+    console = make_console(stderr=True)
+    console.print(Text.assemble(("error: ", "bold red"), printable(message)), soft_wrap=True)
+    if hint:
+        console.print(Text(printable(hint), style="yellow"), soft_wrap=True)
+    if debug:
+        import traceback
+
+        console.print(Text(traceback.format_exc(), style="dim"), soft_wrap=True)

@@ -38,16 +38,21 @@ class Launcher:
     repeats_kv: bool = False
     # Bytes per element of logits at the peak around the loss: see docs/launchers.md.
     logits_bytes: float = 10.0
+    fused_logits_bytes: float = 8.0  # with a loss kernel that writes its gradient in place
     # What 'selective' recomputation means: the attention core (Megatron) or by operator (torch).
     selective_by_operator: bool = True
-    # Layers (or other units) whose weights are gathered at once under ZeRO-3.
+    # Layers whose weights are gathered at once under ZeRO-3, and whether embedding and head are
+    # one unit with the root, which stays gathered from forward to backward.
     gathered_layers: float = 2.0
+    root_stays_gathered: bool = True
     # A bucket through which gradients are reduced, in elements (0: none beside the gradients).
     bucket_elements: float = 0.0
+    # Copies of a stage's input and output kept per micro-batch in flight (DeepSpeed's pipeline).
+    pipeline_buffers: float = 0.0
+    # FSDP1 hooks on the inputs of frozen layers hold inputs and their gradients until the end.
+    frozen_inputs_linger: bool = False
     # PEFT keeps adapters in fp32 beside a 16-bit base (autocast_adapter_dtype).
     keeps_fp32_adapters: bool = False
-    # What the allocator reserves beyond what is allocated, as a share of what comes and goes.
-    cache_share: float = 0.15
 
 
 _TORCH = Launcher(name="pytorch", keeps_master=False, norm_is_fused=False, step_copies=0.0)
@@ -68,19 +73,30 @@ LAUNCHERS = {
         replace(_TORCH, name="drystone"),
         replace(_TORCH, name="torch-fsdp"),
         replace(_TORCH, name="torchtitan"),
-        replace(_TORCH, name="accelerate", step_copies=1.0, logits_bytes=12.0),
-        replace(_TORCH, name="hf-trainer", step_copies=1.0, logits_bytes=12.0),
+        replace(
+            _TORCH, name="accelerate", step_copies=1.0, logits_bytes=14.0, frozen_inputs_linger=True
+        ),
+        replace(_TORCH, name="hf-trainer", step_copies=1.0, logits_bytes=14.0),
         replace(_TORCH, name="litgpt", step_copies=1.0),
         replace(_TORCH, name="composer"),
-        replace(_TORCH, name="fsdp-qlora", step_copies=1.0, logits_bytes=12.0),
+        replace(_TORCH, name="fsdp-qlora", step_copies=1.0, logits_bytes=14.0,
+                frozen_inputs_linger=True),
         replace(_TORCH, name="nvidia-examples"),
         _MEGATRON,
         replace(_MEGATRON, name="megatron-local"),
-        replace(_MEGATRON, name="megatron-deepspeed", gradients_persist=True),
-        replace(_MEGATRON, name="nanotron", casts_gradients_for_step=False),
-        replace(_MEGATRON, name="galvatron", keeps_master=False, gradients_persist=False),
         replace(
-            _TORCH, name="deepspeed", keeps_master=True, gradients_persist=True, logits_bytes=12.0
+            _MEGATRON,
+            name="megatron-deepspeed",
+            bf16_gradient_bytes=6,
+            logits_bytes=12.0,
+            bucket_elements=1e9,
+            pipeline_buffers=2.0,
+        ),
+        replace(_MEGATRON, name="nanotron", casts_gradients_for_step=False),
+        replace(_MEGATRON, name="galvatron", keeps_master=False, gathered_layers=1.0,
+                root_stays_gathered=False),
+        replace(
+            _TORCH, name="deepspeed", keeps_master=True, gradients_persist=True, logits_bytes=14.0
         ),
     )
 }

@@ -218,11 +218,10 @@ def adapter_parameters(block, hidden_size: int, recipe: Recipe) -> int:  # type:
 
 
 def _logits_bytes(recipe: Recipe, launcher: Launcher) -> float:
-    width = activation_width(recipe.precision)
     if recipe.loss is Loss.CHUNKED:
         return 0.0
     if recipe.loss is Loss.FUSED:
-        return 2.0 * width
+        return launcher.fused_logits_bytes
     if recipe.compiled:
         return min(launcher.logits_bytes, 6.0)
     return launcher.logits_bytes
@@ -282,21 +281,31 @@ def _stage_memory(
     in_flight = _micro_batches_in_flight(layouts, stage, num_micro)
     sp = np.where(layouts.sequence_parallel > 0, tp, 1)
     kept_all, rebuilt_one, kept_one, transient = _layer_activations(terms, counts, layouts, keys, sp)
-    stage_input = terms.boundary / sp
-    kept = tokens * in_flight * kept_all
+    buffers = (pp > 1) * launcher.pipeline_buffers * terms.boundary / sp
+    kept = tokens * in_flight * (kept_all + buffers)
     if recipe.offload is Offload.ACTIVATIONS:
         kept = kept * 0
     rebuilt = tokens * (rebuilt_one + transient)
+    # Sequence parallelism gathers the whole sequence in front of a matrix product.
+    whole_input = np.where(sp > 1, terms.boundary, 0.0)
+    rebuilt = rebuilt + tokens * 2 * whole_input
     logits = is_last * tokens * (
-        terms.logits_per_token / tp * terms.logits_bytes + terms.head_bytes / sp
+        terms.logits_per_token / tp * terms.logits_bytes + terms.head_bytes / sp + whole_input
     )  # fmt: skip
 
     # Layers gathered under ZeRO-3, and the gradient of one that waits for its reduction.
     largest = _largest_layer(terms, layouts)
     copy = 2.0 if recipe.precision not in (Precision.FP32, Precision.TF32) else 4.0
     gathered_layers = np.where(layouts.keep_gathered > 0, end - start, launcher.gathered_layers)
-    gathered = zero3 * (ranks > 1) * copy * (gathered_layers * largest + around)
+    layer_copy = _bits(recipe) / 8 if terms.frozen else copy
+    root = around * copy * launcher.root_stays_gathered
+    gathered = zero3 * (ranks > 1) * (gathered_layers * largest * layer_copy + root)
+    gathered = gathered + (zero1 & (ranks > 1)) * copy * np.minimum(launcher.bucket_elements, whole)
     unreduced = zero2 * (ranks > 1) * copy * largest * (not terms.frozen)
+
+    lingering = tokens * kept_one
+    if terms.frozen and launcher.frozen_inputs_linger:
+        lingering = np.where(zero3 & (ranks > 1), 2 * kept, lingering)
 
     # The four moments.
     always = launcher.gradients_persist | (num_micro > 1)
@@ -304,9 +313,9 @@ def _stage_memory(
     zero = np.zeros_like(kept)
     moments = (
         # gradients, activations, logits, gathered, step
-        (early, kept + stage_input * 0, logits, gathered, zero),
+        (early, kept, logits, gathered, zero),
         (early, kept + rebuilt, zero, gathered + unreduced, zero),
-        (gradients_full + zero, tokens * kept_one + rebuilt, zero, gathered + unreduced, zero),
+        (gradients_full + zero, lingering + rebuilt, zero, gathered + unreduced, zero),
         (gradients_full + zero, zero, zero, zero, step_full + zero),
     )
     totals = np.stack([sum(items) for items in moments])
@@ -316,10 +325,19 @@ def _stage_memory(
         for i in range(5)
     ]
     workspace = np.full_like(kept, _workspace_bytes(recipe, gpu))
-    static = weights + optimizer
-    dynamic = picked[0] + picked[1] + picked[2] + picked[3] + picked[4]
-    cache = launcher.cache_share * dynamic
-    context = np.full_like(kept, _context_bytes(gpu)) + (layouts.num_gpus > 1) * 300 * MiB
+    # The allocator keeps what one moment freed, and the next cannot use all of it.
+    every_kind = (
+        gradients_full + np.maximum(kept, lingering) + rebuilt + logits + gathered + unreduced
+        + step_full
+    )  # fmt: skip
+    unused = every_kind - totals.max(axis=0)
+    share = np.where(layouts.num_gpus > 1, 0.8, 0.3)
+    cache = share * unused + 0.10 * totals.max(axis=0)
+    groups = 0.0 + (layouts.dp * cp > 1) + (tp > 1) + (pp > 1) + (layouts.ep > 1)
+    context = zero + 1100.0 * MiB + groups * 256 * MiB
+    if gpu is not None:
+        allocated = weights + optimizer + totals.max(axis=0) + workspace
+        cache = np.minimum(cache, np.maximum(0.0, gpu.usable_bytes - context - allocated))
     return MemoryEstimates(
         weights=weights + zero,
         gradients=picked[0],
@@ -329,7 +347,7 @@ def _stage_memory(
         gathered=picked[3],
         step=picked[4],
         workspace=workspace,
-        cache=cache + 0 * static,
+        cache=cache + zero,
         context=context,
         moment=moment,
     )

@@ -139,7 +139,7 @@ def _parse_complete(row: dict[str, str], *, run_id: str, dataset: str) -> Publis
         gpus_per_node=max(1, num_gpus // nodes),
         interconnect=row.get("interconnect", ""),
         kind=kind,
-        reports_last_stage="last pipeline stage" in row.get("notes", ""),
+        reports_last_stage="last rank" in row.get("notes", ""),
         measured_memory_bytes=_float(row, "mem_gib") * GiB,
         measured_tokens_per_second_per_gpu=_measured_pace(row, recipe, num_gpus),
         ran_out_of_memory=kind == "oom-boundary",

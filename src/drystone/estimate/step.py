@@ -1,0 +1,317 @@
+"""What does one training step of each layout spend its seconds on?
+
+The arithmetic behind `speed`: all layouts at once, one array an item. See `speed` for the theory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from drystone.describe.cluster import Machine
+from drystone.describe.layout import Layouts, Sharding
+from drystone.describe.model import ModelSpec
+from drystone.describe.recipe import Offload, Recipe, Tuning
+from drystone.estimate.compute import Device, make_device
+from drystone.estimate.efficiency import GpuEfficiency, LauncherEfficiency
+from drystone.estimate.network import (
+    Group,
+    allreduce_seconds,
+    alltoall_seconds,
+    gather_seconds,
+    make_group,
+    send_seconds,
+)
+from drystone.estimate.work import Pass, Work, make_work
+
+FloatArray = npt.NDArray[np.float64]
+
+_BACKWARD_HOST_SHARE = 1.0  # host time of a layer's backward pass over its forward pass
+_HOST_MOE_SHARE = 1.0  # host time that routing to experts adds to a layer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What model, recipe and machine fix before any layout is known."""
+
+    work: Work
+    device: Device
+    machine: Machine
+    recipe: Recipe
+    launcher: LauncherEfficiency
+    host_slowness: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSeconds:
+    """Seconds of each item of a step, one entry a layout."""
+
+    matmul: FloatArray
+    attention: FloatArray
+    memory_bound: FloatArray
+    recompute: FloatArray
+    launch_bound: FloatArray
+    tensor_parallel: FloatArray
+    context_parallel: FloatArray
+    expert_parallel: FloatArray
+    data_parallel: FloatArray
+    pipeline_send: FloatArray
+    pipeline_bubble: FloatArray
+    optimizer: FloatArray
+    host: FloatArray
+    total: FloatArray
+    tokens_per_step: FloatArray
+    num_gpus: FloatArray
+
+
+def prepare_step(
+    model: ModelSpec,
+    recipe: Recipe,
+    machine: Machine,
+    *,
+    gpu: GpuEfficiency,
+    launcher: LauncherEfficiency,
+) -> Prepared:
+    """The part of an estimate that no layout changes."""
+    device = make_device(machine.gpu, recipe.precision, gpu)
+    return Prepared(
+        work=make_work(model, recipe, device, launcher),
+        device=device,
+        machine=machine,
+        recipe=recipe,
+        launcher=launcher,
+        host_slowness=gpu.host_slowness,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """The layouts as floats, and what follows from them alone."""
+
+    tp: FloatArray
+    cp: FloatArray
+    dp: FloatArray
+    pp: FloatArray
+    ep: FloatArray
+    micro: FloatArray
+    inverse_tp: FloatArray
+    hidden_share: FloatArray  # of a hidden row that a rank holds outside of attention and mlp
+    tokens: FloatArray  # of a micro-batch on one rank
+    sequences: FloatArray  # the same as attention sees it: micro / cp
+    num_micro: FloatArray
+    layer_share: FloatArray  # of all layers, in the fullest stage
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """Seconds of one micro-batch in one pipeline stage."""
+
+    matmul: FloatArray
+    attention: FloatArray
+    memory: FloatArray
+    recompute: FloatArray
+    forward: FloatArray  # of the above, what data-parallel gathers can hide behind
+    backward: FloatArray
+
+
+def _split(layouts: Layouts, recipe: Recipe, work: Work) -> _Split:
+    tp, pp = layouts.tp.astype(np.float64), layouts.pp.astype(np.float64)
+    dp, cp = layouts.dp.astype(np.float64), layouts.cp.astype(np.float64)
+    micro = layouts.micro_batch.astype(np.float64)
+    inverse_tp = 1.0 / tp
+    sequences = micro / cp
+    return _Split(
+        tp=tp,
+        cp=cp,
+        dp=dp,
+        pp=pp,
+        ep=layouts.ep.astype(np.float64),
+        micro=micro,
+        inverse_tp=inverse_tp,
+        hidden_share=np.where(layouts.sequence_parallel, inverse_tp, 1.0),
+        tokens=sequences * work.tokens_per_sequence,
+        sequences=sequences,
+        num_micro=np.maximum(1.0, np.ceil(recipe.global_batch / (dp * micro))),
+        layer_share=np.ceil(work.num_layers / pp) / work.num_layers,
+    )
+
+
+def step_seconds(prepared: Prepared, layouts: Layouts) -> StepSeconds:
+    """One step of every layout."""
+    work, machine = prepared.work, prepared.machine
+    split = _split(layouts, prepared.recipe, work)
+    stage = _stage(prepared, split)
+    head_matmul = work.head.seconds(split.tokens, split.inverse_tp)
+    bandwidth = prepared.device.bandwidth_bytes_per_second
+    head_memory = split.tokens * split.inverse_tp * (work.head_bytes / bandwidth)
+    tensor, context, expert = _layer_communication(prepared, split)
+    ranks = make_group(split.dp * split.cp, split.tp, machine)
+    local_params = _local_params(work, split)
+    per_micro, per_step = _data_parallel(prepared, layouts, split, stage, ranks)
+    send = 2.0 * layouts.virtual_stages * send_seconds(
+        split.tokens * split.hidden_share * (work.hidden_size * work.element_bytes),
+        split.pp, split.tp * split.cp * split.dp, machine,
+    )  # fmt: skip
+    accumulate = local_params * (work.accumulate_bytes / bandwidth) * (
+        work.trained_params / (work.layer_params + work.outer_params)
+    )  # fmt: skip
+    layers = stage.matmul + stage.attention + stage.memory + stage.recompute
+    body = layers + tensor + context + expert + per_micro + send
+    busy = body + head_matmul + head_memory + accumulate
+    launch = np.maximum(0.0, _host_seconds(prepared, split) - busy)
+    m = split.num_micro
+    bubble = (split.pp - 1.0) * (body + launch) / layouts.virtual_stages
+    optimizer = _optimizer_seconds(prepared, layouts, split, local_params)
+    host = np.full(len(m), prepared.launcher.step_host_seconds * prepared.host_slowness)
+    return StepSeconds(
+        matmul=m * (stage.matmul + head_matmul),
+        attention=m * stage.attention,
+        memory_bound=m * (stage.memory + head_memory + accumulate),
+        recompute=m * stage.recompute,
+        launch_bound=m * launch,
+        tensor_parallel=m * tensor,
+        context_parallel=m * context,
+        expert_parallel=m * expert,
+        data_parallel=m * per_micro + per_step,
+        pipeline_send=m * send,
+        pipeline_bubble=bubble,
+        optimizer=optimizer,
+        host=host,
+        total=m * (busy + launch) + bubble + per_step + optimizer + host,
+        tokens_per_step=m * split.dp * split.micro * work.tokens_per_sequence,
+        num_gpus=split.tp * split.cp * split.dp * split.pp,
+    )
+
+
+def _pass_seconds(
+    prepared: Prepared, split: _Split, one: Pass
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Multiplications, attention and memory-bound work of all layers in one direction."""
+    matmul = one.matmul.seconds(split.tokens, split.inverse_tp)
+    if prepared.work.num_moe_layers:
+        routed = split.tokens * prepared.work.top_k + 64.0 * prepared.work.num_experts / split.ep
+        matmul = matmul + one.experts.seconds(routed, split.inverse_tp)
+    attention = split.sequences * split.inverse_tp * one.attention_seconds
+    per_second = 1.0 / prepared.device.bandwidth_bytes_per_second
+    memory = split.tokens * (
+        split.hidden_share * (one.hidden_bytes * per_second)
+        + split.inverse_tp * (one.split_bytes * per_second)
+    )
+    if one.weight_bytes:
+        memory = memory + split.inverse_tp * (one.weight_bytes * per_second)
+    return matmul, attention, memory
+
+
+def _stage(prepared: Prepared, split: _Split) -> _Stage:
+    work, share = prepared.work, split.layer_share
+    matmul, attention, memory = _pass_seconds(prepared, split, work.forward)
+    matmul_back, attention_back, memory_back = _pass_seconds(prepared, split, work.backward)
+    forward = matmul + attention + memory
+    recompute = (
+        matmul * work.recompute_share
+        + attention * work.recompute_attention_share
+        + memory * work.recompute_memory_share
+    )
+    backward = matmul_back + attention_back + memory_back
+    return _Stage(
+        matmul=share * (matmul + matmul_back),
+        attention=share * (attention + attention_back),
+        memory=share * (memory + memory_back),
+        recompute=share * recompute,
+        forward=share * forward,
+        backward=share * (backward + recompute),
+    )
+
+
+def _layer_communication(
+    prepared: Prepared, split: _Split
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Tensor-, context- and expert-parallel time of one micro-batch in one stage."""
+    work, machine = prepared.work, prepared.machine
+    zero = np.zeros_like(split.tokens)
+    layers = split.layer_share * work.num_layers
+    passes = 2.0 + work.recompute_share
+    row_bytes = split.tokens * (work.hidden_size * work.element_bytes)
+    tensor = context = expert = zero
+    if (split.tp > 1.0).any():
+        group = make_group(split.tp, 1.0, machine)
+        tensor = layers * (2.0 * passes) * allreduce_seconds(row_bytes, group)
+    if (split.cp > 1.0).any():
+        ring = make_group(split.cp, split.tp, machine)
+        keys = split.tokens * split.inverse_tp * work.kv_bytes_per_token * (split.cp - 1.0)
+        moved = keys / ring.bandwidth_bytes_per_second + (split.cp - 1.0) * 15e-6
+        once = split.sequences * split.inverse_tp * split.layer_share
+        there = np.maximum(
+            layers * moved - once * work.forward.attention_seconds, 0.2 * layers * moved
+        )
+        context = np.where(split.cp > 1.0, 3.0 * there, 0.0)
+    if work.num_moe_layers and (split.ep > 1.0).any():
+        group = make_group(split.ep, split.tp, machine)
+        moe = split.layer_share * work.num_moe_layers
+        routed = row_bytes * split.hidden_share * work.top_k
+        expert = moe * (2.0 * passes) * alltoall_seconds(routed, group, machine)
+    return tensor, context, expert
+
+
+def _local_params(work: Work, split: _Split) -> FloatArray:
+    """Parameters of the fullest stage that one rank works on, before any sharding."""
+    dense = (work.layer_params - work.expert_params) * split.layer_share * split.inverse_tp
+    outer = work.outer_params * split.inverse_tp / np.minimum(split.pp, 2.0)
+    return dense + outer + work.expert_params * split.layer_share / np.maximum(split.ep, split.tp)
+
+
+def _data_parallel(
+    prepared: Prepared, layouts: Layouts, split: _Split, stage: _Stage, ranks: Group
+) -> tuple[FloatArray, FloatArray]:
+    """Exposed seconds per micro-batch (gathered weights, ZeRO-2 and 3) and per step."""
+    work, overlap = prepared.work, prepared.launcher.overlap_share
+    params = _local_params(work, split)
+    trained = params * (work.trained_params / (work.layer_params + work.outer_params))
+    gradient_bytes, weight_bytes = trained * work.reduce_bytes, params * work.element_bytes
+    sharded = layouts.sharding == Sharding.ZERO3
+    zero2 = layouts.sharding == Sharding.ZERO2
+    shard = ranks
+    if (layouts.shard_size != layouts.dp * layouts.cp).any():
+        shard = make_group(layouts.shard_size.astype(np.float64), split.tp, prepared.machine)
+    gather = gather_seconds(weight_bytes, shard)
+    scatter = gather_seconds(gradient_bytes, shard)
+    first = 1.0 / work.num_layers
+    forward = np.maximum(gather - overlap * stage.forward, gather * first)
+    again = np.where(layouts.keep_gathered, 0.0, gather)
+    backward = np.maximum(again + scatter - overlap * stage.backward, scatter * first)
+    per_micro = np.where(sharded, forward + backward, 0.0)
+    late = np.maximum(scatter - overlap * stage.backward, scatter * first)
+    per_micro = np.where(zero2, late, per_micro)
+    reduce = allreduce_seconds(gradient_bytes, ranks)
+    reduce = np.maximum(reduce - overlap * stage.backward, reduce * first)
+    update = gather_seconds(trained * work.element_bytes, shard)
+    per_step = np.where(layouts.sharding == Sharding.NONE, reduce, late + update)
+    per_step = np.where(zero2, update, np.where(sharded, 0.0, per_step))
+    return per_micro, per_step
+
+
+def _optimizer_seconds(
+    prepared: Prepared, layouts: Layouts, split: _Split, params: FloatArray
+) -> FloatArray:
+    work, recipe = prepared.work, prepared.recipe
+    trained = params * (work.trained_params / (work.layer_params + work.outer_params))
+    mine = np.where(layouts.sharding > 0, trained / layouts.shard_size, trained)
+    seconds = mine * (work.optimizer_bytes / prepared.device.bandwidth_bytes_per_second)
+    if recipe.offload in (Offload.OPTIMIZER, Offload.STATE) and recipe.tuning is Tuning.FULL:
+        # Gradients to the host, new weights back, and the host's own pass over its states.
+        bus = prepared.machine.gpu.bus_bytes_per_second
+        seconds = mine * (work.reduce_bytes + work.element_bytes) / bus + mine * 28.0 / 12e9
+    return seconds
+
+
+def _host_seconds(prepared: Prepared, split: _Split) -> FloatArray:
+    """What the host needs to enqueue one micro-batch of the fullest stage."""
+    work = prepared.work
+    passes = 1.0 + _BACKWARD_HOST_SHARE + work.recompute_memory_share
+    moe_share = _HOST_MOE_SHARE * work.num_moe_layers / work.num_layers
+    per_layer = prepared.launcher.layer_host_seconds * prepared.host_slowness * passes
+    layers = split.layer_share * work.num_layers
+    extra = 1.0 + 0.35 * (split.tp > 1.0) + 0.6 * (split.cp > 1.0)
+    return (layers * extra + 1.0) * (per_layer * (1.0 + moe_share))

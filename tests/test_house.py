@@ -1,0 +1,176 @@
+"""House rules that no tool checks: the direction of imports, sizes, purity, portability."""
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "src" / "drystone"
+STAGES = ("describe", "estimate", "plan", "schedule", "run", "observe", "service", "cli")
+PURE_STAGES = STAGES[:4]
+HEAVY_PACKAGES = {"torch", "ray", "transformers"}
+IMPURE_MODULES = {"time", "random", "uuid", "secrets"}
+VAGUE_ENDINGS = ("Manager", "Handler", "Helper", "Util", "Utils", "Info", "Impl")
+MODULES = sorted(PACKAGE.rglob("*.py"))
+MOST_LINES_OF_FILE = 400
+MOST_LINES_OF_FUNCTION = 60
+
+each_module = pytest.mark.parametrize(
+    "path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE))
+)
+
+
+def stage_of(path: Path) -> str:
+    """The stage that a file belongs to; empty for the few modules at the top."""
+    parts = path.relative_to(PACKAGE).parts
+    return parts[0] if len(parts) > 1 else ""
+
+
+def imported_names(source: str, *, package: str) -> Iterator[str]:
+    """Every dotted name that code imports, at the top or inside a function, relative ones too."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")[: len(package.split(".")) - node.level + 1]
+            start = ".".join(parents) + "." if node.level else ""
+            module = (start + (node.module or "")).rstrip(".")
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def imports_of(path: Path) -> set[str]:
+    package = ".".join(("drystone", *path.relative_to(PACKAGE).parent.parts))
+    return set(imported_names(path.read_text(encoding="utf-8"), package=package))
+
+
+def later_imports(stage: str, names: set[str]) -> list[str]:
+    """The names that belong to a stage after `stage`; the modules at the top come before all."""
+    later = STAGES[STAGES.index(stage) + 1 :] if stage else STAGES
+    return sorted(
+        name for name in names if name.startswith("drystone.") and name.split(".")[1] in later
+    )
+
+
+def top_packages(path: Path) -> set[str]:
+    return {name.split(".")[0] for name in imports_of(path)}
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import drystone.plan.cells", ["drystone.plan.cells"]),
+        ("from drystone.plan import cells", ["drystone.plan", "drystone.plan.cells"]),
+        ("from drystone import plan", ["drystone.plan"]),
+        ("from ..plan import cells", ["drystone.plan", "drystone.plan.cells"]),
+        ("def f():\n    from drystone.cli import main", ["drystone.cli", "drystone.cli.main"]),
+        ("from drystone.describe import model", []),
+        ("from . import memory", []),
+    ],
+)
+def test_the_check_itself_sees_every_kind_of_import(source: str, found: list[str]):
+    names = set(imported_names(source, package="drystone.estimate"))
+
+    assert later_imports("estimate", names) == found
+
+
+@each_module
+def test_imports_go_one_way(path: Path):
+    if path.name == "__main__.py" and path.parent == PACKAGE:
+        return  # `python -m drystone` is the command line
+    stage = stage_of(path)
+
+    assert stage in ("", *STAGES), f"{stage} is not a stage"
+    assert later_imports(stage, imports_of(path)) == []
+
+
+@each_module
+def test_heavy_packages_are_imported_by_the_runtime_only(path: Path):
+    if path.is_relative_to(PACKAGE / "run" / "runtime"):
+        return
+
+    assert top_packages(path) & HEAVY_PACKAGES == set()
+
+
+@each_module
+def test_the_first_four_stages_know_no_clock_and_no_chance(path: Path):
+    if stage_of(path) in PURE_STAGES:
+        assert top_packages(path) & IMPURE_MODULES == set()
+
+
+@each_module
+def test_only_the_command_line_prints(path: Path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    prints = [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "print"
+    ]
+
+    assert stage_of(path) == "cli" or prints == []
+
+
+@each_module
+def test_files_and_functions_stay_short(path: Path):
+    text = path.read_text(encoding="utf-8")
+    long_functions = [
+        node.name
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or 0) - node.lineno + 1 > MOST_LINES_OF_FUNCTION
+    ]
+
+    assert len(text.splitlines()) <= MOST_LINES_OF_FILE
+    assert long_functions == []
+
+
+@each_module
+def test_every_module_says_what_it_is_for(path: Path):
+    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+
+
+@each_module
+def test_class_names_say_something(path: Path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    names = [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+
+    assert [name for name in names if name.endswith(VAGUE_ENDINGS)] == []
+
+
+def tracked_files() -> list[Path]:
+    """What git knows of; nothing where the tree is no repository."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return [ROOT / name for name in listing.stdout.split("\0") if name]
+
+
+def test_no_tracked_file_names_a_machine_or_a_package_index():
+    # Written in pieces, so that this file does not match itself.
+    patterns = [
+        r"(?<![\w.-])/" + r"(work|root|opt|home/\w+|Users/\w+)/",
+        r"(index" + r"-url|find" + r"-links)",
+        r"https?://[^\s/]*" + r"(pypi|pythonhosted|mirror)",
+    ]
+    forbidden = re.compile("|".join(patterns))
+    found = [
+        f"{path.relative_to(ROOT)}: {match.group()}"
+        for path in tracked_files()
+        if path.is_file()
+        and (match := forbidden.search(path.read_bytes().decode("utf-8", errors="ignore")))
+    ]
+
+    assert found == []
+
+
+def test_the_readme_names_every_module():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    names = [path.name for path in MODULES if path.name != "__init__.py"]
+
+    assert [name for name in names if name not in readme] == []

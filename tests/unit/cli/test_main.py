@@ -1,0 +1,218 @@
+"""The command line as its users meet it: real processes, exit codes, streams and messages."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from drystone.cli import main as cli
+from drystone.cli.output import Column, fit_columns, printable
+from drystone.errors import DrystoneError, NothingFits, UnreadableFile
+
+
+def drystone(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run one command line in a process of its own, without a terminal."""
+    clean = {key: value for key, value in os.environ.items() if key != cli.DEBUG_VARIABLE}
+    return subprocess.run(
+        [sys.executable, "-m", "drystone", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=clean | variables,
+    )
+
+
+def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """Let the verb `gpus` do nothing but raise."""
+
+    def verb() -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "load_verb", lambda name: verb)
+
+
+def test_help_lists_every_verb():
+    done = drystone("--help")
+
+    assert done.returncode == 0
+    assert all(name in done.stdout for name in cli.VERBS)
+    assert done.stderr == ""
+
+
+def test_no_arguments_show_the_help():
+    assert drystone().stdout == drystone("-h").stdout
+
+
+def test_version():
+    assert drystone("--version").stdout == "drystone 0.1.0\n"
+
+
+@pytest.mark.parametrize("name", cli.VERBS)
+def test_the_summary_of_a_verb_is_the_first_line_of_its_docstring(name: str):
+    assert (cli.load_verb(name).__doc__ or "").splitlines()[0] == cli.VERBS[name]
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys; from drystone.cli.main import run; run(['--help']); "
+        "heavy = {'numpy', 'rich', 'pydantic', 'torch', 'yaml'} & set(sys.modules); "
+        "sys.exit(str(sorted(heavy)) if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("verb", ["gpus", "models"])
+def test_json_is_one_document_on_standard_output(verb: str):
+    done = drystone(verb, "--json")
+    rows = json.loads(done.stdout)[verb]
+
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert len(rows) >= 40
+    assert all(row["name"] and row["source"] for row in rows)
+
+
+def test_gpus_shows_the_cheapest_price_with_its_cloud():
+    done = drystone("gpus", "A100-80GB-SXM", COLUMNS="200")
+    row = json.loads(drystone("gpus", "A100-80GB-SXM", "--json").stdout)["gpus"][0]
+    cheapest = min(row["prices"], key=lambda price: price["on_demand_dollars_per_gpu_hour"])
+
+    assert f"{cheapest['on_demand_dollars_per_gpu_hour']:.2f}" in done.stdout
+    assert cheapest["cloud"] in done.stdout
+    assert cheapest["date"] in done.stdout
+
+
+def test_models_counts_parameters_and_shows_experts():
+    row = json.loads(drystone("models", "mixtral-8x7b", "--json").stdout)["models"][0]
+
+    assert row["num_params"] == 46_702_792_704
+    assert row["num_active_params"] < row["num_params"]
+    assert (row["top_k"], row["num_experts"]) == (2, 8)
+
+
+@pytest.mark.parametrize("width", [40, 80, 140])
+@pytest.mark.parametrize("verb", ["gpus", "models"])
+def test_tables_keep_to_the_width_of_the_terminal(verb: str, width: int):
+    lines = drystone(verb, COLUMNS=str(width)).stdout.splitlines()
+
+    assert len(lines) > 40
+    assert max(len(line) for line in lines) <= width
+
+
+@pytest.mark.parametrize("arguments", [("gpus", "A100-90G"), ("gpus", "A100-90G", "--json")])
+def test_an_unknown_gpu_ends_with_two_and_a_hint_on_standard_error(arguments: tuple[str, ...]):
+    done = drystone(*arguments)
+
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "unknown GPU 'A100-90G'" in done.stderr
+    assert "Did you mean 'A100-80G'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unknown_model_ends_with_two_and_a_hint():
+    done = drystone("models", "lama-3-8b-x")
+
+    assert done.returncode == 2
+    assert "llama-3-8b" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("gpuz",), "Did you mean 'gpus'"),
+        (("gpus", "--nope"), "--nope"),
+        (("gpus", "A100", "H100"), "unexpected extra argument"),
+        (("--nope",), "--nope"),
+    ],
+)
+def test_usage_errors_end_with_two(arguments: tuple[str, ...], message: str):
+    done = drystone(*arguments)
+
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (DrystoneError("it broke"), 1),
+        (UnreadableFile("not JSON", where="config.json", hint="Download it again"), 2),
+        (NothingFits("too large", hint="Try more GPUs"), 3),
+    ],
+)
+def test_each_error_has_its_exit_code_and_one_message(monkeypatch, capsys, error, code: int):
+    fail_with(monkeypatch, error)
+
+    assert cli.run(["gpus"]) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    for part in (error.message, error.where, error.hint):
+        assert part in captured.err
+
+
+def test_a_fault_of_ours_is_short_unless_debugging(monkeypatch, capsys):
+    fail_with(monkeypatch, ZeroDivisionError("by zero"))
+
+    assert cli.run(["gpus"]) == 1
+    assert "--debug" in (short := capsys.readouterr().err)
+    assert "Traceback" not in short
+
+    assert cli.run(["gpus"], debug=True) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_debug_may_stand_anywhere_or_in_the_environment():
+    assert "Traceback" in drystone("gpus", "A100-90G", "--debug").stderr
+    assert "Traceback" in drystone("--debug", "gpus", "A100-90G").stderr
+    assert "Traceback" in drystone("gpus", "A100-90G", DRYSTONE_DEBUG="1").stderr
+    assert "Traceback" not in drystone("gpus", "A100-90G", DRYSTONE_DEBUG="0").stderr
+
+
+def test_an_interrupt_is_quiet(monkeypatch, capsys):
+    fail_with(monkeypatch, KeyboardInterrupt())
+
+    assert cli.run(["gpus"]) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_a_reader_that_leaves_is_no_reason_to_complain(tmp_path: Path):
+    errors = tmp_path / "errors"
+    with errors.open("w") as stderr:
+        writer = subprocess.Popen(
+            [sys.executable, "-m", "drystone", "gpus", "--json"],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+        )
+        assert writer.stdout is not None
+        writer.stdout.close()
+        writer.wait(timeout=60)
+
+    assert errors.read_text() == ""
+
+
+def test_markup_and_control_characters_in_a_name_are_shown_and_not_obeyed():
+    done = drystone("gpus", "[bold]\x1b[31mred")
+
+    assert done.returncode == 2
+    assert "\x1b" not in done.stderr
+    assert "[bold]" in done.stderr
+    assert printable("a\x1b[31m\n") == "a\\x1b[31m\n"
+
+
+def test_columns_of_the_largest_rank_go_first():
+    columns = [Column(header="name"), Column(header="much", rank=2), Column(header="key", rank=1)]
+    rows = [("aaaa", "bbbb", "cccc")]
+
+    assert fit_columns(columns, rows, width=18) == [0, 1, 2]
+    assert fit_columns(columns, rows, width=17) == [0, 2]
+    assert fit_columns(columns, rows, width=1) == [0]

@@ -1,0 +1,173 @@
+"""Trace one training step of any torch module, without allocating it.
+
+    python -m drystone.run.runtime.trace REQUEST.json [ANSWER.json]
+
+The request is a `TraceRequest` as JSON. The answer is a `ModuleTrace` as JSON, or
+`{"error": {"message", "where", "hint"}}`; without a second argument it goes to standard output.
+
+The user's function takes no argument and returns a `torch.nn.Module`. What the module is fed, and
+how its loss is found, is described in `tracing/batch.py`. Repeated blocks are found
+(`tracing/blocks.py`), a few of each kind are run forward and backward over fake tensors, and the
+step is stretched to the full depth (`tracing/timeline.py`). A module that cannot be cut short is
+traced whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+from drystone.estimate.module_trace import (
+    Kernels,
+    ModuleTrace,
+    Phase,
+    TraceRequest,
+    parse_request,
+    render_trace,
+)
+from drystone.run.runtime.tracing import quick_imports
+
+THOROUGH = "--thorough"  # import everything for real: the second attempt, when the first one failed
+
+
+def main(arguments: list[str]) -> int:
+    """Read the request, trace, write the answer. The answer says whether it went well."""
+    files = [one for one in arguments if one != THOROUGH]
+    is_thorough = THOROUGH in arguments
+    request = parse_request(json.loads(Path(files[0]).read_text()))
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"  # a compiled module is traced as the plain one
+    if not is_thorough:
+        quick_imports.install()
+    with contextlib.redirect_stdout(sys.stderr):  # what the user's file prints is not the answer
+        answer, failed = _answer(request)
+    if failed and not is_thorough:
+        os.execv(sys.executable, [sys.executable, "-m", "drystone.run.runtime.trace",
+                                  *arguments, THOROUGH])  # fmt: skip
+    if len(files) > 1:
+        Path(files[1]).write_text(answer)
+    else:
+        sys.stdout.write(answer + "\n")
+        sys.stdout.flush()
+    # Tearing down torch and the user's imports takes up to half a second, for nothing.
+    sys.stderr.flush()
+    os._exit(1 if failed else 0)
+
+
+def _answer(request: TraceRequest) -> tuple[str, bool]:
+    from drystone.run.runtime.tracing.failure import TraceFailure, last_line, user_line
+
+    try:
+        return render_trace(trace(request)), False
+    except TraceFailure as failure:
+        where, message, hint = failure.where or request.path, failure.message, failure.hint
+    except Exception as error:
+        where, message, hint = user_line(error, request.path), last_line(error), _advice(error)
+    return json.dumps({"error": {"message": message, "where": where, "hint": hint}}), True
+
+
+def trace(request: TraceRequest) -> ModuleTrace:
+    """Trace the module that the request names; whole, if it cannot be cut short."""
+    from dataclasses import replace
+
+    from drystone.run.runtime.tracing.build import load_source
+    from drystone.run.runtime.tracing.failure import TraceFailure
+
+    source = load_source(request.path)
+    if request.is_whole:
+        return _traced(source, request)
+    try:
+        return _traced(source, request)
+    except TraceFailure:
+        raise
+    except Exception:  # whatever the user's forward raises when blocks are missing
+        whole = _traced(source, replace(request, is_whole=True))
+        return replace(whole, request=request)
+
+
+def _traced(source: ModuleType, request: TraceRequest) -> ModuleTrace:
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from drystone.run.runtime.tracing.batch import make_batch
+    from drystone.run.runtime.tracing.blocks import Blocks, find_blocks
+    from drystone.run.runtime.tracing.build import build_module, materialise
+    from drystone.run.runtime.tracing.kernels import chosen_kernels
+    from drystone.run.runtime.tracing.live import CUDA_GRANULE_BYTES, LiveBytes
+    from drystone.run.runtime.tracing.summary import count_full_depth, summarise
+    from drystone.run.runtime.tracing.timeline import CalledTwice, Recorder
+
+    start_seconds = time.perf_counter()
+    live = LiveBytes(granule_bytes=CUDA_GRANULE_BYTES if request.kernels is Kernels.CUDA else 1)
+    module = build_module(source, request.function, request.path)
+    dtype = getattr(torch, request.dtype)
+    blocks = find_blocks(module, request)
+    counts = count_full_depth(module, blocks, dtype=dtype, live=live)
+    blocks.truncate()
+    with FakeTensorMode(allow_non_fake_inputs=True), chosen_kernels(request), live:
+        materialise(module, dtype)
+        before_bytes = live.live_bytes
+        batch = make_batch(module, source, request)
+        inputs_bytes = live.live_bytes - before_bytes
+        recorder = Recorder(live=live)
+        recorder.attach(module, blocks)
+        for block in blocks.kept:
+            if block.is_recomputed:
+                _recompute(block.module)
+        recorder.cut(None, Phase.FORWARD, is_block=False)
+        with _autocast(request):
+            loss = batch.loss_of(module, source)
+        recorder.begin_backward()
+        loss.backward()
+        recorder.finish()
+        del loss
+        return summarise(
+            request=request,
+            module=module,
+            blocks=blocks,
+            counts=counts,
+            recorder=recorder,
+            inputs_bytes=inputs_bytes,
+            seconds=time.perf_counter() - start_seconds,
+        )
+
+
+def _recompute(block: object) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    # Random state is kept in a few kilobytes; fake tensors have none.
+    block.forward = functools.partial(  # type: ignore[attr-defined]
+        checkpoint,
+        block.forward,  # type: ignore[attr-defined]
+        use_reentrant=False,
+        preserve_rng_state=False,
+    )
+
+
+def _autocast(request: TraceRequest) -> contextlib.AbstractContextManager[object]:
+    import torch
+
+    if not request.autocast:
+        return contextlib.nullcontext()
+    return torch.autocast("cpu", dtype=getattr(torch, request.autocast))
+
+
+def _advice(error: Exception) -> str:
+    """What to try, from what torch says."""
+    from drystone.run.runtime.tracing.batch import HINT
+
+    if "DataDependent" in type(error).__name__ or "DynamicOutput" in type(error).__name__:
+        return (
+            "A shape or a branch depends on the values of a tensor, which a trace does not have. "
+            "Use a form of fixed shape (for experts: a fixed capacity, or grouped matrix products)"
+        )
+    return f"If its input was guessed wrongly: {HINT[0].lower()}{HINT[1:]}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

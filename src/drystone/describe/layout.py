@@ -49,6 +49,9 @@ class Layout:
     schedule: Schedule = Schedule.ONE_F_ONE_B
     virtual_stages: int = 1  # model chunks per pipeline rank, interleaved schedule
     keep_gathered: bool = False  # ZeRO-3 without resharding after the forward pass (grad-op)
+    # Embedding and head spread over all pipeline stages (arXiv:2411.05288): the number of barriers
+    # of the schedule, each of which keeps one more micro-batch in flight. 0: first and last stage.
+    vocab_barriers: int = 0
 
     def __post_init__(self) -> None:
         for name in ("dp", "tp", "pp", "cp", "ep", "micro_batch", "virtual_stages"):
@@ -61,8 +64,10 @@ class Layout:
             raise InvalidSpec(
                 f"layout: ep={self.ep} does not divide dp x cp x tp = {self.dp * self.cp * self.tp}"
             )
-        if self.virtual_stages > 1 and self.pp == 1:
-            raise InvalidSpec("layout: virtual stages need pp > 1")
+        if self.pp == 1 and (self.virtual_stages > 1 or self.vocab_barriers):
+            raise InvalidSpec("layout: virtual stages and a spread vocabulary need pp > 1")
+        if self.vocab_barriers < 0 or self.shard_size < 0:
+            raise InvalidSpec("layout: vocab and shard must be >= 0")
 
     @property
     def num_gpus(self) -> int:
@@ -85,6 +90,8 @@ class Layout:
             parts.append("schedule=gpipe")
         if self.keep_gathered:
             parts.append("keep=1")
+        if self.vocab_barriers:
+            parts.append(f"vocab={self.vocab_barriers}")
         return ",".join(parts)
 
 
@@ -92,6 +99,7 @@ _KEYS = {
     "dp": "dp", "tp": "tp", "pp": "pp", "cp": "cp", "ep": "ep", "micro": "micro_batch",
     "zero": "sharding", "shard": "shard_size", "sp": "sequence_parallel", "vpp": "virtual_stages",
     "schedule": "schedule", "keep": "keep_gathered",
+    "vocab": "vocab_barriers",
 }  # fmt: skip
 
 
@@ -187,6 +195,7 @@ class Layouts:
     gpipe: IntArray  # 1: every micro-batch of the step is in flight at once
     virtual_stages: IntArray
     keep_gathered: IntArray
+    vocab_barriers: IntArray
 
     def __len__(self) -> int:
         return len(self.dp)
@@ -210,7 +219,8 @@ class Layouts:
         for name in columns:
             if name not in known:
                 raise UnknownName("layout column", name, known)
-        off = {"sharding": 0, "shard_size": 0, "sequence_parallel": 0, "gpipe": 0, "keep_gathered": 0}
+        off = {"sharding": 0, "shard_size": 0, "sequence_parallel": 0, "gpipe": 0,
+               "keep_gathered": 0, "vocab_barriers": 0}  # fmt: skip
         given = [np.asarray(columns.get(name, off.get(name, 1)), dtype=np.int64) for name in known]
         arrays = dict(zip(known, np.broadcast_arrays(*[np.atleast_1d(a) for a in given]), strict=True))
         all_ranks = arrays["dp"] * arrays["cp"]

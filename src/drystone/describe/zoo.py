@@ -11,12 +11,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from importlib.resources import files
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from drystone.describe.huggingface import parse_config
 from drystone.describe.model import ModelSpec
 from drystone.errors import InvalidSpec, UnknownName
+
+MODELS_FILE: Final = Path(__file__).parent / "data" / "models.json"
 
 # Fine-tuned models have the shape of what they were tuned from.
 _TUNED = re.compile(r"[-_ .](instruct|chat|it|pt|hf|base)$")
@@ -64,8 +66,7 @@ def _parse_entry(name: str) -> ModelSpec:
 
 @lru_cache(maxsize=1)
 def _load_zoo() -> _Zoo:
-    text = files("drystone.describe").joinpath("data/models.json").read_text(encoding="utf-8")
-    entries: dict[str, Mapping[str, Any]] = json.loads(text)
+    entries: dict[str, Mapping[str, Any]] = json.loads(MODELS_FILE.read_text(encoding="utf-8"))
     by_key: dict[str, str] = {}
     by_letters: dict[str, set[str]] = {}
     for name, entry in entries.items():

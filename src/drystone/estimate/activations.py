@@ -28,6 +28,7 @@ class SavedBytes:
     """Bytes kept per token of the micro-batch."""
 
     whole: float = 0.0  # on every tensor-parallel rank; sequence parallelism divides it
+    gathered: float = 0.0  # on every tensor-parallel rank, whatever sequence parallelism does
     divided: float = 0.0  # by tensor parallelism
     expert: float = 0.0  # of routed tokens; by expert and tensor parallelism
     scores: float = 0.0  # per token and key; by tensor parallelism
@@ -35,6 +36,7 @@ class SavedBytes:
     def __add__(self, other: SavedBytes) -> SavedBytes:
         return SavedBytes(
             whole=self.whole + other.whole,
+            gathered=self.gathered + other.gathered,
             divided=self.divided + other.divided,
             expert=self.expert + other.expert,
             scores=self.scores + other.scores,
@@ -44,6 +46,7 @@ class SavedBytes:
         """The same, times a factor."""
         return SavedBytes(
             whole=self.whole * factor,
+            gathered=self.gathered * factor,
             divided=self.divided * factor,
             expert=self.expert * factor,
             scores=self.scores * factor,
@@ -81,7 +84,10 @@ def block_activations(
         kept = boundary + _kept_by_operator(block, hidden_size, recipe)
         return BlockActivations(kept=kept, rebuilt=everything)
     without_scores = SavedBytes(
-        whole=everything.whole, divided=everything.divided, expert=everything.expert
+        whole=everything.whole,
+        gathered=everything.gathered,
+        divided=everything.divided,
+        expert=everything.expert,
     )
     return BlockActivations(kept=without_scores, rebuilt=SavedBytes(scores=everything.scores))
 
@@ -106,7 +112,8 @@ def norm_bytes(norm: Norm, hidden_size: int, recipe: Recipe, launcher: Launcher)
         return width * hidden_size
     # Plain PyTorch: an fp32 copy of the input, and the normalised value for the weight's gradient.
     trains_weight = recipe.tuning is Tuning.FULL
-    return (4 + width * trains_weight) * hidden_size
+    normalised = 4 if launcher.norm_output_is_fp32 else width
+    return (4 + normalised * trains_weight) * hidden_size
 
 
 def _norms(block: Block, hidden_size: int, recipe: Recipe, launcher: Launcher) -> SavedBytes:
@@ -118,6 +125,8 @@ def _norms(block: Block, hidden_size: int, recipe: Recipe, launcher: Launcher) -
         feeds = [{"q", "k", "v"} & set(recipe.lora.targets), {"gate", "up"} & set(recipe.lora.targets)]
         outputs = sum(bool(feed) for feed in feeds[: block.num_norms]) * width * hidden_size
     masks = 2 * hidden_size if recipe.dropout else 0
+    if launcher.keeps_gathered_inputs:
+        return SavedBytes(whole=inputs + masks, gathered=outputs)
     return SavedBytes(whole=inputs + outputs + masks)
 
 

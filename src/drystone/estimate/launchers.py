@@ -32,6 +32,7 @@ class Launcher:
     step_copies: float = 0.0
     # RMS norms written out in plain PyTorch keep an fp32 copy of their input.
     norm_is_fused: bool = True
+    norm_output_is_fp32: bool = False  # the normalised value is kept in fp32 too
     # A gated MLP keeps gate, up, activated gate and product (4), or without the third (3).
     gated_tensors: float = 4.0
     # Plain PyTorch attention repeats grouped keys and values up to the number of heads.
@@ -41,6 +42,8 @@ class Launcher:
     fused_logits_bytes: float = 8.0  # with a loss kernel that writes its gradient in place
     # What 'selective' recomputation means: the attention core (Megatron) or by operator (torch).
     selective_by_operator: bool = True
+    # Under sequence parallelism, the gathered input of a matrix product is kept, not gathered again.
+    keeps_gathered_inputs: bool = False
     # Layers whose weights are gathered at once under ZeRO-3, and whether embedding and head are
     # one unit with the root, which stays gathered from forward to backward.
     gathered_layers: float = 2.0
@@ -51,6 +54,10 @@ class Launcher:
     pipeline_buffers: float = 0.0
     # FSDP1 hooks on the inputs of frozen layers hold inputs and their gradients until the end.
     frozen_inputs_linger: bool = False
+    # Plain data parallelism copies gradients into buckets instead of viewing them.
+    copies_buckets: bool = True
+    # Every rank loads the whole model onto its GPU before sharding it.
+    loads_whole: bool = False
     # PEFT keeps adapters in fp32 beside a 16-bit base (autocast_adapter_dtype).
     keeps_fp32_adapters: bool = False
 
@@ -60,6 +67,7 @@ _MEGATRON = Launcher(
     name="megatron-te",
     keeps_master=True,
     gradients_persist=True,
+    copies_buckets=False,
     gated_tensors=3.0,
     logits_bytes=6.0,
     selective_by_operator=False,
@@ -77,7 +85,9 @@ LAUNCHERS = {
             _TORCH, name="accelerate", step_copies=1.0, logits_bytes=14.0, frozen_inputs_linger=True
         ),
         replace(_TORCH, name="hf-trainer", step_copies=1.0, logits_bytes=14.0),
-        replace(_TORCH, name="litgpt", step_copies=1.0),
+        replace(
+            _TORCH, name="litgpt", step_copies=1.0, norm_output_is_fp32=True, loads_whole=True
+        ),
         replace(_TORCH, name="composer"),
         replace(_TORCH, name="fsdp-qlora", step_copies=1.0, logits_bytes=14.0,
                 frozen_inputs_linger=True),
@@ -92,7 +102,14 @@ LAUNCHERS = {
             bucket_elements=1e9,
             pipeline_buffers=2.0,
         ),
-        replace(_MEGATRON, name="nanotron", casts_gradients_for_step=False),
+        replace(
+            _MEGATRON,
+            name="nanotron",
+            bf16_gradient_bytes=6,
+            gated_tensors=4.0,
+            logits_bytes=12.0,
+            keeps_gathered_inputs=True,
+        ),
         replace(_MEGATRON, name="galvatron", keeps_master=False, gathered_layers=1.0,
                 root_stays_gathered=False),
         replace(

@@ -1,12 +1,13 @@
 """How much memory does each rank need, item by item, at the moment when it needs most?
 
-Theory of operation. A training step has four moments that can be the peak, and the estimate takes
+Theory of operation. A run has five moments that can be the peak, and the estimate takes
 the largest of them:
 
     loss       every micro-batch in flight is kept, and the logits are there
     backward   every micro-batch in flight is kept, and one layer is recomputed and differentiated
     last       the first layer's backward: all gradients are there, few activations are left
     step       the optimizer's temporaries, no activations
+    load       some launchers put the whole model on every GPU before they shard it
 
 Which one wins depends on the numbers: a small batch peaks in the step, a large vocabulary at the
 loss. The items of the answer are those of the winning moment, so that they add up to it.
@@ -47,7 +48,7 @@ from drystone.estimate.state import StateBytes, state_bytes
 from drystone.units import MiB
 
 FloatArray = npt.NDArray[np.float64]
-MOMENTS = ("loss", "backward", "last", "step")
+MOMENTS = ("loss", "backward", "last", "step", "load")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,6 +246,9 @@ def _stage_memory(
     around_first = terms.embedding / tp + terms.positions
     around_last = (terms.head + np.where(is_first, 0.0, terms.tied_head)) / tp + terms.final_norms
     around = is_first * around_first + is_last * around_last
+    spread = layouts.vocab_barriers > 0
+    vocabulary = (terms.embedding + terms.head + terms.tied_head) / (tp * pp)
+    around = np.where(spread, vocabulary + terms.positions * is_first, around)
 
     # Weights, gradients and optimizer state.
     zero3 = layouts.sharding >= Sharding.ZERO3
@@ -278,7 +282,7 @@ def _stage_memory(
     tokens = layouts.micro_batch * (recipe.seq_len / cp)
     keys = recipe.seq_len / cp
     num_micro = np.maximum(1, recipe.global_batch // (layouts.dp * layouts.micro_batch))
-    in_flight = _micro_batches_in_flight(layouts, stage, num_micro)
+    in_flight = _micro_batches_in_flight(layouts, stage, num_micro) + layouts.vocab_barriers
     sp = np.where(layouts.sequence_parallel > 0, tp, 1)
     kept_all, rebuilt_one, kept_one, transient = _layer_activations(terms, counts, layouts, keys, sp)
     buffers = (pp > 1) * launcher.pipeline_buffers * terms.boundary / sp
@@ -289,7 +293,8 @@ def _stage_memory(
     # Sequence parallelism gathers the whole sequence in front of a matrix product.
     whole_input = np.where(sp > 1, terms.boundary, 0.0)
     rebuilt = rebuilt + tokens * 2 * whole_input
-    logits = is_last * tokens * (
+    has_logits = np.where(spread, 1 / pp, is_last)
+    logits = has_logits * tokens * (
         terms.logits_per_token / tp * terms.logits_bytes + terms.head_bytes / sp + whole_input
     )  # fmt: skip
 
@@ -303,11 +308,14 @@ def _stage_memory(
     gathered = gathered + (zero1 & (ranks > 1)) * copy * np.minimum(launcher.bucket_elements, whole)
     unreduced = zero2 * (ranks > 1) * copy * largest * (not terms.frozen)
 
+    buckets = ~zero1 & (layouts.dp * cp > 1) & launcher.copies_buckets
+    gathered = gathered + buckets * gradients_full
+    loaded = (zero3 & (ranks > 1) & launcher.loads_whole) * whole * state.weights
     lingering = tokens * kept_one
     if terms.frozen and launcher.frozen_inputs_linger:
         lingering = np.where(zero3 & (ranks > 1), 2 * kept, lingering)
 
-    # The four moments.
+    # The five moments. The last has no optimizer state yet, so it is taken off again.
     always = launcher.gradients_persist | (num_micro > 1)
     early = np.where(always, gradients_full, 0.0)
     zero = np.zeros_like(kept)
@@ -317,6 +325,7 @@ def _stage_memory(
         (early, kept + rebuilt, zero, gathered + unreduced, zero),
         (gradients_full + zero, lingering + rebuilt, zero, gathered + unreduced, zero),
         (gradients_full + zero, zero, zero, zero, step_full + zero),
+        (zero, zero, zero, loaded - optimizer, zero),
     )
     totals = np.stack([sum(items) for items in moments])
     moment = totals.argmax(axis=0)
@@ -400,7 +409,7 @@ def _layer_activations(
 
 def _split(saved: SavedBytes, layouts: Layouts, keys: FloatArray, sp: IntArray) -> FloatArray:
     return (
-        saved.whole / sp + (saved.divided + saved.scores * keys) / layouts.tp
+        saved.whole / sp + saved.gathered + (saved.divided + saved.scores * keys) / layouts.tp
         + saved.expert / layouts.tp
     )  # fmt: skip
 

@@ -32,38 +32,46 @@ class Group:
 
     size: FloatArray
     bandwidth_bytes_per_second: FloatArray  # of the slowest part of a ring through all of them
-    hop_seconds: FloatArray  # all the hops of a tree through all of them
+    ring_seconds: FloatArray  # all the hops of a ring through all of them
+    tree_seconds: FloatArray  # all the hops from a leaf to the root of a tree
 
 
-def make_group(
-    size: FloatArray, stride: FloatArray | float, machine: Machine, *, width: float | None = None
-) -> Group:
-    """The group of `size` ranks `stride` apart; `width` replaces the machine's GPUs per node."""
-    node = float(machine.gpus_per_node) if width is None else width
-    inside = np.clip(np.floor(node / stride), 1.0, size)
-    crosses = inside < size
-    card = np.minimum(
-        inside * machine.inter.bandwidth_bytes_per_second, machine.intra.bandwidth_bytes_per_second
+def make_group(size: FloatArray, stride: FloatArray | float, machine: Machine) -> Group:
+    """The group of `size` ranks that lie `stride` apart."""
+    inside = np.clip(np.floor(machine.gpus_per_node / np.asarray(stride)), 1.0, size)
+    nodes = np.ceil(size / inside)
+    crosses = nodes > 1.0
+    intra, inter = machine.intra, machine.inter
+    card = np.minimum(inside * inter.bandwidth_bytes_per_second, intra.bandwidth_bytes_per_second)
+    return Group(
+        size=size,
+        bandwidth_bytes_per_second=np.where(crosses, card, intra.bandwidth_bytes_per_second),
+        ring_seconds=(size - nodes) * intra.latency_seconds
+        + np.where(crosses, nodes, 0.0) * inter.latency_seconds,
+        tree_seconds=np.log2(inside) * intra.latency_seconds
+        + np.log2(nodes) * inter.latency_seconds,
     )
-    bandwidth = np.where(crosses, card, machine.intra.bandwidth_bytes_per_second)
-    hops = np.log2(inside) * machine.intra.latency_seconds + np.where(
-        crosses, np.log2(size / inside) * machine.inter.latency_seconds, 0.0
-    )
-    return Group(size=size, bandwidth_bytes_per_second=bandwidth, hop_seconds=hops)
 
 
-def gather_seconds(num_bytes: FloatArray, group: Group) -> FloatArray:
-    """An all-gather to, or a reduce-scatter of, `num_bytes` on every rank; 0 for a group of one."""
+def gather_seconds(
+    num_bytes: FloatArray, group: Group, *, num_calls: float | FloatArray = 1.0
+) -> FloatArray:
+    """All-gathers to, or reduce-scatters of, `num_bytes` in total; 0 for a group of one.
+
+    NCCL knows only rings for them, so each call passes every rank.
+    """
     moved = num_bytes * (1.0 - 1.0 / group.size) / group.bandwidth_bytes_per_second
-    seconds = moved + group.hop_seconds + START_SECONDS
+    seconds = moved + num_calls * (group.ring_seconds + START_SECONDS)
     return np.where(group.size > 1, seconds, 0.0)
 
 
-def allreduce_seconds(num_bytes: FloatArray, group: Group) -> FloatArray:
-    """An all-reduce of `num_bytes`: a reduce-scatter and an all-gather in one start."""
+def allreduce_seconds(
+    num_bytes: FloatArray, group: Group, *, num_calls: float | FloatArray = 1.0
+) -> FloatArray:
+    """All-reduces of `num_bytes` in total, each by ring or tree, whichever has fewer hops."""
     moved = 2.0 * num_bytes * (1.0 - 1.0 / group.size) / group.bandwidth_bytes_per_second
-    seconds = moved + 2.0 * group.hop_seconds + START_SECONDS
-    return np.where(group.size > 1, seconds, 0.0)
+    hops = 2.0 * np.minimum(group.ring_seconds, group.tree_seconds)
+    return np.where(group.size > 1, moved + num_calls * (hops + START_SECONDS), 0.0)
 
 
 def alltoall_seconds(num_bytes: FloatArray, group: Group, machine: Machine) -> FloatArray:
@@ -77,7 +85,7 @@ def alltoall_seconds(num_bytes: FloatArray, group: Group, machine: Machine) -> F
         machine.inter.bandwidth_bytes_per_second,
         group.bandwidth_bytes_per_second,
     )
-    seconds = num_bytes * apart / slowest + group.hop_seconds + START_SECONDS
+    seconds = num_bytes * apart / slowest + group.tree_seconds + START_SECONDS
     return np.where(group.size > 1, seconds, 0.0)
 
 

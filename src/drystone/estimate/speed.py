@@ -43,6 +43,7 @@ SOURCES = {
     "pipeline_send": "activations and their gradients to the next stage; arXiv:2104.04473",
     "pipeline_bubble": "(pp - 1) stages of filling and draining / virtual stages; arXiv:2104.04473",
     "optimizer": "bytes of weights, gradients and states / bandwidth, or / bus when offloaded",
+    "straggler": "a step waits for the slowest of n equal GPUs: sqrt(2 ln n) spreads of their pace",
     "host": "data, clipping, loss scaling and logging once a step, by launcher",
 }
 
@@ -94,6 +95,7 @@ class SpeedEstimates:
     pipeline_send_seconds: FloatArray
     pipeline_bubble_seconds: FloatArray
     optimizer_seconds: FloatArray
+    straggler_seconds: FloatArray
     host_seconds: FloatArray
     step_seconds: FloatArray
     tokens_per_step: FloatArray

@@ -28,6 +28,11 @@ from drystone.estimate.work import Pass, Work, make_work
 
 FloatArray = npt.NDArray[np.float64]
 
+# Part of the time of a hidden transfer that compute loses to it: its kernels occupy
+# multiprocessors and memory bandwidth (arXiv:2304.11277 section 5 reports the effect).
+CONTENTION_SHARE = 0.25
+# Spread of the pace of equal GPUs; a step waits for the slowest of n, about sqrt(2 ln n) away.
+STRAGGLER_SHARE = 0.015
 _BACKWARD_HOST_SHARE = 1.0  # host time of a layer's backward pass over its forward pass
 _HOST_MOE_SHARE = 1.0  # host time that routing to experts adds to a layer
 
@@ -61,6 +66,7 @@ class StepSeconds:
     pipeline_bubble: FloatArray
     optimizer: FloatArray
     host: FloatArray
+    straggler: FloatArray
     total: FloatArray
     tokens_per_step: FloatArray
     num_gpus: FloatArray
@@ -163,6 +169,8 @@ def step_seconds(prepared: Prepared, layouts: Layouts) -> StepSeconds:
     launch = np.maximum(0.0, _host_seconds(prepared, split) - busy)
     m = split.num_micro
     bubble = (split.pp - 1.0) * (body + launch) / layouts.virtual_stages
+    num_gpus = split.tp * split.cp * split.dp * split.pp
+    straggler = m * busy * (STRAGGLER_SHARE * np.sqrt(2.0 * np.log(num_gpus)))
     optimizer = _optimizer_seconds(prepared, layouts, split, local_params)
     host = np.full(len(m), prepared.launcher.step_host_seconds * prepared.host_slowness)
     return StepSeconds(
@@ -179,9 +187,10 @@ def step_seconds(prepared: Prepared, layouts: Layouts) -> StepSeconds:
         pipeline_bubble=bubble,
         optimizer=optimizer,
         host=host,
-        total=m * (busy + launch) + bubble + per_step + optimizer + host,
+        straggler=straggler,
+        total=m * (busy + launch) + straggler + bubble + per_step + optimizer + host,
         tokens_per_step=m * split.dp * split.micro * work.tokens_per_sequence,
-        num_gpus=split.tp * split.cp * split.dp * split.pp,
+        num_gpus=num_gpus,
     )
 
 
@@ -275,17 +284,23 @@ def _data_parallel(
     shard = ranks
     if (layouts.shard_size != layouts.dp * layouts.cp).any():
         shard = make_group(layouts.shard_size.astype(np.float64), split.tp, prepared.machine)
-    gather = gather_seconds(weight_bytes, shard)
-    scatter = gather_seconds(gradient_bytes, shard)
-    first = 1.0 / work.num_layers
-    forward = np.maximum(gather - overlap * stage.forward, gather * first)
+    layers = split.layer_share * work.num_layers
+    first = 1.0 / layers
+    gather = gather_seconds(weight_bytes, shard, num_calls=layers)
+    scatter = gather_seconds(gradient_bytes, shard, num_calls=layers)
     again = np.where(layouts.keep_gathered, 0.0, gather)
-    backward = np.maximum(again + scatter - overlap * stage.backward, scatter * first)
-    per_micro = np.where(sharded, forward + backward, 0.0)
-    late = np.maximum(scatter - overlap * stage.backward, scatter * first)
+
+    def exposed(comm: FloatArray, compute: FloatArray) -> FloatArray:
+        """What cannot hide: the excess, or what even hidden transfers take from compute."""
+        least = comm * np.maximum(first, CONTENTION_SHARE * overlap + (1.0 - overlap))
+        return np.maximum(comm - overlap * compute, least)
+
+    per_micro = np.where(
+        sharded, exposed(gather, stage.forward) + exposed(again + scatter, stage.backward), 0.0
+    )
+    late = exposed(scatter, stage.backward)
     per_micro = np.where(zero2, late, per_micro)
-    reduce = allreduce_seconds(gradient_bytes, ranks)
-    reduce = np.maximum(reduce - overlap * stage.backward, reduce * first)
+    reduce = exposed(allreduce_seconds(gradient_bytes, ranks, num_calls=layers), stage.backward)
     update = gather_seconds(trained * work.element_bytes, shard)
     per_step = np.where(layouts.sharding == Sharding.NONE, reduce, late + update)
     per_step = np.where(zero2, update, np.where(sharded, 0.0, per_step))

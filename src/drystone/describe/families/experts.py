@@ -10,6 +10,7 @@ from drystone.describe.families.llama import (
 )
 from drystone.describe.families.reader import ConfigReader
 from drystone.describe.model import Attention, Block, Experts, Mlp, ModelSpec, QkNorm
+from drystone.errors import InvalidSpec
 
 
 def mixtral(reader: ConfigReader) -> ModelSpec:
@@ -83,12 +84,12 @@ def gpt_oss(reader: ConfigReader) -> ModelSpec:
 
 def deepseek_v2(reader: ConfigReader) -> ModelSpec:
     """DeepSeek V2: latent attention; the first layers are dense if the config says so."""
-    return _deepseek(reader, first_dense=0)
+    return _deepseek(reader, first_dense=0, num_shared=2)
 
 
 def deepseek_v3(reader: ConfigReader) -> ModelSpec:
     """DeepSeek V3 without its extra layer that predicts a second token."""
-    return _deepseek(reader, first_dense=3)
+    return _deepseek(reader, first_dense=3, num_shared=1)
 
 
 def _qwen_moe(reader: ConfigReader, habits: Habits, experts: Experts) -> ModelSpec:
@@ -102,33 +103,23 @@ def _qwen_moe(reader: ConfigReader, habits: Habits, experts: Experts) -> ModelSp
     return read_decoder(reader, qwen_habits(reader, habits), experts_at)
 
 
-def _deepseek(reader: ConfigReader, *, first_dense: int) -> ModelSpec:
-    has_bias = reader.flag("attention_bias", default=False)
-    num_heads = reader.size("num_attention_heads")
-    rope_head_dim = reader.size("qk_rope_head_dim", default=64)
-    attention = Attention(
-        num_heads=num_heads,
-        num_kv_heads=num_heads,
-        head_dim=reader.size("qk_nope_head_dim", default=128) + rope_head_dim,
-        value_head_dim=reader.size("v_head_dim", default=128),
-        qkv_bias=has_bias,
-        out_bias=has_bias,
-        q_lora_rank=0
-        if reader.is_null("q_lora_rank")
-        else reader.size("q_lora_rank", default=1536),
-        kv_lora_rank=reader.size("kv_lora_rank", default=512),
-        rope_head_dim=rope_head_dim,
-    )
-    mlp_bias = reader.flag("mlp_bias", default=False)
-    mlp = Mlp(
-        ffn_size=reader.size("intermediate_size"), gated=True, bias=mlp_bias, activation="silu"
-    )
+def _deepseek(reader: ConfigReader, *, first_dense: int, num_shared: int) -> ModelSpec:
+    attention = _latent_attention(reader)
+    if reader.flag("mlp_bias", default=False):
+        raise InvalidSpec(
+            "mlp_bias is true, which would give biases to some networks of a layer and not to others",
+            where=reader.where,
+            hint="No published DeepSeek has it: set it to false",
+        )
+    mlp = Mlp(ffn_size=reader.size("intermediate_size"), gated=True, activation="silu")
     expert_size = reader.size("moe_intermediate_size")
+    if reader.is_null("n_shared_experts"):
+        num_shared = 0
     experts = Experts(
         num_experts=reader.size("n_routed_experts", "num_local_experts"),
         top_k=reader.size("num_experts_per_tok"),
         ffn_size=expert_size,
-        shared_ffn_size=reader.count("n_shared_experts", default=0) * expert_size,
+        shared_ffn_size=reader.count("n_shared_experts", default=num_shared) * expert_size,
     )
     first_sparse = reader.count("first_k_dense_replace", default=first_dense)
     every = reader.size("moe_layer_freq", default=1)
@@ -144,4 +135,22 @@ def _deepseek(reader: ConfigReader, *, first_dense: int) -> ModelSpec:
         vocab_size=reader.size("vocab_size"),
         tied_embeddings=reader.flag("tie_word_embeddings", default=False),
         context_length=reader.count("max_position_embeddings"),
+    )
+
+
+def _latent_attention(reader: ConfigReader) -> Attention:
+    has_bias = reader.flag("attention_bias", default=False)
+    num_heads = reader.size("num_attention_heads")
+    rope_head_dim = reader.size("qk_rope_head_dim", default=64)
+    q_lora_rank = 0 if reader.is_null("q_lora_rank") else reader.size("q_lora_rank", default=1536)
+    return Attention(
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=reader.size("qk_nope_head_dim", default=128) + rope_head_dim,
+        value_head_dim=reader.size("v_head_dim", default=128),
+        qkv_bias=has_bias,
+        out_bias=has_bias,
+        q_lora_rank=q_lora_rank,
+        kv_lora_rank=reader.size("kv_lora_rank", default=512),
+        rope_head_dim=rope_head_dim,
     )

@@ -6,7 +6,7 @@ STAMP := $(VENV)/.setup-done
 PYTEST := $(BIN)/python -m pytest -n auto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint bench clean
+.PHONY: help setup demo test check lint bench readme clean
 
 help:  ## show the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -39,6 +39,9 @@ test: lint  ## everything: what `make check` does, and the slow tests
 
 bench: setup  ## time what is promised to be fast
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+readme: setup  ## write the tree of files into the README
+	$(BIN)/python docs/readme_tree.py
 
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist

@@ -8,7 +8,6 @@ its classifier; of a model that also sees images, the text part.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -93,7 +92,7 @@ def load_config(path: str | Path) -> ModelSpec:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise UnreadableFile(
             f"cannot be read ({reason})",
-            where=shorten(str(file), 200),
+            where=str(file)[:300],
             hint="Give the path of a config.json, or of the folder that holds it",
         ) from None
     name = _own_name(config) or (file.parent.name if file.name == "config.json" else file.stem)
@@ -162,9 +161,12 @@ def _llama_hint(config: Mapping[str, Any]) -> str:
 
 
 def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _own_name(config: Mapping[str, Any]) -> str:
     name = config.get("_name_or_path")
-    return name.rstrip("/").rsplit("/", 1)[-1][:100] if isinstance(name, str) else ""
+    if not isinstance(name, str):
+        return ""
+    last = name.rstrip("/").rsplit("/", 1)[-1]
+    return "".join(char for char in last[:100] if char.isprintable())

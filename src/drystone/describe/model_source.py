@@ -36,14 +36,14 @@ def resolve_model(text: str) -> ModelSpec | ModuleReference:
             "no model is named", hint="Give a name such as llama-3-8b, or a path to a config.json"
         )
     if match := _FUNCTION.fullmatch(text):
-        return _module_reference(Path(match["path"]).expanduser(), match["function"])
+        return _module_reference(_expand(match["path"]), match["function"])
     if text.endswith(".py"):
         raise InvalidSpec(
             f"{shorten(text)} names no function",
             hint=f"Add the function that returns the model: {text[:100]}:build_model",
         )
     if text.startswith(_PATH_STARTS) or text.endswith(".json") or _is_config_folder(text):
-        return load_config(Path(text).expanduser())
+        return load_config(_expand(text))
     try:
         return find_model(text)
     except UnknownName as error:
@@ -55,7 +55,7 @@ def _module_reference(path: Path, function: str) -> ModuleReference:
     if not function.isidentifier():
         raise InvalidSpec(
             f"{shorten(function)} is not the name of a function",
-            where=str(path),
+            where=str(path)[:300],
             hint="Write it like model.py:build_model",
         )
     try:
@@ -65,10 +65,17 @@ def _module_reference(path: Path, function: str) -> ModuleReference:
     if not is_there:
         raise UnreadableFile(
             "there is no such Python file",
-            where=shorten(str(path), 200),
+            where=str(path)[:300],
             hint="Give the path from the current folder, as in models/mine.py:build_model",
         )
     return ModuleReference(path=path, function=function)
+
+
+def _expand(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # ~name, and nobody has that name
+        return Path(text)
 
 
 def _is_config_folder(text: str) -> bool:

@@ -30,8 +30,8 @@ class _Zoo:
     """The file, and two ways to look a name up in it."""
 
     entries: Mapping[str, Mapping[str, Any]]
-    by_key: Mapping[str, str]  # numbers kept apart: opt-1.3b is not opt-13b
-    by_letters: Mapping[str, frozenset[str]]  # letters and digits only; may be ambiguous
+    by_key: Mapping[str, str]
+    by_loose_key: Mapping[str, frozenset[str]]  # may be ambiguous
 
 
 def find_model(name: str) -> ModelSpec:
@@ -42,7 +42,7 @@ def find_model(name: str) -> ModelSpec:
         if found := zoo.by_key.get(_key(form)):
             return _parse_entry(found)
     for form in _forms(name):
-        near = zoo.by_letters.get(_letters(form), frozenset())
+        near = zoo.by_loose_key.get(_spaced(form), frozenset())
         if len(near) == 1:
             return _parse_entry(next(iter(near)))
         if near:
@@ -68,27 +68,34 @@ def _parse_entry(name: str) -> ModelSpec:
 def _load_zoo() -> _Zoo:
     entries: dict[str, Mapping[str, Any]] = json.loads(MODELS_FILE.read_text(encoding="utf-8"))
     by_key: dict[str, str] = {}
-    by_letters: dict[str, set[str]] = {}
+    by_loose_key: dict[str, set[str]] = {}
     for name, entry in entries.items():
         for one in (name, *entry.get("aliases", ())):
             by_key.setdefault(_key(one), name)
-            by_letters.setdefault(_letters(one), set()).add(name)
-    return _Zoo(entries, by_key, {key: frozenset(names) for key, names in by_letters.items()})
+            for loose in (_spaced(one), _letters(one)):
+                by_loose_key.setdefault(loose, set()).add(name)
+    return _Zoo(entries, by_key, {key: frozenset(names) for key, names in by_loose_key.items()})
 
 
 def _forms(name: str) -> tuple[str, ...]:
-    """The name as given, without its organisation, and without what a tuned variant adds."""
+    """The name without its organisation, and also without what a tuned variant adds."""
     bare = name.strip().rstrip("/").rsplit("/", 1)[-1]
-    untuned = _TUNED.sub("", bare.lower()).rstrip("-_. ")
+    untuned = _TUNED.sub("", bare.lower())
     return tuple(dict.fromkeys((bare, untuned)))
 
 
 def _key(name: str) -> str:
-    """Letters and digits, and between two digits the point or hyphen that stood there."""
+    """Letters and digits, and between two digits what kept them apart: opt-1.3b is not opt-13b."""
     text = re.sub(r"(?<=\d)[._](?=\d)", ".", name.lower())
     text = re.sub(r"(?<=\d)[^0-9a-z.]+(?=\d)", "-", text)
     return re.sub(r"(?<!\d)[^0-9a-z]+|[^0-9a-z]+(?!\d)", "", text)
 
 
+def _spaced(name: str) -> str:
+    """As `_key`, but any mark between two digits will do: llama-3_1-8b for llama-3.1-8b."""
+    return _key(name).replace(".", "-")
+
+
 def _letters(name: str) -> str:
+    """No marks at all: llama38b. Only names without any are looked up by it."""
     return re.sub(r"[^0-9a-z]", "", name.lower())

@@ -182,7 +182,12 @@ def test_tensor_parallelism_repeats_the_bottleneck_of_latent_attention():
 
 def test_experts_stand_apart_and_only_the_chosen_ones_are_active():
     experts = Experts(
-        num_experts=6, top_k=2, ffn_size=5, shared_ffn_size=9, has_shared_gate=True, router_bias=True
+        num_experts=6,
+        top_k=2,
+        ffn_size=5,
+        shared_ffn_size=9,
+        has_shared_gate=True,
+        router_bias=True,
     )
     block = Block(
         attention=Attention(num_heads=2, num_kv_heads=1, head_dim=4), feed_forward=experts

@@ -32,11 +32,11 @@ def bert(reader: ConfigReader) -> ModelSpec:
         context_length=num_positions,
     )
     names = reader.config.get("architectures")
-    architecture = str(names[0]) if isinstance(names, list) and names else ""
+    architecture = names[0] if isinstance(names, list) and names else ""
     dense = hidden_size * (hidden_size + 1)
-    if architecture == "BertModel":
+    if architecture in ("BertModel", "RobertaModel"):
         return replace(spec, head=Head.NONE, head_bias=False, other_params=(("pooler", dense),))
-    if architecture.endswith("ForSequenceClassification"):
+    if isinstance(architecture, str) and architecture.endswith("ForSequenceClassification"):
         # BERT pools, then classifies; RoBERTa calls the same matrix the first of its classifier.
         num_classes = reader.num_classes()
         return replace(

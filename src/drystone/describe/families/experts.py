@@ -107,7 +107,7 @@ def _deepseek(reader: ConfigReader, *, first_dense: int, num_shared: int) -> Mod
     attention = _latent_attention(reader)
     if reader.flag("mlp_bias", default=False):
         raise InvalidSpec(
-            "mlp_bias is true, which would give biases to some networks of a layer and not to others",
+            "mlp_bias is true, which would give biases to some networks of a layer only",
             where=reader.where,
             hint="No published DeepSeek has it: set it to false",
         )

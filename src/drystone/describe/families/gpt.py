@@ -12,13 +12,15 @@ from drystone.errors import InvalidSpec
 
 def gpt2(reader: ConfigReader) -> ModelSpec:
     """GPT-2 and GPT-3: everything has a bias, positions are learned, the head is tied."""
-    hidden_size, num_heads = reader.size("n_embd", "hidden_size"), reader.size("n_head")
+    hidden_size = reader.size("n_embd", "hidden_size")
+    num_heads = reader.size("n_head", "num_attention_heads")
     return _gpt2_like(reader, hidden_size=hidden_size, num_heads=num_heads, num_kv_heads=num_heads)
 
 
 def gpt_bigcode(reader: ConfigReader) -> ModelSpec:
     """SantaCoder, StarCoder: GPT-2 whose heads share one key-value head."""
-    hidden_size, num_heads = reader.size("n_embd", "hidden_size"), reader.size("n_head")
+    hidden_size = reader.size("n_embd", "hidden_size")
+    num_heads = reader.size("n_head", "num_attention_heads")
     num_kv_heads = 1 if reader.flag("multi_query", default=True) else num_heads
     return _gpt2_like(
         reader, hidden_size=hidden_size, num_heads=num_heads, num_kv_heads=num_kv_heads
@@ -65,7 +67,8 @@ def gpt_neo(reader: ConfigReader) -> ModelSpec:
 
 def gptj(reader: ConfigReader) -> ModelSpec:
     """GPT-J: one norm feeds attention and feed-forward side by side; the head has a bias."""
-    hidden_size, num_heads = reader.size("n_embd", "hidden_size"), reader.size("n_head")
+    hidden_size = reader.size("n_embd", "hidden_size")
+    num_heads = reader.size("n_head", "num_attention_heads")
     block = Block(
         attention=Attention(
             num_heads=num_heads,

@@ -88,7 +88,7 @@ LAUNCHERS = {
         replace(
             _TORCH, name="litgpt", step_copies=1.0, norm_output_is_fp32=True, loads_whole=True
         ),
-        replace(_TORCH, name="composer"),
+        replace(_TORCH, name="composer", logits_bytes=4.0, fused_logits_bytes=4.0),
         replace(_TORCH, name="fsdp-qlora", step_copies=1.0, logits_bytes=14.0,
                 frozen_inputs_linger=True),
         replace(_TORCH, name="nvidia-examples"),
@@ -107,7 +107,7 @@ LAUNCHERS = {
             name="nanotron",
             bf16_gradient_bytes=6,
             gated_tensors=4.0,
-            logits_bytes=12.0,
+            logits_bytes=10.0,
             keeps_gathered_inputs=True,
         ),
         replace(_MEGATRON, name="galvatron", keeps_master=False, gathered_layers=1.0,

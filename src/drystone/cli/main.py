@@ -50,6 +50,9 @@ def run(arguments: Sequence[str], *, debug: bool = False) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return 130
+    except OSError as error:  # a full disk, a file without permission: neither fault nor request
+        _show_message(str(error), "", debug=debug)
+        return _flush_output(1)
     except Exception as error:  # the last line of defence: a person sees a message, not a stack
         _show_surprise(error, debug=debug)
         return 1
@@ -116,9 +119,11 @@ def _flush_output(code: int) -> int:
     """Write what is still buffered; a reader that has left (`| head`) is no reason to complain."""
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
-        # Python would complain once more when it flushes at exit.
+    except OSError as error:
+        # Python would try, and complain, once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if code == 0 and not isinstance(error, BrokenPipeError):
+            _show_message(str(error), "", debug=False)
         return 1
     return code
 

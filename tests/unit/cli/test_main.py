@@ -200,6 +200,20 @@ def test_a_reader_that_leaves_is_no_reason_to_complain(tmp_path: Path):
     assert errors.read_text() == ""
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("arguments", [("gpus", "T4"), ("models", "--json")])
+def test_a_full_disk_is_one_message(arguments: tuple[str, ...]):
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "drystone", *arguments],
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        )  # fmt: skip
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+
+
 def test_markup_and_control_characters_in_a_name_are_shown_and_not_obeyed():
     done = drystone("gpus", "[bold]\x1b[31mred")
 

@@ -5,4 +5,4 @@ from __future__ import annotations
 
 def memory_range() -> tuple[float, float]:
     """Factors from an estimate to the low and the high end of what the run will take."""
-    return 0.9, 1.07
+    return 0.94, 1.10

@@ -1,0 +1,337 @@
+"""What do the columns of a published run mean? From their words to a model, a layout and a recipe.
+
+Each table of measurements has its own words for the same thing (`zero1 (distributed optimizer)`,
+`megatron-sp`, `qlora 4bit nf4 (bnb)`). The rules are here, one function per column.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from drystone.describe.layout import Layout, Schedule, Sharding
+from drystone.describe.model import Attention, Block, Experts, Head, Mlp, ModelSpec, Norm, QkNorm
+from drystone.describe.recipe import (
+    AttentionKernel,
+    Lora,
+    Loss,
+    Offload,
+    Optimizer,
+    Precision,
+    Recipe,
+    Recompute,
+    RecomputeKind,
+    Tuning,
+)
+from drystone.errors import RequestError, UnknownName
+
+Row = Mapping[str, str]
+
+# --- the model -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Style:
+    """What an architecture name implies beyond the numbers of a row."""
+
+    norm: Norm = Norm.RMS
+    bias: bool = False
+    qkv_bias: bool = False
+    positions: bool = False
+    qk_norm: QkNorm = QkNorm.NONE
+    num_norms: int = 2
+    parallel: bool = False
+    activation: str = "silu"
+    causal: bool = True
+
+
+_GPT = _Style(norm=Norm.LAYER, bias=True, qkv_bias=True, positions=True, activation="gelu")
+_STYLES = {
+    "gpt": _GPT,
+    "gpt_bigcode": _GPT,
+    "mpt": _Style(norm=Norm.LAYER_NO_BIAS, positions=True, activation="gelu"),
+    "bert": _Style(norm=Norm.LAYER, bias=True, qkv_bias=True, positions=True,
+                   activation="gelu", causal=False),
+    "gpt-neox": _Style(norm=Norm.LAYER, bias=True, qkv_bias=True, parallel=True, activation="gelu"),
+    "falcon": _Style(norm=Norm.LAYER, num_norms=1, parallel=True, activation="gelu"),
+    "phi": _Style(norm=Norm.LAYER, bias=True, qkv_bias=True, num_norms=1, parallel=True,
+                  activation="gelu"),
+    "phi3": _Style(),
+    "llama": _Style(),
+    "mistral": _Style(),
+    "mixtral": _Style(),
+    "moe": _GPT,
+    "qwen": _Style(qkv_bias=True),
+    "qwen2": _Style(qkv_bias=True),
+    "qwen3": _Style(qk_norm=QkNorm.HEAD),
+    "gemma": _Style(activation="gelu"),
+    "gemma2": _Style(num_norms=4, activation="gelu"),
+}  # fmt: skip
+
+
+def parse_shape(row: Row) -> ModelSpec:
+    """The model of a row: its numbers, and what the architecture's name implies."""
+    arch = row["arch"].split(" ")[0].lower()
+    if not arch:
+        raise RequestError("the architecture is not stated")
+    if arch not in _STYLES:
+        raise UnknownName("architecture", arch, _STYLES, where=row["run_id"])
+    style = _STYLES[arch]
+    hidden, heads = whole_number_of(row, "hidden"), whole_number_of(row, "heads")
+    attention = Attention(
+        num_heads=heads,
+        num_kv_heads=whole_number_of(row, "kv_heads", heads),
+        head_dim=whole_number_of(row, "head_dim", hidden // heads),
+        qkv_bias=style.qkv_bias,
+        out_bias=style.bias,
+        qk_norm=style.qk_norm,
+        causal=style.causal,
+    )
+    block = Block(
+        attention=attention,
+        feed_forward=_feed_forward(row, style, hidden),
+        norm=style.norm,
+        num_norms=style.num_norms,
+        parallel_residual=style.parallel,
+    )
+    return ModelSpec(
+        name=row.get("model", "") or row["run_id"],
+        family=arch,
+        hidden_size=hidden,
+        stack=((block, whole_number_of(row, "layers")),),
+        vocab_size=whole_number_of(row, "vocab"),
+        tied_embeddings=row.get("tied_emb", "") == "yes",
+        learned_positions=whole_number_of(row, "seq_len") if style.positions else 0,
+        final_norm=style.norm,
+        head=Head.MASKED if arch == "bert" else Head.LANGUAGE,
+    )
+
+
+def _feed_forward(row: Row, style: _Style, hidden: int) -> Mlp | Experts:
+    ffn, gated = whole_number_of(row, "ffn", 4 * hidden), row.get("gated_mlp", "") == "yes"
+    if not row.get("moe_experts"):
+        return Mlp(ffn_size=ffn, gated=gated, bias=style.bias, activation=style.activation)
+    return Experts(
+        num_experts=whole_number_of(row, "moe_experts"),
+        top_k=whole_number_of(row, "moe_topk", 1),
+        ffn_size=ffn,
+        gated=gated,
+        bias=style.bias,
+        activation=style.activation,
+    )
+
+
+# --- the layout ------------------------------------------------------------------------------
+
+
+def parse_layout(row: Row, model: ModelSpec) -> Layout:
+    pp = whole_number_of(row, "pp", 1)
+    virtual = _virtual_stages(row.get("vpp", ""), pp, model.num_layers)
+    return Layout(
+        dp=whole_number_of(row, "dp"),
+        tp=whole_number_of(row, "tp", 1),
+        pp=pp,
+        cp=whole_number_of(row, "cp", 1),
+        ep=whole_number_of(row, "ep", 1),
+        micro_batch=whole_number_of(row, "micro_batch"),
+        sharding=_sharding(row["sharding"]),
+        sequence_parallel=row.get("sp", "").startswith("megatron-sp") and whole_number_of(row, "tp", 1) > 1,
+        schedule=Schedule.INTERLEAVED if virtual > 1 else Schedule.ONE_F_ONE_B,
+        virtual_stages=virtual,
+        keep_gathered=row["sharding"].startswith("fsdp-grad-op"),
+        vocab_barriers=_vocab_barriers(row.get("notes", ""), pp),
+    )
+
+
+def _virtual_stages(text: str, pp: int, num_layers: int) -> int:
+    if pp == 1 or not text:
+        return 1
+    match = re.search(r"(\d+)", text)
+    number = int(match.group(1)) if match else 1
+    if text.startswith("layers/stage"):
+        return max(1, num_layers // pp // number)
+    return number
+
+
+def _vocab_barriers(notes: str, pp: int) -> int:
+    """Methods of the vocabulary-parallel pipelines of arXiv:2411.05288, by their names there."""
+    match = re.match(r"method (vocab-1|vocab-2|vocab|synctwice|interlaced)\b", notes)
+    if match is None:
+        return 0
+    name = match.group(1)
+    if name == "interlaced":
+        return pp // 2  # one and a half times the micro-batches in flight
+    return 2 if name in ("synctwice", "vocab-1") else 1
+
+
+def _sharding(text: str) -> Sharding:
+    rules = (
+        (r"zero3|fsdp-full|fsdp-grad-op|hsdp|optim_grads_params", Sharding.ZERO3),
+        (r"zero2", Sharding.ZERO2),
+        (r"zero1|distributed optimizer", Sharding.ZERO1),
+        (r"^none|ddp|zero0|^$", Sharding.NONE),
+    )
+    for pattern, sharding in rules:
+        if re.search(pattern, text):
+            return sharding
+    raise UnknownName("sharding", text, ["none", "ddp", "zero1", "zero2", "zero3", "fsdp-full"])
+
+
+# --- the recipe ------------------------------------------------------------------------------
+
+
+def parse_recipe(row: Row, layout: Layout) -> Recipe:
+    framework = row["framework"]
+    launcher = launcher_of(framework)
+    global_batch = whole_number_of(row, "global_batch", 0) or (
+        layout.dp * layout.micro_batch * whole_number_of(row, "grad_accum", 1)
+    )
+    tuning, lora, weight_bits = _parse_tuning(row)
+    return Recipe(
+        seq_len=whole_number_of(row, "seq_len"),
+        global_batch=global_batch,
+        precision=_precision(row["precision"]),
+        optimizer=_optimizer(row.get("optimizer", "")),
+        recompute=_recompute(row["recompute"]),
+        attention=_attention_kernel(row.get("attention", ""), framework),
+        loss=Loss.CHUNKED if "liger" in framework else _loss(framework),
+        tuning=tuning,
+        lora=lora,
+        weight_bits=weight_bits,
+        offload=_offload(row.get("offload", "")),
+        compiled=row.get("compile", "") not in ("", "no", "eager"),
+        # Megatron's own tests and the BLOOM runs keep its default; others train without dropout.
+        dropout=0.1 if re.search(r"Megatron-LM core|Megatron.*DeepSpeed", framework) else 0.0,
+        launcher=launcher,
+    )
+
+
+_LAUNCHERS = (
+    (r"Megatron-LM core.*transformer_engine", "megatron-te"),
+    (r"Megatron-LM core.*local", "megatron-local"),
+    (r"Megatron-LM fork", "megatron-te"),
+    (r"Megatron.*DeepSpeed", "megatron-deepspeed"),
+    (r"Megatron-LM|NeMo|Megatron-Bridge", "megatron-te"),
+    (r"accelerate FSDP", "accelerate"),
+    (r"HF Trainer.*DeepSpeed|^DeepSpeed", "deepspeed"),
+    (r"HF Trainer", "hf-trainer"),
+    (r"torchtitan", "torchtitan"),
+    (r"litgpt", "litgpt"),
+    (r"nanotron", "nanotron"),
+    (r"composer|llm-foundry", "composer"),
+    (r"Galvatron", "galvatron"),
+    (r"fsdp_qlora", "fsdp-qlora"),
+    (r"PEFT", "hf-trainer"),
+    (r"DeepLearningExamples", "nvidia-examples"),
+    (r"PyTorch FSDP", "torch-fsdp"),
+)
+
+
+def launcher_of(framework: str) -> str:
+    """The launcher whose conventions a framework follows; plain PyTorch when nobody knows it."""
+    for pattern, launcher in _LAUNCHERS:
+        if re.search(pattern, framework):
+            return launcher
+    return "pytorch"
+
+
+def _precision(text: str) -> Precision:
+    rules = (
+        (r"fp8|mxfp8|nvfp4", Precision.FP8_MIXED),
+        (r"^amp fp16", Precision.AMP_FP16),
+        (r"^amp bf16", Precision.AMP_BF16),
+        (r"^tf32", Precision.TF32),
+        (r"^fp32", Precision.FP32),
+        (r"^fp16-mixed", Precision.FP16_MIXED),
+        (r"bf16-mixed", Precision.BF16_MIXED),
+        (r"^(bfloat16|bf16)", Precision.BF16),
+        (r"^(float16|fp16)", Precision.FP16),
+    )
+    for pattern, precision in rules:
+        if re.search(pattern, text):
+            return precision
+    raise UnknownName("precision", text, [one.value for one in Precision])
+
+
+def _optimizer(text: str) -> Optimizer:
+    for pattern, optimizer in (
+        (r"8.?bit", Optimizer.ADAM_8BIT), (r"muon", Optimizer.MUON), (r"lamb", Optimizer.LAMB),
+        (r"lion", Optimizer.LION), (r"adafactor", Optimizer.ADAFACTOR),
+        (r"sgd.*momentum", Optimizer.SGD_MOMENTUM), (r"sgd", Optimizer.SGD),
+    ):  # fmt: skip
+        if re.search(pattern, text.lower()):
+            return optimizer
+    return Optimizer.ADAM
+
+
+def _recompute(text: str) -> Recompute:
+    if text.startswith("none"):
+        return Recompute()
+    if "every other layer" in text:
+        return Recompute(kind=RecomputeKind.FULL, every=2)
+    if text.startswith("full"):
+        return Recompute(kind=RecomputeKind.FULL)
+    if "selective" in text:
+        return Recompute(kind=RecomputeKind.SELECTIVE)
+    raise UnknownName("recomputation", text, ["none", "selective", "full"])
+
+
+def _attention_kernel(text: str, framework: str) -> AttentionKernel:
+    if text.startswith(("eager", "unfused", "local")):
+        return AttentionKernel.EAGER
+    if text.startswith("default") and ("local" in framework or "lts image" in framework):
+        # Megatron's local layers know no fused attention, and the Transformer Engine of the LTS
+        # image falls back to the unfused one in the deterministic mode of these tests.
+        return AttentionKernel.EAGER
+    return AttentionKernel.FUSED
+
+
+def _loss(framework: str) -> Loss:
+    return Loss.FUSED if "foak" in framework else Loss.PLAIN
+
+
+def _parse_tuning(row: Row) -> tuple[Tuning, Lora, float]:
+    text = row["tuning"].lower()
+    if text.startswith("full"):
+        return Tuning.FULL, Lora(), 0.0
+    if not re.match(r"q?lora", text):
+        raise RequestError(f"tuning method {row['tuning']!r} has no formula")
+    lora = Lora(
+        rank=round(number_of(row, "lora_rank")) or 16,
+        train_embeddings="trainable embedding" in text,
+    )
+    if not text.startswith("q"):
+        return Tuning.LORA, lora, 0.0
+    return Tuning.QLORA, lora, 4.127 if "dq" in text else 4.5
+
+
+def _offload(text: str) -> Offload:
+    if text in ("", "none"):
+        return Offload.NONE
+    if "activations" in text:
+        return Offload.ACTIVATIONS
+    return Offload.STATE if "params" in text else Offload.OPTIMIZER
+
+
+def whole_number_of(row: Row, name: str, default: int | None = None) -> int:
+    text = row.get(name, "")
+    if not text:
+        if default is None:
+            raise RequestError(f"column {name} is empty")
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        raise RequestError(f"column {name}: {text!r} is not a number") from None
+    if value != round(value) or value < 0:
+        raise RequestError(f"column {name}: {text!r} is not a whole number")
+    return round(value)
+
+
+def number_of(row: Row, name: str) -> float:
+    text = row.get(name, "")
+    try:
+        return float(text) if text else 0.0
+    except ValueError:
+        raise RequestError(f"column {name}: {text!r} is not a number") from None

@@ -19,8 +19,8 @@ from drystone.errors import UnknownName
 from drystone.units import GB
 
 _MICRO: Final = 1e-6
-_TOPO: Final = "github:NVIDIA/nccl/src/graph/topo.h"
-_TUNING: Final = "github:NVIDIA/nccl/src/graph/tuning.cc (hwLat, ring, Simple)"
+_TOPO: Final = "github:NVIDIA/nccl/src/graph/topo.h@069a3d4f9"
+_TUNING: Final = "github:NVIDIA/nccl/src/graph/tuning.cc@b6475625f (hwLat, ring, Simple)"
 
 # Latency of one hop and where it is from, by what carries it.
 _NVLINK_HOP: Final = (3.4 * _MICRO, _TUNING)
@@ -35,8 +35,8 @@ _LINK_SHARES: Final[dict[str, tuple[float, str]]] = {
     "NVLink 2.0": (20.0 / 25.0, f"{_TOPO}: 20 of 25 GB/s a link (SM70)"),
     "NVLink 3.0": (
         235.0 / 300.0,
-        "github:NVIDIA/nccl/src/graph/tuning.cc caps the A100 at 235 of 300 GB/s; nccl-tests on "
-        "8 x A100 reach 230 to 250",
+        "github:NVIDIA/nccl/src/graph/tuning.cc@01afd20a7 caps the A100 at 235 of 300 GB/s; "
+        "nccl-tests on 8 x A100 reach 230 to 250 (docs.alayanew.com, 2026-05-06)",
     ),
     "NVLink 4.0": (
         20.6 / 25.0,
@@ -46,7 +46,7 @@ _LINK_SHARES: Final[dict[str, tuple[float, str]]] = {
     "NVLink 5.0": (40.1 / 50.0, f"{_TOPO}: 40.1 of 50 GB/s a link (SM100)"),
     "NVLink 3.0 bridge": (12.0 / 14.0625, f"{_TOPO}: 12 of 14 GB/s a link (SM86)"),
     "NVLink 4.0 bridge": (20.6 / 25.0, f"{_TOPO}: 20.6 of 25 GB/s a link (SM90)"),
-    "Infinity Fabric": (0.68, "assumption: 304 of 448 GB/s, as AMD asks of an MI300X node"),
+    "Infinity Fabric": (0.68, "assumption: 304 of 448 GB/s on an MI300X node (not re-read)"),
 }
 # Nominal bytes per second, both directions, of the GPU that each link is best known from.
 _LINK_NOMINAL: Final = {

@@ -70,6 +70,7 @@ _MEGATRON = Launcher(
     copies_buckets=False,
     gated_tensors=3.0,
     logits_bytes=6.0,
+    fused_logits_bytes=10.0,
     selective_by_operator=False,
     norm_is_fused=True,
 )

@@ -24,6 +24,8 @@ from drystone.errors import DrystoneError
 
 VERBS: Final = MappingProxyType(
     {
+        "estimate": "Estimate one layout: memory by item and stage, step time, tokens, dollars.",
+        "check": "Judge the estimates by published measurements.",
         "gpus": "List the GPU types: memory, rates, links, prices.",
         "models": "List the models known by name: shapes and parameters.",
     }

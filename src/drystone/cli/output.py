@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+Item = TypeVar("Item")
 
 # A file or a pipe has no width of its own.
 _UNKNOWN_WIDTH: Final = 160
@@ -37,6 +39,16 @@ def make_console(*, stderr: bool = False) -> Console:
 def print_json(payload: Any) -> None:
     """One JSON document on standard output. NaN and infinity are no JSON, and an error."""
     print(json.dumps(payload, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def track(items: Sequence[Item], what: str) -> Iterable[Item]:
+    """The same items, with a bar of progress where a person looks; it goes away at the end."""
+    from rich.progress import track as rich_track
+
+    console = make_console(stderr=True)
+    if not console.is_terminal:
+        return items
+    return rich_track(items, description=what, console=console, transient=True)
 
 
 def print_table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:

@@ -115,8 +115,7 @@ class CheckReport:
                 for name, errors in self.errors_by(lambda run: run.dataset).items()
             },
             "by_dataset_kind": {
-                name: asdict(errors)
-                for name, errors in self.errors_by(dataset_and_kind).items()
+                name: asdict(errors) for name, errors in self.errors_by(dataset_and_kind).items()
             },
             "oom": asdict(self.fit_counts),
             "skipped": [asdict(one) for one in self.skipped],
@@ -131,7 +130,7 @@ def dataset_and_kind(run: CheckedRun) -> str:
 
 
 def check_memory(
-    runs: Iterable[PublishedRun | SkippedRun], *, report_progress: Callable[[], None] = lambda: None
+    runs: Iterable[PublishedRun | SkippedRun],
 ) -> CheckReport:
     """Judge the memory estimates by published readings and by runs that failed."""
     checked: list[CheckedRun] = []
@@ -140,7 +139,6 @@ def check_memory(
     num_rows = 0
     for run in runs:
         num_rows += 1
-        report_progress()
         if isinstance(run, SkippedRun):
             skipped.append(run)
             continue
@@ -166,7 +164,7 @@ def check_memory(
 
 
 def check_speed(
-    runs: Iterable[PublishedRun | SkippedRun], *, report_progress: Callable[[], None] = lambda: None
+    runs: Iterable[PublishedRun | SkippedRun],
 ) -> CheckReport:
     """Judge the speed estimates by published readings; each of these runs also fitted."""
     checked: list[CheckedRun] = []
@@ -174,7 +172,6 @@ def check_speed(
     accepted = refused = num_rows = 0
     for run in runs:
         num_rows += 1
-        report_progress()
         if isinstance(run, SkippedRun):
             skipped.append(run)
             continue

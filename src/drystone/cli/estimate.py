@@ -1,0 +1,126 @@
+"""`drystone estimate`: what one layout of one model would cost, itemised."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from drystone.describe.cluster import Machine
+    from drystone.describe.layout import Layout
+    from drystone.describe.model import ModelSpec
+    from drystone.describe.prices import Price
+    from drystone.describe.recipe import Recipe
+    from drystone.estimate.whole import Estimate
+
+_MODEL_HELP = "A name (see `drystone models`), a config.json or its folder, or module.py:function."
+
+
+def estimate(
+    model: Annotated[str, typer.Argument(help=_MODEL_HELP)],
+    gpu: Annotated[str, typer.Option("--gpu", help="A GPU type (see `drystone gpus`).")],
+    layout: Annotated[
+        str, typer.Option(help="dp, tp, pp, cp, ep, micro, zero, shard, sp, vpp, schedule, keep.")
+    ] = "dp=1",
+    seq_len: Annotated[
+        int, typer.Option(help="Tokens in a sequence; 0: as the model's context, 4096 at most.")
+    ] = 0,
+    global_batch: Annotated[
+        int, typer.Option(help="Sequences in a step; 0: one micro-batch on every data rank.")
+    ] = 0,
+    precision: Annotated[
+        str,
+        typer.Option(
+            help="fp32, tf32, bf16-mixed, fp16-mixed, bf16, fp16, fp8-mixed, amp-bf16, amp-fp16."
+        ),
+    ] = "bf16-mixed",
+    optimizer: Annotated[
+        str, typer.Option(help="adam, adam-8bit, sgd, sgd-momentum, adafactor, lion, muon, lamb.")
+    ] = "adam",
+    step_kernel: Annotated[str, typer.Option(help="fused, foreach or loop.")] = "fused",
+    recompute: Annotated[str, typer.Option(help="none, selective, full, or full/2.")] = "none",
+    attention: Annotated[str, typer.Option(help="fused or eager.")] = "fused",
+    loss: Annotated[str, typer.Option(help="plain, fused or chunked.")] = "plain",
+    tuning: Annotated[str, typer.Option(help="full, lora or qlora.")] = "full",
+    lora_rank: Annotated[int, typer.Option(help="Rank of the adapters.")] = 16,
+    offload: Annotated[str, typer.Option(help="none, optimizer, state or activations.")] = "none",
+    compiled: Annotated[bool, typer.Option("--compile", help="With torch.compile.")] = False,
+    dropout: Annotated[float, typer.Option(help="Share of activations dropped.")] = 0.0,
+    launcher: Annotated[
+        str, typer.Option(help="Whose conventions on bytes apply: see docs/launchers.md.")
+    ] = "drystone",
+    gpus_per_node: Annotated[int, typer.Option(help="0: as usual for the GPU.")] = 0,
+    network: Annotated[str, typer.Option(help="Between nodes, e.g. 'InfiniBand HDR'.")] = "",
+    price: Annotated[
+        float, typer.Option(help="Dollars per GPU and hour; 0: the cheapest example price.")
+    ] = 0.0,
+    profile: Annotated[
+        Path | None, typer.Option(help="A measured profile (see `drystone profile`).")
+    ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Name the source of each item.")
+    ] = False,
+    must_fit: Annotated[
+        bool, typer.Option("--must-fit", help="Exit with 3 if it does not fit.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Estimate one layout: memory by item and stage, step time, tokens, dollars.
+
+    With --json: {model, recipe, layout, gpu, fits, memory: {hungriest_stage, stages: [{stage,
+    moment, items, allocated_bytes, reserved_bytes, device_bytes, required_bytes, low_bytes,
+    high_bytes, fits}], sources}, speed: {items_seconds, step_seconds, tokens_per_second,
+    tokens_per_second_per_gpu, model_flops_utilisation, sources}, price}.
+    """
+    from drystone.cli.estimate_request import build_recipe, own_price
+    from drystone.cli.output import print_json
+    from drystone.describe.catalogue import find_gpu
+    from drystone.describe.layout import parse_layout
+    from drystone.describe.links import default_machine
+    from drystone.describe.model_source import ModuleReference, resolve_model
+    from drystone.describe.prices import cheapest_price
+    from drystone.errors import NothingFits
+
+    found = resolve_model(model)
+    gpu_spec = find_gpu(gpu)
+    split = parse_layout(layout)
+    machine = default_machine(gpu_spec, gpus_per_node=gpus_per_node or None, inter=network or None)
+    recipe = build_recipe(
+        None if isinstance(found, ModuleReference) else found, split,
+        seq_len=seq_len, global_batch=global_batch, precision=precision, optimizer=optimizer,
+        step_kernel=step_kernel, recompute=recompute, attention=attention, loss=loss,
+        tuning=tuning, lora_rank=lora_rank, offload=offload, compiled=compiled,
+        dropout=dropout, launcher=launcher,
+    )  # fmt: skip
+    if isinstance(found, ModuleReference):
+        raise NotImplementedError
+    rent = own_price(gpu_spec, price) if price else cheapest_price(gpu_spec.name)
+    answer = _estimate(found, recipe, split, machine, rent, profile)
+    if as_json:
+        print_json(answer.to_json())
+    else:
+        from drystone.cli.estimate_view import print_estimate
+
+        print_estimate(answer, explain=explain)
+    if must_fit and not answer.fits:
+        raise NothingFits(f"{found.name} does not fit on {gpu_spec.name} as {split}")
+
+
+def _estimate(
+    model: ModelSpec,
+    recipe: Recipe,
+    layout: Layout,
+    machine: Machine,
+    price: Price | None,
+    profile: Path | None,
+) -> Estimate:
+    from drystone.estimate.whole import estimate_layout
+
+    measured = None
+    if profile is not None:
+        from drystone.estimate.profile import load_profile
+
+        measured = load_profile(profile)
+    return estimate_layout(model, recipe, layout, machine, price=price, profile=measured)

@@ -1,0 +1,171 @@
+"""How an estimate looks in a terminal: memory as bars against the GPU, time as shares of a step."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from drystone.cli.output import make_console
+from drystone.estimate.memory import ITEM_SOURCES
+from drystone.estimate.parameters import count_model
+from drystone.estimate.whole import Estimate, StageEstimate
+from drystone.units import format_bytes, format_count, format_seconds
+
+_BAR_WIDTH = 28
+_ITEM_WORDS = {
+    "weights": "weights",
+    "gradients": "gradients",
+    "optimizer": "optimizer state",
+    "activations": "activations",
+    "logits": "logits and loss",
+    "gathered": "gathered, buffers",
+    "step": "step temporaries",
+    "workspace": "workspace",
+    "cache": "allocator cache",
+    "context": "CUDA and NCCL",
+}
+
+
+def print_estimate(estimate: Estimate, *, explain: bool) -> None:
+    """Head, verdict, memory, time."""
+    console = make_console()
+    _print_head(console, estimate)
+    console.print(_memory_table(estimate, explain=explain))
+    if len(estimate.stages) > 1:
+        console.print(_stage_table(estimate))
+    console.print(_speed_table(estimate, explain=explain))
+    _print_summary(console, estimate)
+
+
+def _print_head(console: Console, estimate: Estimate) -> None:
+    counted, layout, recipe = count_model(estimate.model), estimate.layout, estimate.recipe
+    active = f", {format_count(counted.active)} active" if counted.active != counted.total else ""
+    console.print(
+        Text.assemble(
+            (estimate.model.name, "bold green"),
+            f"  {format_count(counted.total)} parameters{active}, on ",
+            (f"{layout.num_gpus} x {estimate.machine.gpu.name}", "bold cyan"),
+            f" as {layout}",
+        )
+    )
+    console.print(
+        f"{recipe.seq_len} tokens x {recipe.global_batch} sequences a step, {recipe.precision.value}, "
+        f"{recipe.optimizer.value}, recompute {recipe.recompute}, {recipe.tuning.value} training, "
+        f"conventions of {recipe.launcher}",
+        style="dim",
+    )
+    console.print()
+
+
+def _memory_table(estimate: Estimate, *, explain: bool) -> Table:
+    stage, usable = estimate.hungriest, estimate.machine.gpu.usable_bytes
+    where = f"stage {stage.stage}, the hungriest" if len(estimate.stages) > 1 else "each GPU"
+    table = _table(f"Memory of {where}, at its peak ({_moment_words(stage.moment)})")
+    table.add_column("item", style="bold")
+    table.add_column("size", justify="right")
+    table.add_column(f"of {format_bytes(usable)}", no_wrap=True)
+    if explain:
+        table.add_column("from", style="dim")
+    for name, size in stage.items.items():
+        if size < 1:
+            continue
+        cells = [_ITEM_WORDS[name], format_bytes(size), _bar(size / usable)]
+        table.add_row(*cells, *([ITEM_SOURCES[name]] if explain else []))
+    total_bar = _bar(stage.device_bytes / usable, style="red" if not stage.fits else "green")
+    table.add_row(Text("in all", style="bold"), format_bytes(stage.device_bytes), total_bar)
+    return table
+
+
+def _stage_table(estimate: Estimate) -> Table:
+    table = _table("Memory by pipeline stage")
+    for header in ("stage", "peak at", "weights", "activations", "needed", "range"):
+        table.add_column(header, justify="left" if header == "peak at" else "right")
+    table.add_column("fits")
+    for stage in _shown_stages(estimate.stages):
+        table.add_row(
+            str(stage.stage),
+            stage.moment,
+            format_bytes(stage.items["weights"]),
+            format_bytes(stage.items["activations"]),
+            format_bytes(stage.required_bytes),
+            f"{format_bytes(stage.low_bytes)} to {format_bytes(stage.high_bytes)}",
+            Text("yes", style="green") if stage.fits else Text("no", style="bold red"),
+        )
+    return table
+
+
+def _shown_stages(stages: tuple[StageEstimate, ...]) -> tuple[StageEstimate, ...]:
+    return stages if len(stages) <= 16 else (*stages[:8], *stages[-8:])
+
+
+def _speed_table(estimate: Estimate, *, explain: bool) -> Table:
+    speed = estimate.speed
+    table = _table("Time of one step")
+    table.add_column("item", style="bold")
+    table.add_column("time", justify="right")
+    table.add_column("share", no_wrap=True)
+    if explain:
+        table.add_column("from", style="dim")
+    for name, seconds in speed.items.items():
+        share = seconds / speed.step_seconds
+        if share < 0.0005:
+            continue
+        cells = [name.replace("_", " "), format_seconds(seconds), _bar(share, style="blue")]
+        table.add_row(*cells, *([speed.sources[name]] if explain else []))
+    table.add_row(Text("in all", style="bold"), format_seconds(speed.step_seconds), "")
+    return table
+
+
+def _print_summary(console: Console, estimate: Estimate) -> None:
+    stage, gpu, speed = estimate.hungriest, estimate.machine.gpu, estimate.speed
+    verdict = ("fits", "bold green") if estimate.fits else ("does not fit", "bold red")
+    console.print(
+        Text.assemble(
+            verdict,
+            f": needs {format_bytes(stage.low_bytes)} to {format_bytes(stage.high_bytes)} of "
+            f"{format_bytes(gpu.usable_bytes)} on each {gpu.name}",
+        )
+    )
+    pace = speed.tokens_per_second_per_gpu
+    console.print(
+        Text.assemble(
+            (f"{pace * speed.num_gpus:,.0f} tokens/s", "bold"),
+            f", {pace:,.0f} a GPU, {speed.model_flops_utilisation:.0%} of the peak (MFU), "
+            f"{format_seconds(speed.step_seconds)} a step",
+        )
+    )
+    price, dollars = estimate.price, estimate.dollars_per_billion_tokens
+    if price is not None and dollars is not None:
+        dated = f", {price.date}" if price.date else ""
+        console.print(
+            Text.assemble(
+                (f"${dollars:,.0f} for a billion tokens", "bold yellow"),
+                f" at ${price.on_demand_dollars_per_gpu_hour:.2f} a GPU and hour "
+                f"({price.cloud}{dated})",
+            )
+        )
+
+
+def _table(title: str) -> Table:
+    table = Table(title=title, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.title_justify = "left"
+    table.title_style, table.header_style = "bold", "bold cyan"
+    return table
+
+
+def _bar(share: float, *, style: str = "cyan") -> Text:
+    """A bar of the share, and the share in words; a bar that is too long is cut and marked."""
+    cells = min(round(share * _BAR_WIDTH), _BAR_WIDTH)
+    mark = "+" if share > 1 else ""
+    return Text.assemble(("█" * cells + mark, style), f" {share:.1%}")
+
+
+def _moment_words(moment: str) -> str:
+    return {
+        "loss": "computing the loss",
+        "backward": "a layer's backward pass",
+        "last": "the last layers of the backward pass",
+        "step": "the optimizer step",
+        "load": "loading the model",
+    }[moment]

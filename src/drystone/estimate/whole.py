@@ -1,0 +1,166 @@
+"""What would one layout cost: memory on every stage, seconds a step, dollars? The noun `Estimate`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from drystone.describe.cluster import Machine
+from drystone.describe.layout import Layout, Layouts, check_layout
+from drystone.describe.model import ModelSpec
+from drystone.describe.prices import Price
+from drystone.describe.recipe import Recipe
+from drystone.errors import InvalidSpec
+from drystone.estimate.memory import ITEM_SOURCES, MOMENTS, estimate_memory
+from drystone.estimate.parameters import count_model
+from drystone.estimate.price import dollars_per_billion_tokens
+from drystone.estimate.speed import SpeedEstimate, estimate_speed
+
+if TYPE_CHECKING:
+    from drystone.estimate.profile import Profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageEstimate:
+    """Memory on one rank of one pipeline stage, at its peak moment."""
+
+    stage: int
+    moment: str
+    items: dict[str, float]  # bytes; they add up to device_bytes
+    allocated_bytes: float
+    reserved_bytes: float
+    device_bytes: float
+    required_bytes: float
+    low_bytes: float  # the range of `required_bytes` that published runs make likely
+    high_bytes: float
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What one layout of one job would cost."""
+
+    model: ModelSpec
+    recipe: Recipe
+    layout: Layout
+    machine: Machine
+    stages: tuple[StageEstimate, ...]
+    speed: SpeedEstimate
+    price: Price | None
+
+    @property
+    def hungriest(self) -> StageEstimate:
+        """The stage that needs most memory."""
+        return max(self.stages, key=lambda stage: stage.device_bytes)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every stage fits."""
+        return all(stage.fits for stage in self.stages)
+
+    @property
+    def dollars_per_billion_tokens(self) -> float | None:
+        """What a billion tokens would cost to rent; None where no price is known."""
+        if self.price is None:
+            return None
+        return dollars_per_billion_tokens(
+            self.speed.tokens_per_second_per_gpu,
+            gpu_dollars_per_hour=self.price.on_demand_dollars_per_gpu_hour,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The documented shape of `drystone estimate --json`."""
+        counted = count_model(self.model)
+        speed = self.speed
+        return {
+            "model": {
+                "name": self.model.name,
+                "parameters": counted.total,
+                "active_parameters": counted.active,
+                "source": self.model.source,
+            },
+            "recipe": asdict(self.recipe) | {"recompute": str(self.recipe.recompute)},
+            "layout": asdict(self.layout)
+            | {"text": str(self.layout), "gpus": self.layout.num_gpus},
+            "gpu": {
+                "name": self.machine.gpu.name,
+                "memory_bytes": self.machine.gpu.memory_bytes,
+                "usable_bytes": self.machine.gpu.usable_bytes,
+                "gpus_per_node": self.machine.gpus_per_node,
+                "intra": asdict(self.machine.intra),
+                "inter": asdict(self.machine.inter),
+                "source": self.machine.gpu.source,
+            },
+            "fits": self.fits,
+            "memory": {
+                "hungriest_stage": self.hungriest.stage,
+                "stages": [asdict(stage) for stage in self.stages],
+                "sources": ITEM_SOURCES,
+            },
+            "speed": {
+                "items_seconds": speed.items,
+                "step_seconds": speed.step_seconds,
+                "tokens_per_second": speed.tokens_per_second_per_gpu * speed.num_gpus,
+                "tokens_per_second_per_gpu": speed.tokens_per_second_per_gpu,
+                "model_flops_utilisation": speed.model_flops_utilisation,
+                "sources": speed.sources,
+            },
+            "price": (asdict(self.price) if self.price else {})
+            | {"dollars_per_billion_tokens": self.dollars_per_billion_tokens},
+        }
+
+
+def estimate_layout(
+    model: ModelSpec,
+    recipe: Recipe,
+    layout: Layout,
+    machine: Machine,
+    *,
+    price: Price | None = None,
+    profile: Profile | None = None,
+) -> Estimate:
+    """Everything about one layout; refuses one that the model cannot be split into."""
+    problems = check_layout(model, recipe, layout)
+    if problems:
+        raise InvalidSpec(
+            "; ".join(problems),
+            where=f"layout {layout} of {model.name}",
+            hint="Change the degrees, the micro-batch or the global batch",
+        )
+    speed = estimate_speed(model, recipe, Layouts.of([layout]), machine, profile=profile)
+    return Estimate(
+        model=model,
+        recipe=recipe,
+        layout=layout,
+        machine=machine,
+        stages=estimate_stages(model, recipe, layout, machine),
+        speed=speed.row(0),
+        price=price,
+    )
+
+
+def estimate_stages(
+    model: ModelSpec, recipe: Recipe, layout: Layout, machine: Machine
+) -> tuple[StageEstimate, ...]:
+    """Memory of every pipeline stage: the layout, repeated once per stage, in one array call."""
+    layouts = Layouts.of([layout] * layout.pp)
+    gpu = machine.gpu
+    memory = estimate_memory(model, recipe, layouts, stage=np.arange(layout.pp), gpu=gpu)
+    items, fits, ends = memory.items(), memory.fits(gpu), memory.required_range()
+    return tuple(
+        StageEstimate(
+            stage=stage,
+            moment=MOMENTS[int(memory.moment[stage])],
+            items={name: float(array[stage]) for name, array in items.items()},
+            allocated_bytes=float(memory.allocated[stage]),
+            reserved_bytes=float(memory.reserved[stage]),
+            device_bytes=float(memory.device[stage]),
+            required_bytes=float(memory.required[stage]),
+            low_bytes=float(ends.low[stage]),
+            high_bytes=float(ends.high[stage]),
+            fits=bool(fits[stage]),
+        )
+        for stage in range(layout.pp)
+    )

@@ -1,0 +1,90 @@
+"""What does predicted against measured look like? Pictures of a check, drawn with Matplotlib."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from drystone.errors import RequestError
+from drystone.observe.check import CheckReport, Errors
+from drystone.units import GiB
+
+_COLOURS = (
+    "#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#999933", "#882255",
+    "#44aa99", "#dd8452", "#555555", "#bbbbbb",
+)  # fmt: skip
+
+
+def plot_check(report: CheckReport, path: Path) -> None:
+    """Predicted against measured on logarithmic axes, one colour per dataset, bands at 10 and 25 %."""
+    if not report.runs:
+        raise RequestError("there is nothing to draw: no row could be evaluated")
+    pyplot = _load_pyplot()
+    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise RequestError(f"cannot draw into {path}", hint="Name a .png, .svg or .pdf file")
+    figure, axes = pyplot.subplots(figsize=(9, 7), dpi=140, layout="constrained")
+    _draw_bands(axes, report)
+    _draw_datasets(axes, report)
+    unit = "GiB a GPU" if report.measure == "memory" else "tokens/s a GPU"
+    axes.set(xscale="log", yscale="log", xlabel=f"measured, {unit}", ylabel=f"estimated, {unit}")
+    total = Errors.of(report.first_readings)
+    axes.set_title(
+        f"Estimated {report.measure} against {len(report.runs)} published readings: "
+        f"median error {total.median_abs_error:.1%}, 90th percentile {total.p90_abs_error:.0%}",
+        fontsize=11,
+    )
+    axes.legend(loc="upper left", fontsize=8, frameon=False, markerscale=1.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(visible=True, which="major", alpha=0.25)
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise RequestError(f"cannot write {path}: {error.strerror}") from None
+    finally:
+        pyplot.close(figure)
+
+
+def _draw_bands(axes: Any, report: CheckReport) -> None:
+    unit = _unit(report)
+    values = [value / unit for run in report.runs for value in (run.measured, run.estimated)]
+    ends = np.array([min(values) * 0.8, max(values) * 1.25])
+    for share, alpha in ((0.25, 0.08), (0.10, 0.13)):
+        axes.fill_between(ends, ends * (1 - share), ends * (1 + share), color="#4477aa", alpha=alpha,
+                          linewidth=0, label=f"within {share:.0%}")  # fmt: skip
+    axes.plot(ends, ends, color="#333333", linewidth=0.8)
+    axes.set(xlim=ends, ylim=ends)
+
+
+def _draw_datasets(axes: Any, report: CheckReport) -> None:
+    unit = _unit(report)
+    for index, name in enumerate(sorted({run.dataset for run in report.runs})):
+        runs = [run for run in report.runs if run.dataset == name]
+        axes.scatter(
+            [run.measured / unit for run in runs],
+            [run.estimated / unit for run in runs],
+            s=11,
+            alpha=0.65,
+            linewidths=0,
+            color=_COLOURS[index % len(_COLOURS)],
+            marker="os^"[index // len(_COLOURS) % 3],
+            label=f"{name} ({len(runs)})",
+        )
+
+
+def _unit(report: CheckReport) -> float:
+    return float(GiB) if report.measure == "memory" else 1.0
+
+
+def _load_pyplot() -> Any:
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        raise RequestError(
+            "drawing needs Matplotlib", hint="Install it with: pip install 'drystone[plots]'"
+        ) from None
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot

@@ -11,7 +11,6 @@ peak of any split that leaves the arithmetic alone (data parallel, ZeRO): see `e
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
@@ -106,7 +105,9 @@ class OutsideTrace:
     buffers_bytes: int
     gradients_bytes: int
     optimizer_bytes: int
-    head_peak_bytes: int  # after the last block: head, loss and their backward pass, above its start
+    head_peak_bytes: (
+        int  # after the last block: head, loss and their backward pass, above its start
+    )
     forward_flops: int
     backward_flops: int
 
@@ -145,7 +146,9 @@ class ModuleTrace:
     def __post_init__(self) -> None:
         for span in self.timeline:
             if not OUTSIDE <= span.block < len(self.blocks):
-                raise InvalidSpec(f"trace: the timeline names block kind {span.block}, which is unknown")
+                raise InvalidSpec(
+                    f"trace: the timeline names block kind {span.block}, which is unknown"
+                )
 
     @property
     def num_blocks(self) -> int:
@@ -200,7 +203,9 @@ class ModuleTrace:
         for span in self.timeline:
             peak = max(peak, live + span.peak_bytes)
             live += span.change_bytes
-        in_step = persistent + self.inputs_bytes + self.gradients_bytes + self.step_temporaries_bytes
+        in_step = (
+            persistent + self.inputs_bytes + self.gradients_bytes + self.step_temporaries_bytes
+        )
         return max(peak, in_step)
 
     def _total(self, name: str) -> int:
@@ -208,24 +213,26 @@ class ModuleTrace:
         return int(getattr(self.outside, name) + blocks)
 
 
-def render_trace(trace: ModuleTrace) -> str:
-    """A trace as JSON."""
-    return json.dumps({"format": FORMAT, **asdict(trace)})
+def trace_table(trace: ModuleTrace) -> dict[str, Any]:
+    """A trace as a table that JSON can hold."""
+    return {"format": FORMAT, **asdict(trace)}
 
 
-def parse_trace(text: str, *, where: str = "trace") -> ModuleTrace:
-    """A trace from the JSON of `render_trace`; anything else is refused."""
+def parse_trace(table: Mapping[str, Any], *, where: str = "trace") -> ModuleTrace:
+    """A trace from the table of `trace_table`; anything else is refused."""
     try:
-        table = json.loads(text)
-        if table.pop("format", None) != FORMAT:
-            raise UnreadableFile("this trace was written by another version", where=where)
-        table["request"] = parse_request(table["request"])
-        table["outside"] = OutsideTrace(**_checked(OutsideTrace, table["outside"]))
-        table["blocks"] = tuple(BlockTrace(**_checked(BlockTrace, one)) for one in table["blocks"])
-        spans = ({**one, "phase": Phase(one["phase"])} for one in table["timeline"])
-        table["timeline"] = tuple(Span(**one) for one in spans)
-        return ModuleTrace(**table)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        values = dict(table)
+        if values.pop("format", None) != FORMAT:
+            raise ValueError("it was written by another version")
+        values["request"] = parse_request(values["request"])
+        values["outside"] = OutsideTrace(**_checked(OutsideTrace, values["outside"]))
+        values["blocks"] = tuple(
+            BlockTrace(**_checked(BlockTrace, one)) for one in values["blocks"]
+        )
+        spans = ({**one, "phase": Phase(one["phase"])} for one in values["timeline"])
+        values["timeline"] = tuple(Span(**one) for one in spans)
+        return ModuleTrace(**values)
+    except (ValueError, TypeError, KeyError, AttributeError, InvalidSpec) as error:
         raise UnreadableFile(f"not a trace of a module: {error}", where=where) from None
 
 
@@ -233,12 +240,18 @@ def parse_request(table: Mapping[str, Any]) -> TraceRequest:
     """A request from its JSON table."""
     enums = {"optimizer": Optimizer, "step_kernel": StepKernel, "recompute": RecomputeKind,
              "attention": AttentionKernel, "kernels": Kernels}  # fmt: skip
-    values = {key: enums[key](value) if key in enums else value for key, value in table.items()}
+    values: dict[str, Any] = {
+        key: enums[key](value) if key in enums else value for key, value in table.items()
+    }
     return TraceRequest(**values)
 
 
-def _checked(cls: type[BlockTrace] | type[OutsideTrace], table: Mapping[str, Any]) -> dict[str, Any]:
+def _checked(
+    cls: type[BlockTrace] | type[OutsideTrace], table: Mapping[str, Any]
+) -> dict[str, Any]:
     for field in fields(cls):
-        if field.type == "int" and (not isinstance(table[field.name], int) or table[field.name] < 0):
+        if field.type == "int" and (
+            not isinstance(table[field.name], int) or table[field.name] < 0
+        ):
             raise ValueError(f"{field.name} is {table[field.name]!r}")
     return dict(table)

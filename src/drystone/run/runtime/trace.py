@@ -2,8 +2,9 @@
 
     python -m drystone.run.runtime.trace REQUEST.json [ANSWER.json]
 
-The request is a `TraceRequest` as JSON. The answer is a `ModuleTrace` as JSON, or
-`{"error": {"message", "where", "hint"}}`; without a second argument it goes to standard output.
+The request is a `TraceRequest` as JSON. The answer is `{"trace": ModuleTrace, "sources": [files]}`,
+where the sources are the user's files that the trace depends on, or `{"error": {"message",
+"where", "hint"}}`. Without a second argument it goes to standard output.
 
 The user's function takes no argument and returns a `torch.nn.Module`. What the module is fed, and
 how its loss is found, is described in `tracing/batch.py`. Repeated blocks are found
@@ -29,7 +30,7 @@ from drystone.estimate.module_trace import (
     Phase,
     TraceRequest,
     parse_request,
-    render_trace,
+    trace_table,
 )
 from drystone.run.runtime.tracing import quick_imports
 
@@ -45,30 +46,42 @@ def main(arguments: list[str]) -> int:
     if not is_thorough:
         quick_imports.install()
     with contextlib.redirect_stdout(sys.stderr):  # what the user's file prints is not the answer
-        answer, failed = _answer(request)
-    if failed and not is_thorough:
+        answer, may_retry = _answer(request)
+    if may_retry and not is_thorough:
         os.execv(sys.executable, [sys.executable, "-m", "drystone.run.runtime.trace",
                                   *arguments, THOROUGH])  # fmt: skip
     if len(files) > 1:
-        Path(files[1]).write_text(answer)
+        Path(files[1]).write_text(json.dumps(answer))
     else:
-        sys.stdout.write(answer + "\n")
+        sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
-    # Tearing down torch and the user's imports takes up to half a second, for nothing.
     sys.stderr.flush()
-    os._exit(1 if failed else 0)
+    # Tearing down torch and the user's imports takes up to half a second, for nothing.
+    os._exit(1 if "error" in answer else 0)
 
 
-def _answer(request: TraceRequest) -> tuple[str, bool]:
+def _answer(request: TraceRequest) -> tuple[dict[str, object], bool]:
+    """The answer, and whether importing everything for real might give a better one."""
     from drystone.run.runtime.tracing.failure import TraceFailure, last_line, user_line
 
     try:
-        return render_trace(trace(request)), False
+        return {"trace": trace_table(trace(request)), "sources": _sources(request.path)}, False
     except TraceFailure as failure:
         where, message, hint = failure.where or request.path, failure.message, failure.hint
+        may_retry = not failure.is_certain
     except Exception as error:
         where, message, hint = user_line(error, request.path), last_line(error), _advice(error)
-    return json.dumps({"error": {"message": message, "where": where, "hint": hint}}), True
+        may_retry = True
+    return {"error": {"message": message, "where": where, "hint": hint}}, may_retry
+
+
+def _sources(path: str) -> list[str]:
+    """The user's file and what was imported from beside it."""
+    folder = Path(path).resolve().parent
+    loaded = {getattr(one, "__file__", None) for one in list(sys.modules.values())}
+    files = {Path(one).resolve() for one in loaded if one}
+    near = {one for one in files if folder in one.parents and "site-packages" not in one.parts}
+    return sorted(str(one) for one in near | {Path(path).resolve()})
 
 
 def trace(request: TraceRequest) -> ModuleTrace:
@@ -95,12 +108,12 @@ def _traced(source: ModuleType, request: TraceRequest) -> ModuleTrace:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from drystone.run.runtime.tracing.batch import make_batch
-    from drystone.run.runtime.tracing.blocks import Blocks, find_blocks
+    from drystone.run.runtime.tracing.blocks import find_blocks
     from drystone.run.runtime.tracing.build import build_module, materialise
     from drystone.run.runtime.tracing.kernels import chosen_kernels
     from drystone.run.runtime.tracing.live import CUDA_GRANULE_BYTES, LiveBytes
     from drystone.run.runtime.tracing.summary import count_full_depth, summarise
-    from drystone.run.runtime.tracing.timeline import CalledTwice, Recorder
+    from drystone.run.runtime.tracing.timeline import Recorder
 
     start_seconds = time.perf_counter()
     live = LiveBytes(granule_bytes=CUDA_GRANULE_BYTES if request.kernels is Kernels.CUDA else 1)

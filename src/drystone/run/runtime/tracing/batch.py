@@ -29,7 +29,7 @@ HINT = (
     "`drystone_batch` to the module) that returns a tensor, a tuple or a dict of arguments"
 )
 _TARGET_NAMES = ("labels", "targets", "target")
-_CLASSES = 16  # of class labels: their values never matter
+_IMAGE_SIZES = ("image_size", "img_size")
 
 
 class Batch:
@@ -93,8 +93,8 @@ def _image(
     module: nn.Module, first: nn.Module | None, names: list[str], request: TraceRequest
 ) -> dict[str, Any]:
     config = getattr(module, "config", None)
-    size = next((getattr(owner, name) for owner in (config, module)
-                 for name in ("image_size", "img_size") if getattr(owner, name, None)), 224)  # fmt: skip
+    named = [getattr(owner, name, None) for owner in (config, module) for name in _IMAGE_SIZES]
+    size = next(filter(None, named), 224)
     height, width = size if isinstance(size, tuple | list) else (size, size)
     channels = first.in_channels if isinstance(first, nn.Conv2d) else 3
     pixels = torch.zeros(request.micro_batch, channels, height, width,

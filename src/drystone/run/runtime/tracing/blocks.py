@@ -123,7 +123,10 @@ def _signatures(children: list[nn.Module]) -> list[Hashable]:
         if len({table.get(key) for table in settings}) < len(children)
     }
     return [
-        (_structure(child), tuple(sorted((key, repr(table[key])) for key in telling & table.keys())))
+        (
+            _structure(child),
+            tuple(sorted((key, repr(table[key])) for key in telling & table.keys())),
+        )
         for child, table in zip(children, settings, strict=True)
     ]
 

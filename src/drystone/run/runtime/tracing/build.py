@@ -2,7 +2,7 @@
 
 The function runs under the `meta` device, where a tensor is a shape. That counts every parameter of
 the full depth in milliseconds. The blocks that are traced then get fake CPU tensors, because `meta`
-tensors would choose other attention kernels. Fake CUDA tensors do not exist in a CPU build of torch.
+tensors would choose other attention kernels. A CPU build of torch has no fake CUDA tensors.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from torch.utils._device import _device_constructors
 from drystone.run.runtime.tracing.failure import TraceFailure, last_line, user_line
 
 _SMALL_NUMEL = 65536
-_INITIALISERS = frozenset(
-    "uniform_ normal_ trunc_normal_ kaiming_uniform_ kaiming_normal_ xavier_uniform_ xavier_normal_ "
-    "zeros_ ones_ constant_ zero_ fill_ exponential_ bernoulli_ orthogonal_".split()
+_INITIALISERS = {
+    "uniform_", "normal_", "trunc_normal_", "kaiming_uniform_", "kaiming_normal_",
+    "xavier_uniform_", "xavier_normal_", "orthogonal_", "exponential_", "bernoulli_",
+    "zeros_", "ones_", "constant_", "zero_", "fill_",
+}  # fmt: skip
 )
 
 
@@ -32,7 +34,7 @@ def load_source(path: str) -> ModuleType:
     """The user's file, imported; its folder is importable too."""
     file = Path(path)
     if not file.is_file():
-        raise TraceFailure("no such file", where=path)
+        raise TraceFailure("no such file", where=path, is_certain=True)
     sys.path.insert(0, str(file.resolve().parent))
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if spec is None or spec.loader is None:
@@ -42,8 +44,12 @@ def load_source(path: str) -> ModuleType:
     try:
         spec.loader.exec_module(source)
     except (Exception, SystemExit) as error:
-        where = f"{path}:{error.lineno}" if isinstance(error, SyntaxError) else user_line(error, path)
-        raise TraceFailure(last_line(error), where=where, hint="The file must import cleanly") from error
+        is_syntax = isinstance(error, SyntaxError)
+        where = (
+            f"{path}:{error.lineno}" if isinstance(error, SyntaxError) else user_line(error, path)
+        )
+        raise TraceFailure(last_line(error), where=where, hint="The file must import cleanly",
+                           is_certain=is_syntax) from error  # fmt: skip
     return source
 
 
@@ -51,18 +57,21 @@ def build_module(source: ModuleType, function: str, path: str) -> nn.Module:
     """Call the user's function where tensors have shapes only."""
     builder = getattr(source, function, None)
     if not callable(builder):
-        names = [name for name, value in vars(source).items()
-                 if callable(value) and getattr(value, "__module__", "") == source.__name__]  # fmt: skip
-        raise TraceFailure(f"there is no function {function!r}", where=path,
-                           hint="It has: " + (", ".join(names[:8]) or "no function at all"))  # fmt: skip
+        own = [name for name, value in vars(source).items()
+               if callable(value) and getattr(value, "__module__", "") == source.__name__]  # fmt: skip
+        hint = "It has: " + (", ".join(own[:8]) or "no function at all")
+        raise TraceFailure(f"no function {function!r}", where=path, is_certain=True, hint=hint)
     try:
         module = _built(builder)
     except (Exception, SystemExit) as error:
-        raise TraceFailure(f"{function}() raised {last_line(error)}", where=user_line(error, path),
-                           hint="It must return a torch.nn.Module and take no argument") from error  # fmt: skip
+        raise TraceFailure(
+            f"{function}() raised {last_line(error)}",
+            where=user_line(error, path),
+            hint="It must return a torch.nn.Module and take no argument",
+        ) from error
     if not isinstance(module, nn.Module):
         raise TraceFailure(f"{function}() returned {type(module).__name__}, not a torch.nn.Module",
-                           where=path)  # fmt: skip
+                           where=path, is_certain=True)  # fmt: skip
     return module.train()
 
 
@@ -103,7 +112,7 @@ def _built(builder: Callable[[], object]) -> object:
         with _OnMeta(largest_real_numel=0):
             return builder()
     except (NotImplementedError, RuntimeError):
-        # It looks at values, as in `torch.linspace(0, rate, depth).tolist()`: small ones may be real.
+        # It looks at values, as in `torch.linspace(0, rate, depth).tolist()`: small ones are real.
         with _OnMeta(largest_real_numel=_SMALL_NUMEL):
             return builder()
 
@@ -116,9 +125,7 @@ class _OnMeta(TorchFunctionMode):
         self._largest_real_numel = largest_real_numel
         self._constructors = _device_constructors()
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Send constructors to `meta` (to see how large the outcome is), skip random numbers."""
         kwargs = kwargs or {}
         if func in self._constructors and kwargs.get("device") is None:

@@ -9,8 +9,11 @@ from pathlib import Path
 class TraceFailure(Exception):
     """The module cannot be traced; it is the user's file that has to change."""
 
-    def __init__(self, message: str, *, where: str = "", hint: str = "") -> None:
+    def __init__(
+        self, message: str, *, where: str = "", hint: str = "", is_certain: bool = False
+    ) -> None:
         self.message = message
+        self.is_certain = is_certain  # no second attempt could go better
         self.where = where
         self.hint = hint
         super().__init__(message)

@@ -29,7 +29,7 @@ def chosen_kernels(request: TraceRequest) -> Iterator[None]:
     if request.attention is AttentionKernel.EAGER:
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        with sdpa_kernel(SDPBackend.MATH):
+        with sdpa_kernel(SDPBackend.MATH):  # type: ignore[operator]
             yield
     elif request.kernels is Kernels.CUDA:
         with CudaKernels():
@@ -41,9 +41,7 @@ def chosen_kernels(request: TraceRequest) -> Iterator[None]:
 class CudaKernels(TorchFunctionMode):
     """Replaces the operators that save other tensors on CUDA than on CPU."""
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """One operator, or its stand-in."""
         kwargs = kwargs or {}
         stand_in = _STAND_INS.get(func)

@@ -43,9 +43,7 @@ class LiveBytes(TorchDispatchMode):
         """What an allocation of `num_bytes` takes."""
         return -(-num_bytes // self._granule_bytes) * self._granule_bytes
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator, then count what it returned."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
@@ -76,7 +74,7 @@ class LiveBytes(TorchDispatchMode):
 
 
 def _flop_formulas() -> dict[Any, Callable[..., int]]:
-    """torch's table, and the fused attention of CPU, which is missing there."""
+    """The table of torch, and the fused attention of CPU, which is missing there."""
 
     def attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
         return int(sdpa_flop_count(query.shape, key.shape, value.shape))

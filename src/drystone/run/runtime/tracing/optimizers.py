@@ -30,7 +30,9 @@ class StepBytes:
         self.temporaries_bytes = temporaries_bytes
 
 
-def measure_step(params: Iterable[nn.Parameter], request: TraceRequest, live: LiveBytes) -> StepBytes:
+def measure_step(
+    params: Iterable[nn.Parameter], request: TraceRequest, live: LiveBytes
+) -> StepBytes:
     """Run one step over the parameters that have a gradient, and measure it."""
     trained = [one for one in params if one.grad is not None]
     updated = [_master(one) for one in trained] if request.has_master else trained
@@ -96,7 +98,7 @@ class _Lion(Optimizer):
 
 
 class _EightBitAdam(Optimizer):
-    """Two moments of a byte each with block scales; one kernel, no temporaries. arXiv:2110.02861."""
+    """Two moments of a byte each with block scales, in one kernel. arXiv:2110.02861."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:

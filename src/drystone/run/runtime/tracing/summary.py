@@ -130,13 +130,19 @@ def _block_trace(
         **_as_table(counts),
         gradients_bytes=_gradients_bytes(own, recorder.live),
         optimizer_bytes=sum(state_bytes.get(id(p), 0) for p in own),
-        saved_bytes=max(0, forward.end_bytes - forward.start_bytes) if forward else 0,
+        saved_bytes=_saved_bytes(block, recorder.spans),
         output_bytes=recorder.outputs_bytes.get(id(block), 0),
         forward_peak_bytes=forward.peak_bytes - forward.start_bytes if forward else 0,
         backward_peak_bytes=backward.peak_bytes - backward.start_bytes if backward else 0,
         forward_flops=forward.flops if forward else 0,
         backward_flops=backward.flops if backward else 0,
     )
+
+
+def _saved_bytes(block: Block, spans: list[RawSpan]) -> int:
+    """What is alive after its forward pass and was not before, its input let go."""
+    own = [one for one in spans if one.block is block and one.phase is Phase.FORWARD]
+    return max(0, own[-1].end_bytes - own[0].start_bytes) if own else 0
 
 
 def _span(span: RawSpan, block: Block | None) -> Span:
@@ -160,7 +166,9 @@ def _head_peak_bytes(spans: list[RawSpan]) -> int:
 def _own_params(block: Block, blocks: Blocks, module: nn.Module) -> list[nn.Parameter]:
     """The parameters that only this block has."""
     inside = {id(one.module) for one in blocks.kept}
-    shared = {id(p) for other in blocks.kept if other is not block for p in other.module.parameters()}
+    shared = {
+        id(p) for other in blocks.kept if other is not block for p in other.module.parameters()
+    }
     shared |= {id(p) for p in _tensors_outside(module, inside)}
     return [p for p in block.module.parameters() if id(p) not in shared]
 

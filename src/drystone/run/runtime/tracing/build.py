@@ -27,7 +27,6 @@ _INITIALISERS = {
     "xavier_uniform_", "xavier_normal_", "orthogonal_", "exponential_", "bernoulli_",
     "zeros_", "ones_", "constant_", "zero_", "fill_",
 }  # fmt: skip
-)
 
 
 def load_source(path: str) -> ModuleType:
@@ -57,8 +56,8 @@ def build_module(source: ModuleType, function: str, path: str) -> nn.Module:
     """Call the user's function where tensors have shapes only."""
     builder = getattr(source, function, None)
     if not callable(builder):
-        own = [name for name, value in vars(source).items()
-               if callable(value) and getattr(value, "__module__", "") == source.__name__]  # fmt: skip
+        here = [value for value in vars(source).values() if callable(value)]
+        own = [one.__name__ for one in here if getattr(one, "__module__", "") == source.__name__]
         hint = "It has: " + (", ".join(own[:8]) or "no function at all")
         raise TraceFailure(f"no function {function!r}", where=path, is_certain=True, hint=hint)
     try:

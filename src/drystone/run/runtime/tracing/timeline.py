@@ -1,8 +1,8 @@
 """One training step, cut at the borders of the blocks, and stretched to the full depth.
 
 Hooks before and after each block's forward cut the forward pass. Hooks on the tensors that leave
-and enter a block cut the backward pass: the gradient of a block's output is complete exactly when the
-backward pass of what follows it has ended. Recomputation runs inside a block's backward span.
+and enter a block cut the backward pass: the gradient of a block's output is complete exactly when
+the backward pass of what follows it has ended. Recomputation runs inside a block's backward span.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a check looks in a terminal: errors by group and dataset, what was caught, what was skipped."""
+"""How a check looks in a terminal: errors by group and dataset, what was caught and skipped."""
 
 from __future__ import annotations
 

@@ -31,10 +31,13 @@ def print_estimate(estimate: Estimate, *, explain: bool) -> None:
     """Head, verdict, memory, time."""
     console = make_console()
     _print_head(console, estimate)
-    console.print(_memory_table(estimate, explain=explain))
+    tables = [_memory_table(estimate, explain=explain)]
     if len(estimate.stages) > 1:
-        console.print(_stage_table(estimate))
-    console.print(_speed_table(estimate, explain=explain))
+        tables.append(_stage_table(estimate))
+    tables.append(_speed_table(estimate, explain=explain))
+    for table in tables:
+        console.print(table)
+        console.print()
     _print_summary(console, estimate)
 
 
@@ -50,8 +53,9 @@ def _print_head(console: Console, estimate: Estimate) -> None:
         )
     )
     console.print(
-        f"{recipe.seq_len} tokens x {recipe.global_batch} sequences a step, {recipe.precision.value}, "
-        f"{recipe.optimizer.value}, recompute {recipe.recompute}, {recipe.tuning.value} training, "
+        f"{recipe.seq_len} tokens x {recipe.global_batch} sequences a step, "
+        f"{recipe.precision.value}, {recipe.optimizer.value}, recompute {recipe.recompute}, "
+        f"{recipe.tuning.value} training, "
         f"conventions of {recipe.launcher}",
         style="dim",
     )
@@ -70,8 +74,8 @@ def _memory_table(estimate: Estimate, *, explain: bool) -> Table:
     for name, size in stage.items.items():
         if size < 1:
             continue
-        cells = [_ITEM_WORDS[name], format_bytes(size), _bar(size / usable)]
-        table.add_row(*cells, *([ITEM_SOURCES[name]] if explain else []))
+        source = (ITEM_SOURCES[name],) if explain else ()
+        table.add_row(_ITEM_WORDS[name], format_bytes(size), _bar(size / usable), *source)
     total_bar = _bar(stage.device_bytes / usable, style="red" if not stage.fits else "green")
     table.add_row(Text("in all", style="bold"), format_bytes(stage.device_bytes), total_bar)
     return table
@@ -111,8 +115,9 @@ def _speed_table(estimate: Estimate, *, explain: bool) -> Table:
         share = seconds / speed.step_seconds
         if share < 0.0005:
             continue
-        cells = [name.replace("_", " "), format_seconds(seconds), _bar(share, style="blue")]
-        table.add_row(*cells, *([speed.sources[name]] if explain else []))
+        source = (speed.sources[name],) if explain else ()
+        bar = _bar(share, style="blue")
+        table.add_row(name.replace("_", " "), format_seconds(seconds), bar, *source)
     table.add_row(Text("in all", style="bold"), format_seconds(speed.step_seconds), "")
     return table
 

@@ -1,4 +1,4 @@
-"""What would one layout cost: memory on every stage, seconds a step, dollars? The noun `Estimate`."""
+"""What would one layout cost: memory on every stage, seconds a step, dollars?"""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _COLOURS = (
 
 
 def plot_check(report: CheckReport, path: Path) -> None:
-    """Predicted against measured on logarithmic axes, one colour per dataset, bands at 10 and 25 %."""
+    """Predicted against measured, both logarithmic: a colour per dataset, bands at 10 and 25 %."""
     if not report.runs:
         raise RequestError("there is nothing to draw: no row could be evaluated")
     pyplot = _load_pyplot()
@@ -51,8 +51,15 @@ def _draw_bands(axes: Any, report: CheckReport) -> None:
     values = [value / unit for run in report.runs for value in (run.measured, run.estimated)]
     ends = np.array([min(values) * 0.8, max(values) * 1.25])
     for share, alpha in ((0.25, 0.08), (0.10, 0.13)):
-        axes.fill_between(ends, ends * (1 - share), ends * (1 + share), color="#4477aa", alpha=alpha,
-                          linewidth=0, label=f"within {share:.0%}")  # fmt: skip
+        axes.fill_between(
+            ends,
+            ends * (1 - share),
+            ends * (1 + share),
+            color="#4477aa",
+            alpha=alpha,
+            linewidth=0,
+            label=f"within {share:.0%}",
+        )
     axes.plot(ends, ends, color="#333333", linewidth=0.8)
     axes.set(xlim=ends, ylim=ends)
 

@@ -66,7 +66,7 @@ class NothingFits(DrystoneError):
 
 
 def close_names(name: str, known: Iterable[str], *, most: int = 3) -> list[str]:
-    """The known names most like `name`, ignoring case, spaces and punctuation; the likeliest first."""
+    """The known names most like `name`, ignoring case, spaces and punctuation; likeliest first."""
     by_plain: dict[str, str] = {}
     for one in known:
         by_plain.setdefault(_plain(one), one)

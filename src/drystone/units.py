@@ -25,7 +25,9 @@ def parse_bytes(text: str) -> int:
     match = _QUANTITY.match(text)
     unit = (match.group(2).lower() or "b") if match else ""
     if match is None or unit not in _BYTE_UNITS:
-        raise InvalidSpec(f"{text!r} is not an amount of memory", hint="Write it like 80GiB or 24GB")
+        raise InvalidSpec(
+            f"{text!r} is not an amount of memory", hint="Write it like 80GiB or 24GB"
+        )
     return round(float(match.group(1)) * _BYTE_UNITS[unit])
 
 

@@ -59,7 +59,9 @@ class Layout:
                 raise InvalidSpec(f"layout: {name} is {getattr(self, name)}, must be >= 1")
         ranks = self.dp * self.cp
         if self.shard_size and ranks % self.shard_size:
-            raise InvalidSpec(f"layout: shard_size {self.shard_size} does not divide dp x cp = {ranks}")
+            raise InvalidSpec(
+                f"layout: shard_size {self.shard_size} does not divide dp x cp = {ranks}"
+            )
         if (self.dp * self.cp * self.tp) % self.ep:
             raise InvalidSpec(
                 f"layout: ep={self.ep} does not divide dp x cp x tp = {self.dp * self.cp * self.tp}"
@@ -76,7 +78,9 @@ class Layout:
 
     def __str__(self) -> str:
         parts = [f"dp={self.dp}", f"tp={self.tp}", f"pp={self.pp}"]
-        parts += [f"{name}={getattr(self, name)}" for name in ("cp", "ep") if getattr(self, name) > 1]
+        parts += [
+            f"{name}={getattr(self, name)}" for name in ("cp", "ep") if getattr(self, name) > 1
+        ]
         parts.append(f"micro={self.micro_batch}")
         if self.sharding:
             parts.append(f"zero={int(self.sharding)}")
@@ -109,7 +113,9 @@ def parse_layout(text: str) -> Layout:
     for part in filter(None, (one.strip() for one in text.split(","))):
         key, equals, raw = (one.strip() for one in part.partition("="))
         if not equals:
-            raise InvalidSpec(f"layout: {part!r} has no value", hint="Write it like dp=8,tp=2,micro=1")
+            raise InvalidSpec(
+                f"layout: {part!r} has no value", hint="Write it like dp=8,tp=2,micro=1"
+            )
         if key not in _KEYS:
             raise UnknownName("layout key", key, _KEYS, where=f"layout {text!r}")
         if _KEYS[key] in values:
@@ -222,7 +228,9 @@ class Layouts:
         off = {"sharding": 0, "shard_size": 0, "sequence_parallel": 0, "gpipe": 0,
                "keep_gathered": 0, "vocab_barriers": 0}  # fmt: skip
         given = [np.asarray(columns.get(name, off.get(name, 1)), dtype=np.int64) for name in known]
-        arrays = dict(zip(known, np.broadcast_arrays(*[np.atleast_1d(a) for a in given]), strict=True))
+        arrays = dict(
+            zip(known, np.broadcast_arrays(*[np.atleast_1d(a) for a in given]), strict=True)
+        )
         all_ranks = arrays["dp"] * arrays["cp"]
         arrays["shard_size"] = np.where(arrays["shard_size"] > 0, arrays["shard_size"], all_ranks)
         return cls(**arrays)

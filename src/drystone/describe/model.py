@@ -202,9 +202,15 @@ class ModelSpec:
     def __post_init__(self) -> None:
         where = f"model {self.name!r}"
         _positive(where, hidden_size=self.hidden_size)
-        _not_negative(where, vocab_size=self.vocab_size, embedding_size=self.embedding_size,
-                      learned_positions=self.learned_positions, token_types=self.token_types,
-                      num_final_norms=self.num_final_norms, num_classes=self.num_classes)  # fmt: skip
+        _not_negative(
+            where,
+            vocab_size=self.vocab_size,
+            embedding_size=self.embedding_size,
+            learned_positions=self.learned_positions,
+            token_types=self.token_types,
+            num_final_norms=self.num_final_norms,
+            num_classes=self.num_classes,
+        )
         if not self.stack:
             raise InvalidSpec(f"{where} has no layers")
         for _, count in self.stack:

@@ -84,7 +84,7 @@ class RecomputeKind(StrEnum):
     """What of a recomputed layer is thrown away and computed again in the backward pass."""
 
     NONE = "none"
-    SELECTIVE = "selective"  # Megatron: the attention core; torch: by operator, see `Recompute.keep`
+    SELECTIVE = "selective"  # Megatron: the attention core; torch: every second product
     FULL = "full"
 
 

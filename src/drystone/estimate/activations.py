@@ -1,8 +1,8 @@
 """What does one layer keep for its backward pass? Bytes per token, tensor by tensor.
 
 The account follows Korthikanti et al. (arXiv:2205.05198, section 4), extended to grouped-query and
-latent attention, gated MLPs, experts, adapters and kernels that keep less (or more) than Megatron's.
-Everything is linear in tokens, apart from the scores of eager attention, which are linear in
+latent attention, gated MLPs, experts, adapters and kernels that keep less (or more) than
+Megatron's. Everything is linear in tokens, apart from the scores of eager attention, which are linear in
 tokens x keys. Splitting is linear too: a part is repeated on every tensor-parallel rank (unless
 sequence parallelism splits it), the other part is divided.
 """
@@ -122,7 +122,10 @@ def _norms(block: Block, hidden_size: int, recipe: Recipe, launcher: Launcher) -
     # Two outputs feed matrix multiplications; further norms (Gemma) feed additions.
     outputs = min(block.num_norms, 2) * width * hidden_size
     if recipe.tuning is not Tuning.FULL:
-        feeds = [{"q", "k", "v"} & set(recipe.lora.targets), {"gate", "up"} & set(recipe.lora.targets)]
+        feeds = [
+            {"q", "k", "v"} & set(recipe.lora.targets),
+            {"gate", "up"} & set(recipe.lora.targets),
+        ]
         outputs = sum(bool(feed) for feed in feeds[: block.num_norms]) * width * hidden_size
     masks = 2 * hidden_size if recipe.dropout else 0
     if launcher.keeps_gathered_inputs:

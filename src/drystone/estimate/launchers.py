@@ -42,7 +42,7 @@ class Launcher:
     fused_logits_bytes: float = 8.0  # with a loss kernel that writes its gradient in place
     # What 'selective' recomputation means: the attention core (Megatron) or by operator (torch).
     selective_by_operator: bool = True
-    # Under sequence parallelism, the gathered input of a matrix product is kept, not gathered again.
+    # Under sequence parallelism, the gathered input of a product is kept, not gathered again.
     keeps_gathered_inputs: bool = False
     # Layers whose weights are gathered at once under ZeRO-3, and whether embedding and head are
     # one unit with the root, which stays gathered from forward to backward.
@@ -86,12 +86,11 @@ LAUNCHERS = {
             _TORCH, name="accelerate", step_copies=1.0, logits_bytes=14.0, frozen_inputs_linger=True
         ),
         replace(_TORCH, name="hf-trainer", step_copies=1.0, logits_bytes=14.0),
-        replace(
-            _TORCH, name="litgpt", step_copies=1.0, norm_output_is_fp32=True, loads_whole=True
-        ),
+        replace(_TORCH, name="litgpt", step_copies=1.0, norm_output_is_fp32=True, loads_whole=True),
         replace(_TORCH, name="composer", logits_bytes=4.0, fused_logits_bytes=4.0),
-        replace(_TORCH, name="fsdp-qlora", step_copies=1.0, logits_bytes=14.0,
-                frozen_inputs_linger=True),
+        replace(
+            _TORCH, name="fsdp-qlora", step_copies=1.0, logits_bytes=14.0, frozen_inputs_linger=True
+        ),
         replace(_TORCH, name="nvidia-examples"),
         _MEGATRON,
         replace(_MEGATRON, name="megatron-local"),
@@ -111,8 +110,13 @@ LAUNCHERS = {
             logits_bytes=10.0,
             keeps_gathered_inputs=True,
         ),
-        replace(_MEGATRON, name="galvatron", keeps_master=False, gathered_layers=1.0,
-                root_stays_gathered=False),
+        replace(
+            _MEGATRON,
+            name="galvatron",
+            keeps_master=False,
+            gathered_layers=1.0,
+            root_stays_gathered=False,
+        ),
         replace(
             _TORCH, name="deepspeed", keeps_master=True, gradients_persist=True, logits_bytes=14.0
         ),

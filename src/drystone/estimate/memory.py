@@ -1,6 +1,6 @@
 """How much memory does each rank need, item by item, at the moment when it needs most?
 
-Theory of operation. A run has five moments that can be the peak, and the estimate takes the largest:
+Theory of operation. A run has five moments that can be the peak; the estimate takes the largest:
 
     loss       every micro-batch in flight is kept, and the logits are there
     backward   every micro-batch in flight is kept, and one layer is recomputed and differentiated
@@ -11,9 +11,9 @@ Theory of operation. A run has five moments that can be the peak, and the estima
 Which one wins depends on the numbers: a small batch peaks in the step, a large vocabulary at the
 loss. The items of the answer are those of the winning moment, so that they add up to it.
 
-Arrays have the shape (stages, layouts). What is asked for is either one stage, or the hungriest: then
-the first and the last are worked out side by side, since the first has most micro-batches in flight
-and the last has the logits.
+Arrays have the shape (stages, layouts). What is asked for is either one stage, or the hungriest:
+then the first and the last are worked out side by side, since the first has most micro-batches in
+flight and the last has the logits.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ MOMENTS = ("loss", "backward", "last", "step", "load")
 ITEM_SOURCES = {
     "weights": "parameters (estimate/parameters.py) x bytes by precision and launcher; "
     "ZeRO, arXiv:1910.02054 section 5",
-    "gradients": "parameters x bytes by precision and launcher; ZeRO-2, arXiv:1910.02054 section 5.2",
+    "gradients": "parameters x bytes by precision and launcher; "
+    "ZeRO-2, arXiv:1910.02054 section 5.2",
     "optimizer": "moments and fp32 master; ZeRO-1, arXiv:1910.02054 section 5.1",
     "activations": "tensors kept by autograd, arXiv:2205.05198 section 4, extended; "
     "micro-batches in flight, arXiv:2104.04473 section 2.2",
@@ -143,20 +144,16 @@ def estimate_memory(
 def _hungriest(found: StageMemory, stages: IntArray) -> MemoryEstimates:
     device = found.allocated + found.cache + found.context
     pick = device.argmax(axis=0)
-    columns = np.arange(device.shape[1])
-
-    def picked(array: npt.NDArray[np.generic]) -> FloatArray:
-        return np.broadcast_to(array, device.shape)[pick, columns]  # type: ignore[return-value]
-
+    columns = np.arange(len(pick))
     return MemoryEstimates(
         stage=np.broadcast_to(stages, device.shape)[pick, columns],
         moment=found.moment[pick, columns],
-        weights=picked(found.weights),
-        optimizer=picked(found.optimizer),
-        workspace=picked(found.workspace),
-        cache=picked(found.cache),
-        context=picked(found.context),
-        peak=picked(found.peak),
+        weights=found.weights[pick, columns],
+        optimizer=found.optimizer[pick, columns],
+        workspace=np.full(len(pick), found.workspace),
+        cache=found.cache[pick, columns],
+        context=found.context.astype(np.float64),
+        peak=found.peak[pick, columns],
         _moments=found.moments,
         _pick=pick,
     )

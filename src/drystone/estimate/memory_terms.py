@@ -62,6 +62,7 @@ class MemoryTerms:
     copy_bytes: float  # bytes of a weight in the form in which it multiplies
     layer_copy_bytes: float  # the same for the weights of a layer, which may be quantised
     is_frozen: bool
+    has_experts: bool
 
 
 @lru_cache(maxsize=1024)
@@ -90,6 +91,7 @@ def memory_terms(model: ModelSpec, recipe: Recipe) -> MemoryTerms:
         copy_bytes=float(width),
         layer_copy_bytes=weight_bits(recipe) / 8 if is_frozen else float(width),
         is_frozen=is_frozen,
+        has_experts=model.is_moe,
     )
 
 
@@ -122,9 +124,7 @@ def _counts_before(model: ModelSpec) -> npt.NDArray[np.int64]:
     return counts
 
 
-def _layer_terms(
-    block: Block, model: ModelSpec, recipe: Recipe, launcher: Launcher
-) -> LayerTerms:
+def _layer_terms(block: Block, model: ModelSpec, recipe: Recipe, launcher: Launcher) -> LayerTerms:
     hidden = model.hidden_size
     parameters = count_block(block, hidden)
     is_frozen = recipe.tuning is not Tuning.FULL

@@ -1,8 +1,8 @@
 """How right are the estimates? Prediction against published measurements, row by row.
 
 Like is compared with like: an `allocated` reading with the allocated estimate, `reserved` with
-reserved, everything else with what the device shows. A run that was read by two tools counts once in
-the summary. Whether a run fits is decided on the upper end of the estimate's range.
+reserved, everything else with what the device shows. A run that was read by two tools counts once
+in the summary. Whether a run fits is decided on the upper end of the estimate's range.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class CheckReport:
         return [run for run in self.runs if not run.is_second_reading]
 
     def errors_by(self, key: Callable[[CheckedRun], str]) -> dict[str, Errors]:
-        """One summary per key, in order of the key; second readings count where they stand apart."""
+        """One summary per key, in order; second readings count where they stand apart."""
         names = sorted({key(run) for run in self.runs})
         return {name: Errors.of([run for run in self.runs if key(run) == name]) for name in names}
 

@@ -126,17 +126,18 @@ def _feed_forward(row: Row, style: _Style, hidden: int) -> Mlp | Experts:
 
 
 def parse_layout(row: Row, model: ModelSpec) -> Layout:
-    pp = whole_number_of(row, "pp", 1)
+    """How the run was split."""
+    tp, pp = whole_number_of(row, "tp", 1), whole_number_of(row, "pp", 1)
     virtual = _virtual_stages(row.get("vpp", ""), pp, model.num_layers)
     return Layout(
         dp=whole_number_of(row, "dp"),
-        tp=whole_number_of(row, "tp", 1),
+        tp=tp,
         pp=pp,
         cp=whole_number_of(row, "cp", 1),
         ep=whole_number_of(row, "ep", 1),
         micro_batch=whole_number_of(row, "micro_batch"),
         sharding=_sharding(row["sharding"]),
-        sequence_parallel=row.get("sp", "").startswith("megatron-sp") and whole_number_of(row, "tp", 1) > 1,
+        sequence_parallel=tp > 1 and row.get("sp", "").startswith("megatron-sp"),
         schedule=Schedule.INTERLEAVED if virtual > 1 else Schedule.ONE_F_ONE_B,
         virtual_stages=virtual,
         keep_gathered=row["sharding"].startswith("fsdp-grad-op"),
@@ -182,6 +183,7 @@ def _sharding(text: str) -> Sharding:
 
 
 def parse_recipe(row: Row, layout: Layout) -> Recipe:
+    """How the model was trained."""
     framework = row["framework"]
     launcher = launcher_of(framework)
     global_batch = whole_number_of(row, "global_batch", 0) or (
@@ -281,9 +283,11 @@ def _attention_kernel(row: Row) -> AttentionKernel:
     text, framework = row.get("attention", ""), row["framework"]
     if text.startswith(("eager", "unfused", "local")):
         return AttentionKernel.EAGER
-    if text.startswith("default") and framework.endswith("local"):
+    if not text.startswith("default"):
+        return AttentionKernel.FUSED
+    if framework.endswith("local"):
         return AttentionKernel.EAGER  # Megatron's local layers know no fused attention
-    if text.startswith("default") and "lts image" in framework and row.get("meas_date", "") < "2026":
+    if "lts image" in framework and row.get("meas_date", "") < "2026":
         # The Transformer Engine of the older LTS image has no fused kernel for the deterministic
         # mode in which these tests run.
         return AttentionKernel.EAGER
@@ -320,6 +324,7 @@ def _offload(text: str) -> Offload:
 
 
 def whole_number_of(row: Row, name: str, default: int | None = None) -> int:
+    """The whole number in a column; `default` where it is empty."""
     text = row.get(name, "")
     if not text:
         if default is None:
@@ -335,6 +340,7 @@ def whole_number_of(row: Row, name: str, default: int | None = None) -> int:
 
 
 def number_of(row: Row, name: str) -> float:
+    """The number in a column; 0 where it is empty."""
     text = row.get(name, "")
     try:
         return float(text) if text else 0.0

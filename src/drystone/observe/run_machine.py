@@ -1,4 +1,4 @@
-"""On which hardware was a published run made? From its GPU and interconnect columns to a machine."""
+"""On which hardware was a published run made? From its columns to a machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _stated_network(text: str, gpus_per_node: int) -> Link | None:
     match = re.search(r"(?:(\d+)\s*x\s*)?(\d+)\s*Gb(?:ps|/s|it/s)?", text)
     if match is None:
         return None
-    gigabits = int(match.group(1) or 1) * int(match.group(2))
+    gigabits = float(match.group(1) or 1) * float(match.group(2))
     if "per GPU" not in text:
         gigabits = gigabits / gpus_per_node
     # What InfiniBand NDR reaches of its line rate, and its latency, stand for any RDMA network.

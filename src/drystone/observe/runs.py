@@ -98,7 +98,9 @@ def _load_rows(path: Path, *, measure: str) -> list[dict[str, str]]:
             return list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UnreadableFile(
-            f"cannot be read as CSV: {error}", where=str(path), hint="Check the path and the encoding"
+            f"cannot be read as CSV: {error}",
+            where=str(path),
+            hint="Check the path and the encoding",
         ) from None
 
 

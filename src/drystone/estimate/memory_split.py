@@ -1,0 +1,103 @@
+"""How does a layout split one pipeline stage? Layers, tokens and micro-batches on one rank.
+
+Every array broadcasts to (stages, layouts). Questions that most layouts answer with "no" (is the
+vocabulary spread, are layers kept gathered, is the schedule interleaved) are asked once for the
+whole array, since one estimate is a few dozen NumPy calls and each call counts.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from drystone.describe.layout import Layouts, Sharding
+from drystone.estimate.memory_terms import MemoryTerms
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+class Split(NamedTuple):
+    """The layouts as floats, and what follows from them alone."""
+
+    tp: FloatArray
+    sp: FloatArray  # tp where sequence parallelism divides, else 1
+    ep: IntArray
+    pp: IntArray
+    ranks: IntArray  # that share one copy of the state
+    is_shared: BoolArray  # whether there are several of them
+    zero1: BoolArray
+    zero2: BoolArray
+    zero3: BoolArray
+    is_first: BoolArray
+    is_last: BoolArray
+    start: IntArray  # first layer of the stage
+    end: IntArray  # one past its last layer
+    tokens: FloatArray  # of one micro-batch on one rank
+    keys: FloatArray  # that one token attends to
+    num_micro: IntArray  # micro-batches in a step
+    in_flight: FloatArray  # micro-batches kept at once
+    keeps_gathered: BoolArray | None  # None: no layout does
+    spreads_vocabulary: BoolArray | None  # None: no layout does
+    num_groups: IntArray  # groups of ranks that communicate
+
+
+def split_stage(terms: MemoryTerms, layouts: Layouts, stage: IntArray) -> Split:
+    """Work out the split of one stage of each layout."""
+    recipe, pp = terms.recipe, layouts.pp
+    tp = layouts.tp.astype(np.float64)
+    each = terms.num_layers // pp
+    more = terms.num_layers - each * pp
+    start = stage * each + np.minimum(stage, more)
+    num_micro = np.maximum(1, recipe.global_batch // (layouts.dp * layouts.micro_batch))
+    keys = recipe.seq_len / layouts.cp
+    return Split(
+        tp=tp,
+        sp=np.where(layouts.sequence_parallel > 0, tp, 1.0),
+        ep=layouts.ep,
+        pp=pp,
+        ranks=layouts.shard_size,
+        is_shared=layouts.shard_size > 1,
+        zero1=layouts.sharding >= Sharding.ZERO1,
+        zero2=layouts.sharding >= Sharding.ZERO2,
+        zero3=layouts.sharding >= Sharding.ZERO3,
+        is_first=stage == 0,
+        is_last=stage == pp - 1,
+        start=start,
+        end=start + each + (stage < more),
+        tokens=layouts.micro_batch * keys,
+        keys=keys,
+        num_micro=num_micro,
+        in_flight=_in_flight(layouts, stage, num_micro),
+        keeps_gathered=_flags(layouts.keep_gathered),
+        spreads_vocabulary=_flags(layouts.vocab_barriers),
+        num_groups=_num_groups(layouts),
+    )
+
+
+def _num_groups(layouts: Layouts) -> IntArray:
+    num_groups = (layouts.dp * layouts.cp > 1).astype(np.int64)
+    for degree in (layouts.tp, layouts.pp, layouts.ep):
+        num_groups += degree > 1
+    return num_groups
+
+
+def _flags(column: IntArray) -> BoolArray | None:
+    return column > 0 if column.any() else None
+
+
+def _in_flight(layouts: Layouts, stage: IntArray, num_micro: IntArray) -> FloatArray:
+    """Micro-batches whose activations a stage keeps at once: Narayanan et al., arXiv:2104.04473."""
+    pp, virtual = layouts.pp, layouts.virtual_stages
+    in_flight = (pp - stage).astype(np.float64)
+    if (virtual > 1).any():
+        # Interleaved: twice the stages behind it, and one round of the other chunks, in chunks.
+        chunks = 2 * (pp - stage - 1) + (virtual - 1) * pp + 1
+        in_flight = np.where(virtual > 1, chunks / virtual, in_flight)
+    in_flight = np.minimum(in_flight, num_micro)
+    if layouts.gpipe.any():
+        in_flight = np.where(layouts.gpipe > 0, num_micro, in_flight)
+    return in_flight + layouts.vocab_barriers

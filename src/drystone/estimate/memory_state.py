@@ -1,0 +1,138 @@
+"""Which parameters does one rank of a stage hold, and how many bytes of state stand for them?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from drystone.describe.recipe import Offload
+from drystone.estimate.memory_split import FloatArray, IntArray, Split
+from drystone.estimate.memory_terms import LayerTerms, MemoryTerms, weight_bits
+
+
+class Held(NamedTuple):
+    """Parameters on one rank, before data-parallel sharding."""
+
+    dense: FloatArray  # layers and what stands around them
+    expert: FloatArray
+    around: FloatArray  # embedding, head, last norm: the part of `dense` that is in no layer
+    adapter: FloatArray
+    quantised: FloatArray
+    largest_layer: FloatArray
+
+    @property
+    def whole(self) -> FloatArray:
+        """All of it."""
+        return self.dense + self.expert
+
+
+class State(NamedTuple):
+    """Bytes on one rank."""
+
+    weights: FloatArray
+    gradients: FloatArray
+    optimizer: FloatArray
+    step: FloatArray
+    loaded: FloatArray  # at the moment of loading, beyond the weights
+
+
+_NOTHING: FloatArray = np.zeros((1, 1))
+
+
+def each_kind(terms: MemoryTerms, split: Split) -> Iterator[tuple[IntArray, LayerTerms]]:
+    """Each kind of layer, with how many of them the stage has."""
+    if len(terms.layers) == 1:
+        yield split.end - split.start, terms.layers[0]
+        return
+    counts = terms.counts[split.end] - terms.counts[split.start]
+    for kind, layer in enumerate(terms.layers):
+        yield counts[..., kind], layer
+
+
+def held_parameters(terms: MemoryTerms, split: Split) -> Held:
+    """What one rank would hold if data parallelism divided nothing."""
+    around = _around(terms, split)
+    dense, expert, adapter, quantised, largest = around, _NOTHING, _NOTHING, _NOTHING, _NOTHING
+    for number, layer in each_kind(terms, split):
+        parameters = layer.parameters
+        one = parameters.tp_divided / split.tp + parameters.tp_replicated
+        dense = dense + number * one
+        if parameters.expert:
+            experts = parameters.expert / (split.ep * split.tp)
+            expert = expert + number * experts
+            one = one + experts
+        if terms.is_frozen:
+            # Of an adapter's two factors, one is divided by tensor parallelism.
+            adapter = adapter + number * layer.adapter * (0.5 + 0.5 / split.tp)
+            quantised = quantised + number * layer.quantised / split.tp
+        largest = np.maximum(largest, one)
+    return Held(dense, expert, around, adapter, quantised, largest)
+
+
+def stage_state(terms: MemoryTerms, split: Split, held: Held) -> State:
+    """Weights, gradients and optimizer state on one rank."""
+    make = _frozen_state if terms.is_frozen else _full_state
+    found = make(terms, split, held)
+    match terms.recipe.offload:
+        case Offload.OPTIMIZER:
+            nothing = np.zeros_like(found.optimizer)
+            return found._replace(optimizer=nothing, step=nothing)
+        case Offload.STATE:
+            return State(*(np.zeros_like(one) for one in found))
+        case _:
+            return found
+
+
+def _around(terms: MemoryTerms, split: Split) -> FloatArray:
+    """Embedding, head and last norm on this stage."""
+    copy_of_tied = np.where(split.is_first, 0.0, terms.tied_head)
+    around = split.is_first * (terms.embedding / split.tp + terms.positions)
+    around = around + split.is_last * ((terms.head + copy_of_tied) / split.tp + terms.final_norms)
+    if split.spreads_vocabulary is None:
+        return around
+    vocabulary = (terms.embedding + terms.head + terms.tied_head) / (split.tp * split.pp)
+    return np.where(split.spreads_vocabulary, vocabulary + terms.positions * split.is_first, around)
+
+
+def _full_state(terms: MemoryTerms, split: Split, held: Held) -> State:
+    state = terms.state
+    whole = held.whole
+    sharded = held.dense / split.ranks
+    if terms.has_experts:
+        sharded = sharded + held.expert / np.maximum(1.0, split.ranks / split.ep)
+    optimizer_params = np.where(split.zero1, sharded, whole)
+    kept_whole = whole * (state.weights + state.compute_copy)
+    return State(
+        weights=np.where(split.zero3, sharded * state.weights, kept_whole),
+        gradients=np.where(split.zero2, sharded, whole) * state.gradients,
+        optimizer=optimizer_params * (state.master + state.moments),
+        step=optimizer_params * state.step,
+        loaded=_loaded(terms, split, whole * state.weights),
+    )
+
+
+def _frozen_state(terms: MemoryTerms, split: Split, held: Held) -> State:
+    """Frozen weights in 16 bit or fewer, and full state for the adapters alone."""
+    recipe, launcher = terms.recipe, terms.launcher
+    whole = held.whole
+    frozen = 2.0 * (whole - held.quantised) + held.quantised * weight_bits(recipe) / 8
+    adapter_bytes = 4.0 if launcher.keeps_fp32_adapters else 2.0
+    trained = held.adapter
+    if recipe.lora.train_embeddings:
+        trained = trained + held.around  # PEFT trains a copy and keeps the original
+    shard = np.where(split.zero1, trained / split.ranks, trained)
+    return State(
+        weights=np.where(split.zero3, frozen / split.ranks, frozen) + trained * adapter_bytes,
+        gradients=trained * adapter_bytes,
+        optimizer=shard * 2 * adapter_bytes,
+        step=shard * adapter_bytes * launcher.step_copies,
+        loaded=_loaded(terms, split, frozen),
+    )
+
+
+def _loaded(terms: MemoryTerms, split: Split, whole_bytes: FloatArray) -> FloatArray:
+    if not terms.launcher.loads_whole:
+        return _NOTHING
+    return (split.zero3 & split.is_shared) * whole_bytes

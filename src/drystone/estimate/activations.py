@@ -30,7 +30,6 @@ class SavedBytes:
     whole: float = 0.0  # on every tensor-parallel rank; sequence parallelism divides it
     gathered: float = 0.0  # on every tensor-parallel rank, whatever sequence parallelism does
     divided: float = 0.0  # by tensor parallelism
-    expert: float = 0.0  # of routed tokens; by expert and tensor parallelism
     scores: float = 0.0  # per token and key; by tensor parallelism
 
     def __add__(self, other: SavedBytes) -> SavedBytes:
@@ -38,7 +37,6 @@ class SavedBytes:
             whole=self.whole + other.whole,
             gathered=self.gathered + other.gathered,
             divided=self.divided + other.divided,
-            expert=self.expert + other.expert,
             scores=self.scores + other.scores,
         )
 
@@ -48,7 +46,6 @@ class SavedBytes:
             whole=self.whole * factor,
             gathered=self.gathered * factor,
             divided=self.divided * factor,
-            expert=self.expert * factor,
             scores=self.scores * factor,
         )
 
@@ -87,7 +84,6 @@ def block_activations(
         whole=everything.whole,
         gathered=everything.gathered,
         divided=everything.divided,
-        expert=everything.expert,
     )
     return BlockActivations(kept=without_scores, rebuilt=SavedBytes(scores=everything.scores))
 
@@ -171,10 +167,13 @@ def _experts(experts: Experts, hidden_size: int, recipe: Recipe, launcher: Launc
     tensors = _mlp_tensors(gated=experts.gated, recipe=recipe, launcher=launcher)
     # Each routed copy keeps its dispatched input, the network's tensors, and the output that the
     # router's weight multiplies.
-    per_copy = width * (tensors * experts.ffn_size + 2 * hidden_size)
-    shared = SavedBytes(divided=width * tensors * experts.shared_ffn_size)
-    router = SavedBytes(whole=3 * 4.0 * experts.num_experts)  # logits, probabilities, routing map
-    return SavedBytes(expert=experts.top_k * per_copy) + shared + router
+    inner = experts.top_k * experts.ffn_size + experts.shared_ffn_size
+    router = 3 * 4.0 * experts.num_experts  # logits, probabilities, routing map
+    return SavedBytes(
+        whole=router,
+        gathered=2.0 * width * experts.top_k * hidden_size,
+        divided=width * tensors * inner,
+    )
 
 
 def _kept_by_operator(block: Block, hidden_size: int, recipe: Recipe) -> SavedBytes:
@@ -187,5 +186,5 @@ def _kept_by_operator(block: Block, hidden_size: int, recipe: Recipe) -> SavedBy
     kept = width * (query + value + context) + 4 * attention.num_heads
     if isinstance(block.feed_forward, Experts):
         routed = block.feed_forward.top_k * width * block.feed_forward.ffn_size
-        return SavedBytes(divided=kept, whole=width * hidden_size, expert=routed)
+        return SavedBytes(divided=kept + routed, whole=width * hidden_size)
     return SavedBytes(divided=kept + width * block.feed_forward.ffn_size, whole=width * hidden_size)

@@ -35,13 +35,16 @@ _NOTHING: FloatArray = np.zeros((1, 1))
 def kept_activations(terms: MemoryTerms, split: Split) -> Kept:
     """What the backward pass needs, and what the loss takes."""
     kept, rebuilt, one, transient = _NOTHING, _NOTHING, _NOTHING, _NOTHING
+    num_keys = terms.recipe.seq_len  # context parallelism divides the tokens, not their keys
     for number, layer in each_kind(terms, split):
         share = layer.token_share
-        of_layer = share * _on_rank(layer.activations.kept, split)
+        of_layer = share * _on_rank(layer.activations.kept, split, num_keys)
         kept = kept + number * of_layer
         one = np.maximum(one, of_layer)
         if layer.activations.rebuilt != SavedBytes():
-            rebuilt = np.maximum(rebuilt, share * _on_rank(layer.activations.rebuilt, split))
+            rebuilt = np.maximum(
+                rebuilt, share * _on_rank(layer.activations.rebuilt, split, num_keys)
+            )
         transient = np.maximum(transient, share * layer.transient / split.tp)
     if terms.launcher.pipeline_buffers:
         kept = kept + (split.pp > 1) * terms.launcher.pipeline_buffers * terms.boundary / split.sp
@@ -82,11 +85,9 @@ def gathered_weights(terms: MemoryTerms, split: Split, held: Held, state: State)
     return Gathered(layers, (split.zero2 & split.is_shared) * unreduced)
 
 
-def _on_rank(saved: SavedBytes, split: Split) -> FloatArray:
+def _on_rank(saved: SavedBytes, split: Split, num_keys: int) -> FloatArray:
     """Bytes per token on one tensor-parallel rank."""
-    divided: FloatArray | float = saved.divided + saved.expert
-    if saved.scores:
-        divided = divided + saved.scores * split.keys
+    divided = saved.divided + saved.scores * num_keys
     return saved.whole / split.sp + saved.gathered + divided / split.tp
 
 

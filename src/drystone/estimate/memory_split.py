@@ -25,7 +25,8 @@ class Split(NamedTuple):
 
     tp: FloatArray
     sp: FloatArray  # tp where sequence parallelism divides, else 1
-    ep: IntArray
+    expert_parts: FloatArray  # into which tensor and expert parallelism cut the experts
+    expert_ranks: FloatArray  # that share one copy of the state of an expert
     pp: IntArray
     ranks: IntArray  # that share one copy of the state
     is_shared: BoolArray  # whether there are several of them
@@ -37,7 +38,6 @@ class Split(NamedTuple):
     start: IntArray  # first layer of the stage
     end: IntArray  # one past its last layer
     tokens: FloatArray  # of one micro-batch on one rank
-    keys: FloatArray  # that one token attends to
     num_micro: IntArray  # micro-batches in a step
     in_flight: FloatArray  # micro-batches kept at once
     keeps_gathered: BoolArray | None  # None: no layout does
@@ -53,11 +53,14 @@ def split_stage(terms: MemoryTerms, layouts: Layouts, stage: IntArray) -> Split:
     more = terms.num_layers - each * pp
     start = stage * each + np.minimum(stage, more)
     num_micro = np.maximum(1, recipe.global_batch // (layouts.dp * layouts.micro_batch))
-    keys = recipe.seq_len / layouts.cp
+    copies = layouts.dp * layouts.cp
+    # Experts lie within dp x cp x tp ranks: past dp x cp they take the place of tensor parallelism.
+    ep = np.minimum(layouts.ep, copies)
     return Split(
         tp=tp,
         sp=np.where(layouts.sequence_parallel > 0, tp, 1.0),
-        ep=layouts.ep,
+        expert_parts=ep * tp,
+        expert_ranks=np.maximum(1.0, layouts.shard_size / ep),
         pp=pp,
         ranks=layouts.shard_size,
         is_shared=layouts.shard_size > 1,
@@ -68,8 +71,7 @@ def split_stage(terms: MemoryTerms, layouts: Layouts, stage: IntArray) -> Split:
         is_last=stage == pp - 1,
         start=start,
         end=start + each + (stage < more),
-        tokens=layouts.micro_batch * keys,
-        keys=keys,
+        tokens=layouts.micro_batch * (recipe.seq_len / layouts.cp),
         num_micro=num_micro,
         in_flight=_in_flight(layouts, stage, num_micro),
         keeps_gathered=_flags(layouts.keep_gathered),
@@ -97,7 +99,6 @@ def _in_flight(layouts: Layouts, stage: IntArray, num_micro: IntArray) -> FloatA
         # Interleaved: twice the stages behind it, and one round of the other chunks, in chunks.
         chunks = 2 * (pp - stage - 1) + (virtual - 1) * pp + 1
         in_flight = np.where(virtual > 1, chunks / virtual, in_flight)
-    in_flight = np.minimum(in_flight, num_micro)
     if layouts.gpipe.any():
         in_flight = np.where(layouts.gpipe > 0, num_micro, in_flight)
-    return in_flight + layouts.vocab_barriers
+    return np.minimum(in_flight + layouts.vocab_barriers, num_micro)

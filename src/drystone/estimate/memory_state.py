@@ -60,7 +60,7 @@ def held_parameters(terms: MemoryTerms, split: Split) -> Held:
         one = parameters.tp_divided / split.tp + parameters.tp_replicated
         dense = dense + number * one
         if parameters.expert:
-            experts = parameters.expert / (split.ep * split.tp)
+            experts = parameters.expert / split.expert_parts
             expert = expert + number * experts
             one = one + experts
         if terms.is_frozen:
@@ -99,9 +99,7 @@ def _around(terms: MemoryTerms, split: Split) -> FloatArray:
 def _full_state(terms: MemoryTerms, split: Split, held: Held) -> State:
     state = terms.state
     whole = held.whole
-    sharded = held.dense / split.ranks
-    if terms.has_experts:
-        sharded = sharded + held.expert / np.maximum(1.0, split.ranks / split.ep)
+    sharded = _sharded(terms, split, held)
     optimizer_params = np.where(split.zero1, sharded, whole)
     kept_whole = whole * (state.weights + state.compute_copy)
     return State(
@@ -111,6 +109,12 @@ def _full_state(terms: MemoryTerms, split: Split, held: Held) -> State:
         step=optimizer_params * state.step,
         loaded=_loaded(terms, split, whole * state.weights),
     )
+
+
+def _sharded(terms: MemoryTerms, split: Split, held: Held) -> FloatArray:
+    """Parameters on one rank when data parallelism divides them."""
+    sharded = held.dense / split.ranks
+    return sharded + held.expert / split.expert_ranks if terms.has_experts else sharded
 
 
 def _frozen_state(terms: MemoryTerms, split: Split, held: Held) -> State:

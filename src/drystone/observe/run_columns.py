@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from drystone.describe.layout import Layout, Schedule, Sharding
 from drystone.describe.model import Attention, Block, Experts, Head, Mlp, ModelSpec, Norm, QkNorm
@@ -25,8 +25,12 @@ from drystone.describe.recipe import (
     Tuning,
 )
 from drystone.errors import RequestError, UnknownName
+from drystone.estimate.parameters import count_model
 
 Row = Mapping[str, str]
+
+# Parameters as stated and as counted that are no further apart than this are the same model.
+_SAME_PARAMS = 0.03
 
 # --- the model -------------------------------------------------------------------------------
 
@@ -95,7 +99,7 @@ def parse_shape(row: Row) -> ModelSpec:
         num_norms=style.num_norms,
         parallel_residual=style.parallel,
     )
-    return ModelSpec(
+    model = ModelSpec(
         name=row.get("model", "") or row["run_id"],
         family=arch,
         hidden_size=hidden,
@@ -106,6 +110,7 @@ def parse_shape(row: Row) -> ModelSpec:
         final_norm=style.norm,
         head=Head.MASKED if arch == "bert" else Head.LANGUAGE,
     )
+    return _with_stated_experts(model, number_of(row, "params"))
 
 
 def _feed_forward(row: Row, style: _Style, hidden: int) -> Mlp | Experts:
@@ -120,6 +125,28 @@ def _feed_forward(row: Row, style: _Style, hidden: int) -> Mlp | Experts:
         bias=style.bias,
         activation=style.activation,
     )
+
+
+def _with_stated_experts(model: ModelSpec, stated_params: float) -> ModelSpec:
+    """The same with narrower or wider experts, where the stated parameters contradict `ffn`.
+
+    A table has one column for the feed-forward size; models whose experts have a size of their own
+    state it only through their number of parameters.
+    """
+    (block, num_layers), counted = model.stack[0], count_model(model)
+    experts = block.feed_forward
+    if not isinstance(experts, Experts) or not stated_params:
+        return model
+    if abs(counted.total / stated_params - 1) < _SAME_PARAMS:
+        return model
+    in_experts = sum(layer.expert * number for layer, number in counted.runs)
+    share = 1 + (stated_params - counted.total) / in_experts
+    if share <= 0:
+        raise RequestError(
+            f"column params: {stated_params:g} is less than the layers without experts"
+        )
+    experts = replace(experts, ffn_size=max(1, round(experts.ffn_size * share)))
+    return replace(model, stack=((replace(block, feed_forward=experts), num_layers),))
 
 
 # --- the layout ------------------------------------------------------------------------------

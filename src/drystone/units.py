@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from drystone.errors import InvalidSpec
 
@@ -33,28 +34,28 @@ def parse_bytes(text: str) -> int:
 
 def format_bytes(num_bytes: float) -> str:
     """Bytes as people read them: `23.4 GiB`, `512 MiB`."""
-    for unit, size in (("TiB", 1024**4), ("GiB", GiB), ("MiB", MiB), ("KiB", KiB)):
-        if abs(num_bytes) >= size:
-            value = num_bytes / size
-            return f"{value:.0f} {unit}" if value >= 1000 else f"{value:.3g} {unit}"
-    return f"{num_bytes:.0f} B"
+    units = (("TiB", 1024**4), ("GiB", GiB), ("MiB", MiB), ("KiB", KiB), ("B", 1))
+    return _in_largest_unit(num_bytes, units)
 
 
 def format_seconds(seconds: float) -> str:
     """Seconds as people read them: `3.2 h`, `41 ms`."""
-    if seconds >= HOUR_SECONDS:
-        return f"{seconds / HOUR_SECONDS:.3g} h"
-    if seconds >= 60:
-        return f"{seconds / 60:.3g} min"
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 1e-9:.3g} ns"
+    units = (("h", HOUR_SECONDS), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
+    return _in_largest_unit(seconds, (*units, ("ns", 1e-9))) if seconds else "0 s"
 
 
 def format_count(number: float) -> str:
     """A large count as people read it: `8.03 B`, `125 M`."""
-    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(number) >= size:
-            return f"{number / size:.3g} {unit}"
-    return f"{number:.3g}"
+    return _in_largest_unit(number, (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3), ("", 1)))
+
+
+def _in_largest_unit(number: float, units: Iterable[tuple[str, float]]) -> str:
+    """Three digits in the largest unit of which there is at least one, rounding included."""
+    text = f"{number:.3g}"
+    for unit, size in units:
+        value = number / size
+        rounded = abs(float(f"{value:.3g}"))
+        text = (f"{value:.0f} {unit}" if rounded >= 1000 else f"{value:.3g} {unit}").rstrip()
+        if rounded >= 1:
+            break
+    return text

@@ -2,17 +2,17 @@
 
 The account follows Korthikanti et al. (arXiv:2205.05198, section 4), extended to grouped-query and
 latent attention, gated MLPs, experts, adapters and kernels that keep less (or more) than
-Megatron's. Everything is linear in tokens, apart from the scores of eager attention, which are linear in
-tokens x keys. Splitting is linear too: a part is repeated on every tensor-parallel rank (unless
-sequence parallelism splits it), the other part is divided.
+Megatron's. Everything is linear in tokens, apart from the scores of eager attention, which are
+linear in tokens x keys. Splitting is linear too: a part is repeated on every tensor-parallel rank
+(unless sequence parallelism splits it), the other part is divided.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from drystone.describe.model import Attention, Block, Experts, Mlp, Norm
+from drystone.describe.model import Attention, Block, Experts, Mlp, Norm, QkNorm
 from drystone.describe.recipe import (
     AttentionKernel,
     Precision,
@@ -58,6 +58,11 @@ class BlockActivations:
     rebuilt: SavedBytes  # for the one layer that is being recomputed; zero without recomputation
 
 
+def decoder_share(recipe: Recipe) -> float:
+    """Tokens on the decoder side of an encoder-decoder, as a share of `seq_len`."""
+    return (recipe.decoder_seq_len or recipe.seq_len) / recipe.seq_len
+
+
 def activation_width(precision: Precision) -> int:
     """Bytes of one activation element."""
     return 4 if precision in (Precision.FP32, Precision.TF32) else 2
@@ -74,18 +79,13 @@ def block_activations(
     kind, every = recipe.recompute.kind, recipe.recompute.every
     if kind is RecomputeKind.NONE:
         return BlockActivations(kept=everything, rebuilt=SavedBytes())
-    if kind is RecomputeKind.FULL:
-        kept = boundary.scaled(1 / every) + everything.scaled(1 - 1 / every)
-        return BlockActivations(kept=kept, rebuilt=everything)
-    if launcher.selective_by_operator:
+    kept, rebuilt = boundary, everything
+    if kind is RecomputeKind.SELECTIVE and launcher.selective_by_operator:
         kept = boundary + _kept_by_operator(block, hidden_size, recipe)
-        return BlockActivations(kept=kept, rebuilt=everything)
-    without_scores = SavedBytes(
-        whole=everything.whole,
-        gathered=everything.gathered,
-        divided=everything.divided,
-    )
-    return BlockActivations(kept=without_scores, rebuilt=SavedBytes(scores=everything.scores))
+    elif kind is RecomputeKind.SELECTIVE:
+        kept, rebuilt = replace(everything, scores=0.0), SavedBytes(scores=everything.scores)
+    kept = kept.scaled(1 / every) + everything.scaled(1 - 1 / every)
+    return BlockActivations(kept=kept, rebuilt=rebuilt)
 
 
 def saved_by_block(
@@ -93,11 +93,15 @@ def saved_by_block(
 ) -> SavedBytes:
     """All tensors that autograd keeps for one layer without recomputation."""
     saved = _norms(block, hidden_size, recipe, launcher)
-    saved += _attention(block.attention, hidden_size, recipe, launcher)
+    # Where there is cross-attention, a block's own tokens and those it looks at differ in number.
+    share = decoder_share(recipe) if block.cross_attention is not None else 1.0
+    saved += _attention(block.attention, block.norm, recipe, launcher, keys_per_token=1.0)
+    saved = replace(saved, scores=saved.scores * share)
     if block.cross_attention is not None:
-        saved += _attention(block.cross_attention, hidden_size, recipe, launcher)
+        cross = block.cross_attention
+        saved += _attention(cross, block.norm, recipe, launcher, keys_per_token=1 / share)
     if isinstance(block.feed_forward, Mlp):
-        return saved + _mlp(block.feed_forward, hidden_size, recipe, launcher)
+        return saved + _mlp(block.feed_forward, recipe, launcher)
     return saved + _experts(block.feed_forward, hidden_size, recipe, launcher)
 
 
@@ -115,8 +119,10 @@ def norm_bytes(norm: Norm, hidden_size: int, recipe: Recipe, launcher: Launcher)
 def _norms(block: Block, hidden_size: int, recipe: Recipe, launcher: Launcher) -> SavedBytes:
     width = activation_width(recipe.precision)
     inputs = block.num_norms * norm_bytes(block.norm, hidden_size, recipe, launcher)
-    # Two outputs feed matrix multiplications; further norms (Gemma) feed additions.
-    outputs = min(block.num_norms, 2) * width * hidden_size
+    # The outputs in front of attention and feed-forward network feed matrix multiplications;
+    # further norms (Gemma) feed additions.
+    num_inputs = 2 + (block.cross_attention is not None)
+    outputs = min(block.num_norms, num_inputs) * width * hidden_size
     if recipe.tuning is not Tuning.FULL:
         feeds = [
             {"q", "k", "v"} & set(recipe.lora.targets),
@@ -130,7 +136,12 @@ def _norms(block: Block, hidden_size: int, recipe: Recipe, launcher: Launcher) -
 
 
 def _attention(
-    attention: Attention, hidden_size: int, recipe: Recipe, launcher: Launcher
+    attention: Attention,
+    norm: Norm,
+    recipe: Recipe,
+    launcher: Launcher,
+    *,
+    keys_per_token: float,
 ) -> SavedBytes:
     width = activation_width(recipe.precision)
     heads, kv_heads = attention.num_heads, attention.num_kv_heads
@@ -139,19 +150,26 @@ def _attention(
         kv_heads = heads
     key, value = kv_heads * attention.head_dim, kv_heads * attention.v_dim
     context = heads * attention.v_dim
-    divided = width * (query + key + value + context)
+    divided = width * (query + keys_per_token * (key + value) + context)
+    if attention.qk_norm is not QkNorm.NONE:
+        normed = query + attention.num_kv_heads * attention.head_dim
+        divided += norm_bytes(norm, normed, recipe, launcher)
+    whole = 0.0
     if attention.is_latent:
-        # The bottlenecks: their outputs, and the same after a norm.
-        divided += 2 * width * (attention.q_lora_rank + attention.kv_lora_rank)
+        # The bottlenecks, which every rank computes: their outputs, and the same after a norm.
+        whole = 2.0 * width * (attention.q_lora_rank + attention.kv_lora_rank)
     if recipe.attention is AttentionKernel.FUSED:
-        return SavedBytes(divided=divided + 4 * heads)  # the log-sum-exp of each row
+        log_sum_exp = 4 * heads  # one for each row of scores
+        return SavedBytes(whole=whole, divided=divided + log_sum_exp)
     per_score = width + (1 + width if recipe.dropout else 0)  # softmax; mask and its output
-    return SavedBytes(divided=divided, scores=per_score * heads)
+    return SavedBytes(whole=whole, divided=divided, scores=per_score * heads)
 
 
-def _mlp(mlp: Mlp, hidden_size: int, recipe: Recipe, launcher: Launcher) -> SavedBytes:
+def _mlp(mlp: Mlp, recipe: Recipe, launcher: Launcher) -> SavedBytes:
     width = activation_width(recipe.precision)
     tensors = _mlp_tensors(gated=mlp.gated, recipe=recipe, launcher=launcher)
+    if recipe.tuning is not Tuning.FULL and "down" not in recipe.lora.targets:
+        tensors -= 1  # a frozen matrix does not need its input
     return SavedBytes(divided=width * tensors * mlp.ffn_size)
 
 

@@ -58,8 +58,6 @@ class Launcher:
     copies_buckets: bool = True
     # Every rank loads the whole model onto its GPU before sharding it.
     loads_whole: bool = False
-    # PEFT keeps adapters in fp32 beside a 16-bit base (autocast_adapter_dtype).
-    keeps_fp32_adapters: bool = False
 
 
 _TORCH = Launcher(name="pytorch", keeps_master=False, norm_is_fused=False, step_copies=0.0)

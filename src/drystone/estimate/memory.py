@@ -13,7 +13,7 @@ loss. The items of the answer are those of the winning moment, so that they add 
 
 Arrays have the shape (stages, layouts). What is asked for is either one stage, or the hungriest:
 then the first and the last are worked out side by side, since the first has most micro-batches in
-flight and the last has the logits.
+flight and the last has the logits, and those where the kind of layer changes.
 """
 
 from __future__ import annotations
@@ -28,14 +28,17 @@ from drystone.describe.gpu import GpuSpec
 from drystone.describe.layout import Layouts
 from drystone.describe.model import ModelSpec
 from drystone.describe.recipe import Offload, Recipe
+from drystone.estimate.memory_split import stage_of_layer
 from drystone.estimate.memory_stage import Moments, StageMemory, stage_memory
-from drystone.estimate.memory_terms import memory_terms
+from drystone.estimate.memory_terms import MemoryTerms, memory_terms
 from drystone.estimate.residuals import memory_range
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 MOMENTS = ("loss", "backward", "last", "step", "load")
+
+_MOST_CHANGES = 4  # of the kind of layer along the depth
 
 ITEM_SOURCES = {
     "weights": "parameters (estimate/parameters.py) x bytes by precision and launcher; "
@@ -137,16 +140,28 @@ def estimate_memory(
     elif int(layouts.pp.max(initial=1)) == 1:
         stages = np.zeros((1, 1), dtype=np.int64)
     else:
-        stages = np.stack([np.zeros_like(layouts.pp), layouts.pp - 1])
+        stages = _candidates(terms, layouts.pp)
     return _hungriest(stage_memory(terms, layouts, stages, gpu), stages)
 
 
+def _candidates(terms: MemoryTerms, pp: IntArray) -> IntArray:
+    """Stages of which one is the hungriest, (candidates, layouts)."""
+    stages = [np.zeros_like(pp), pp - 1]
+    # Of the stages with equal layers the first keeps most. Where kinds alternate all along, stages
+    # are alike.
+    if len(terms.changes) <= _MOST_CHANGES:
+        for layer in terms.changes:
+            changing = stage_of_layer(terms, pp, layer)
+            stages += [changing, np.minimum(changing + 1, pp - 1)]
+    return np.stack(stages)
+
+
 def _hungriest(found: StageMemory, stages: IntArray) -> MemoryEstimates:
-    device = found.allocated + found.cache + found.context
-    pick = device.argmax(axis=0)
+    required = found.allocated
+    pick = required.argmax(axis=0)
     columns = np.arange(len(pick))
     return MemoryEstimates(
-        stage=np.broadcast_to(stages, device.shape)[pick, columns],
+        stage=np.broadcast_to(stages, required.shape)[pick, columns],
         moment=found.moment[pick, columns],
         weights=found.weights[pick, columns],
         optimizer=found.optimizer[pick, columns],

@@ -51,9 +51,9 @@ def kept_activations(terms: MemoryTerms, split: Split) -> Kept:
     # Sequence parallelism gathers the whole sequence in front of a matrix product.
     whole_input = np.where(split.sp > 1, terms.boundary, 0.0)
     kept_bytes = split.tokens * split.in_flight * kept
-    if terms.recipe.offload is Offload.ACTIVATIONS:
-        kept_bytes = kept_bytes * 0.0
     lingering = split.tokens * one
+    if terms.recipe.offload is Offload.ACTIVATIONS:
+        kept_bytes = np.minimum(kept_bytes, lingering)  # one layer is on its way, or at work
     if terms.is_frozen and terms.launcher.frozen_inputs_linger:
         lingering = np.where(split.zero3 & split.is_shared, 2 * kept_bytes, lingering)
     return Kept(
@@ -70,10 +70,13 @@ def gathered_weights(terms: MemoryTerms, split: Split, held: Held, state: State)
     num_layers: FloatArray | float = launcher.gathered_layers
     if split.keeps_gathered is not None:
         num_layers = np.where(split.keeps_gathered, split.end - split.start, num_layers)
+    num_layers = np.minimum(num_layers, split.end - split.start)
     layers = num_layers * held.largest_layer * terms.layer_copy_bytes
     if launcher.root_stays_gathered:
         layers = layers + held.around * terms.copy_bytes
-    layers = (split.zero3 & split.is_shared) * layers
+    # State in host memory comes layer by layer as well, also to a single GPU.
+    is_streamed = terms.recipe.offload is Offload.STATE
+    layers = (split.zero3 & split.is_shared | is_streamed) * layers
     if launcher.bucket_elements:
         bucket = terms.copy_bytes * np.minimum(launcher.bucket_elements, held.whole)
         layers = layers + (split.zero1 & split.is_shared) * bucket
@@ -82,7 +85,7 @@ def gathered_weights(terms: MemoryTerms, split: Split, held: Held, state: State)
     if terms.is_frozen:
         return Gathered(layers, _NOTHING)
     unreduced = terms.copy_bytes * held.largest_layer
-    return Gathered(layers, (split.zero2 & split.is_shared) * unreduced)
+    return Gathered(layers, (split.zero2 & split.is_shared | is_streamed) * unreduced)
 
 
 def _on_rank(saved: SavedBytes, split: Split, num_keys: int) -> FloatArray:

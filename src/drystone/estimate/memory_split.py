@@ -24,6 +24,7 @@ class Split(NamedTuple):
     """The layouts as floats, and what follows from them alone."""
 
     tp: FloatArray
+    most_tp: int  # over all layouts
     sp: FloatArray  # tp where sequence parallelism divides, else 1
     expert_parts: FloatArray  # into which tensor and expert parallelism cut the experts
     expert_ranks: FloatArray  # that share one copy of the state of an expert
@@ -58,6 +59,7 @@ def split_stage(terms: MemoryTerms, layouts: Layouts, stage: IntArray) -> Split:
     ep = np.minimum(layouts.ep, copies)
     return Split(
         tp=tp,
+        most_tp=int(layouts.tp.max(initial=1)),
         sp=np.where(layouts.sequence_parallel > 0, tp, 1.0),
         expert_parts=ep * tp,
         expert_ranks=np.maximum(1.0, layouts.shard_size / ep),
@@ -78,6 +80,14 @@ def split_stage(terms: MemoryTerms, layouts: Layouts, stage: IntArray) -> Split:
         spreads_vocabulary=_flags(layouts.vocab_barriers),
         num_groups=_num_groups(layouts),
     )
+
+
+def stage_of_layer(terms: MemoryTerms, pp: IntArray, layer: int) -> IntArray:
+    """The stage that a layer is on; the first stages have one layer more where some are left."""
+    each = np.maximum(1, terms.num_layers // pp)
+    more = terms.num_layers % pp
+    after_more = more + (layer - more * (each + 1)) // each
+    return np.where(layer < more * (each + 1), layer // (each + 1), after_more)
 
 
 def _num_groups(layouts: Layouts) -> IntArray:

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from drystone.describe.recipe import Offload
+from drystone.describe.recipe import Offload, Tuning
 from drystone.estimate.memory_split import FloatArray, IntArray, Split
-from drystone.estimate.memory_terms import LayerTerms, MemoryTerms, weight_bits
+from drystone.estimate.memory_terms import LayerTerms, MemoryTerms, quantised_bytes
 
 
 class Held(NamedTuple):
@@ -58,6 +58,9 @@ def held_parameters(terms: MemoryTerms, split: Split) -> Held:
     for number, layer in each_kind(terms, split):
         parameters = layer.parameters
         one = parameters.tp_divided / split.tp + parameters.tp_replicated
+        if terms.repeats_kv(split.most_tp):
+            repeats = np.maximum(1.0, split.tp / layer.num_kv_heads) - 1
+            one = one + repeats * layer.kv / split.tp
         dense = dense + number * one
         if parameters.expert:
             experts = parameters.expert / split.expert_parts
@@ -66,7 +69,7 @@ def held_parameters(terms: MemoryTerms, split: Split) -> Held:
         if terms.is_frozen:
             # Of an adapter's two factors, one is divided by tensor parallelism.
             adapter = adapter + number * layer.adapter * (0.5 + 0.5 / split.tp)
-            quantised = quantised + number * layer.quantised / split.tp
+            quantised = quantised + number * (one - layer.unquantised)
         largest = np.maximum(largest, one)
     return Held(dense, expert, around, adapter, quantised, largest)
 
@@ -92,8 +95,10 @@ def _around(terms: MemoryTerms, split: Split) -> FloatArray:
     around = around + split.is_last * ((terms.head + copy_of_tied) / split.tp + terms.final_norms)
     if split.spreads_vocabulary is None:
         return around
-    vocabulary = (terms.embedding + terms.head + terms.tied_head) / (split.tp * split.pp)
-    return np.where(split.spreads_vocabulary, vocabulary + terms.positions * split.is_first, around)
+    # A part of the input's and of the output's matrix are on the same rank, so ties hold.
+    spread = (terms.embedding + terms.head) / (split.tp * split.pp)
+    spread = spread + terms.positions * split.is_first + terms.final_norms * split.is_last
+    return np.where(split.spreads_vocabulary, spread, around)
 
 
 def _full_state(terms: MemoryTerms, split: Split, held: Held) -> State:
@@ -118,20 +123,28 @@ def _sharded(terms: MemoryTerms, split: Split, held: Held) -> FloatArray:
 
 
 def _frozen_state(terms: MemoryTerms, split: Split, held: Held) -> State:
-    """Frozen weights in 16 bit or fewer, and full state for the adapters alone."""
-    recipe, launcher = terms.recipe, terms.launcher
+    """Frozen weights, in few bits where they are quantised, and full state for the adapters."""
+    state, lora = terms.state, terms.recipe.lora
     whole = held.whole
-    frozen = 2.0 * (whole - held.quantised) + held.quantised * weight_bits(recipe) / 8
-    adapter_bytes = 4.0 if launcher.keeps_fp32_adapters else 2.0
-    trained = held.adapter
-    if recipe.lora.train_embeddings:
-        trained = trained + held.around  # PEFT trains a copy and keeps the original
-    shard = np.where(split.zero1, trained / split.ranks, trained)
+    frozen = terms.frozen_bytes * whole
+    if terms.recipe.tuning is Tuning.QLORA:
+        frozen = terms.frozen_bytes * (whole - held.quantised)
+        frozen = frozen + held.quantised * quantised_bytes(terms.recipe)
+    shard_of_frozen = frozen / split.ranks
+    if terms.has_experts:
+        shard_of_frozen = frozen * (_sharded(terms, split, held) / whole)
+    # PEFT trains a copy of the embeddings and keeps the original.
+    trained = held.adapter + held.around if lora.train_embeddings else held.adapter
+    shard = trained / split.ranks
+    optimizer_params = np.where(split.zero1, shard, trained)
+    trained_whole = trained * (state.weights + state.compute_copy)
     return State(
-        weights=np.where(split.zero3, frozen / split.ranks, frozen) + trained * adapter_bytes,
-        gradients=trained * adapter_bytes,
-        optimizer=shard * 2 * adapter_bytes,
-        step=shard * adapter_bytes * launcher.step_copies,
+        weights=np.where(
+            split.zero3, shard_of_frozen + shard * state.weights, frozen + trained_whole
+        ),
+        gradients=np.where(split.zero2, shard, trained) * state.gradients,
+        optimizer=optimizer_params * (state.master + state.moments),
+        step=optimizer_params * state.step,
         loaded=_loaded(terms, split, frozen),
     )
 

@@ -7,26 +7,29 @@ for them once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from drystone.describe.model import Block, Head, Mlp, ModelSpec, Side
-from drystone.describe.recipe import Loss, Recipe, Tuning
+from drystone.describe.model import Attention, Block, Head, Mlp, ModelSpec, Side
+from drystone.describe.recipe import Loss, Precision, Recipe, Tuning
 from drystone.estimate.activations import (
     BlockActivations,
     activation_width,
     block_activations,
+    decoder_share,
     norm_bytes,
 )
 from drystone.estimate.launchers import Launcher, find_launcher
 from drystone.estimate.parameters import BlockParameters, count_block, count_model
-from drystone.estimate.state import StateBytes, state_bytes
+from drystone.estimate.state import FP32_WEIGHTS, StateBytes, state_bytes
 
 # NF4 and GPTQ keep a 16- or 32-bit constant per block of 64 to 128 weights (arXiv:2305.14314).
 _QLORA_BITS = 4.5
+_FP32_LOGITS_BYTES = 12.0
+IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +40,9 @@ class LayerTerms:
     activations: BlockActivations
     token_share: float  # its tokens, as a share of `seq_len`: below 1 on a shorter decoder side
     adapter: float  # trainable adapter parameters
-    quantised: float  # parameters kept in few bits
+    unquantised: float  # parameters on every rank that stay in 16 bit under QLoRA
+    kv: float  # parameters of keys and values; ranks past the number of heads repeat them
+    num_kv_heads: int
     transient: float  # bytes per token while it runs backward, divided by tp
 
 
@@ -49,7 +54,8 @@ class MemoryTerms:
     launcher: Launcher
     state: StateBytes
     layers: tuple[LayerTerms, ...]
-    counts: npt.NDArray[np.int64]  # (num_layers + 1, kinds): how many of each before a position
+    counts: IntArray  # (num_layers + 1, kinds): how many of each before a position
+    changes: tuple[int, ...]  # the layers that are of another kind than the one before
     num_layers: int
     embedding: float  # parameters on the first stage, divided by tp
     positions: float  # on the first stage, whole
@@ -61,8 +67,13 @@ class MemoryTerms:
     boundary: float  # bytes per token that enter a layer
     copy_bytes: float  # bytes of a weight in the form in which it multiplies
     layer_copy_bytes: float  # the same for the weights of a layer, which may be quantised
+    frozen_bytes: float  # of a weight that is neither trained nor quantised
     is_frozen: bool
     has_experts: bool
+
+    def repeats_kv(self, tp: int) -> bool:
+        """Whether some layer has fewer key-value heads than tensor-parallel ranks."""
+        return any(tp > layer.num_kv_heads for layer in self.layers)
 
 
 @lru_cache(maxsize=1024)
@@ -71,13 +82,17 @@ def memory_terms(model: ModelSpec, recipe: Recipe) -> MemoryTerms:
     launcher = find_launcher(recipe.launcher)
     counted = count_model(model)
     width = activation_width(recipe.precision)
-    is_frozen = recipe.tuning is not Tuning.FULL
+    of_block = {block: _layer_terms(block, model, recipe, launcher) for block in model.blocks}
+    # Blocks that differ in nothing that takes memory (a window, say) are one kind here.
+    layers = tuple(dict.fromkeys(of_block.values()))
+    order = np.array([layers.index(of_block[block]) for block in model.layers()])
     return MemoryTerms(
         recipe=recipe,
         launcher=launcher,
-        state=state_bytes(recipe, launcher),
-        layers=tuple(_layer_terms(block, model, recipe, launcher) for block in model.blocks),
-        counts=_counts_before(model),
+        state=state_bytes(_trained(recipe), launcher),
+        layers=layers,
+        counts=_counts_before(order, len(layers)),
+        changes=tuple(int(one) + 1 for one in np.flatnonzero(np.diff(order))),
         num_layers=model.num_layers,
         embedding=float(counted.embedding),
         positions=float(counted.positions),
@@ -89,15 +104,16 @@ def memory_terms(model: ModelSpec, recipe: Recipe) -> MemoryTerms:
         + width * model.hidden_size,
         boundary=float(width * model.hidden_size),
         copy_bytes=float(width),
-        layer_copy_bytes=weight_bits(recipe) / 8 if is_frozen else float(width),
-        is_frozen=is_frozen,
+        layer_copy_bytes=quantised_bytes(recipe) if recipe.tuning is Tuning.QLORA else width,
+        frozen_bytes=4.0 if recipe.precision in FP32_WEIGHTS else 2.0,
+        is_frozen=recipe.tuning is not Tuning.FULL,
         has_experts=model.is_moe,
     )
 
 
-def weight_bits(recipe: Recipe) -> float:
-    """Bits of one frozen weight, its share of the quantisation constants included."""
-    return recipe.weight_bits or (_QLORA_BITS if recipe.tuning is Tuning.QLORA else 16.0)
+def quantised_bytes(recipe: Recipe) -> float:
+    """Bytes of one quantised weight, its share of the quantisation constants included."""
+    return (recipe.weight_bits or _QLORA_BITS) / 8
 
 
 def adapter_parameters(block: Block, hidden_size: int, recipe: Recipe) -> int:
@@ -116,19 +132,37 @@ def adapter_parameters(block: Block, hidden_size: int, recipe: Recipe) -> int:
     return recipe.lora.rank * sum(sizes.get(target, 0) for target in recipe.lora.targets)
 
 
-def _counts_before(model: ModelSpec) -> npt.NDArray[np.int64]:
-    kinds = model.blocks
-    order = np.array([kinds.index(block) for block in model.layers()])
-    counts = np.zeros((len(order) + 1, len(kinds)), dtype=np.int64)
-    counts[1:] = np.cumsum(order[:, None] == np.arange(len(kinds)), axis=0)
+def _trained(recipe: Recipe) -> Recipe:
+    """The recipe as it applies to what is trained: adapters may have a format of their own."""
+    formats = {2: Precision.BF16, 4: Precision.FP32}
+    if recipe.tuning is Tuning.FULL or recipe.lora.dtype_bytes not in formats:
+        return recipe
+    return replace(recipe, precision=formats[recipe.lora.dtype_bytes])
+
+
+def _counts_before(order: IntArray, num_kinds: int) -> IntArray:
+    counts = np.zeros((len(order) + 1, num_kinds), dtype=np.int64)
+    counts[1:] = np.cumsum(order[:, None] == np.arange(num_kinds), axis=0)
     return counts
+
+
+def _attentions(block: Block) -> list[Attention]:
+    return [one for one in (block.attention, block.cross_attention) if one is not None]
+
+
+def _kv_parameters(block: Block, hidden_size: int) -> int:
+    """Parameters of the key and value projections that tensor parallelism divides by heads."""
+    return sum(
+        one.num_kv_heads * (one.head_dim + one.v_dim) * (hidden_size + one.qkv_bias)
+        for one in _attentions(block)
+        if not one.is_latent
+    )
 
 
 def _layer_terms(block: Block, model: ModelSpec, recipe: Recipe, launcher: Launcher) -> LayerTerms:
     hidden = model.hidden_size
     parameters = count_block(block, hidden)
     is_frozen = recipe.tuning is not Tuning.FULL
-    quantised = parameters.total - parameters.norms - parameters.router
     ffn = block.feed_forward
     if isinstance(ffn, Mlp):
         active_ffn = ffn.ffn_size
@@ -139,24 +173,24 @@ def _layer_terms(block: Block, model: ModelSpec, recipe: Recipe, launcher: Launc
         activations=block_activations(block, hidden, recipe, launcher),
         token_share=_token_share(block, model, recipe),
         adapter=float(adapter_parameters(block, hidden, recipe)) if is_frozen else 0.0,
-        quantised=float(quantised) if recipe.tuning is Tuning.QLORA else 0.0,
+        unquantised=float(parameters.norms + parameters.router),
+        kv=float(_kv_parameters(block, hidden)),
+        num_kv_heads=min(one.num_kv_heads for one in _attentions(block)),
         # The gradients of the feed-forward network's two widest tensors stand beside each other.
         transient=float(2 * activation_width(recipe.precision) * active_ffn),
     )
 
 
 def _token_share(block: Block, model: ModelSpec, recipe: Recipe) -> float:
-    if model.is_encoder_decoder and block.side is Side.DECODER and recipe.decoder_seq_len:
-        return recipe.decoder_seq_len / recipe.seq_len
+    if model.is_encoder_decoder and block.side is Side.DECODER:
+        return decoder_share(recipe)
     return 1.0
 
 
 def _logits_per_token(model: ModelSpec, recipe: Recipe) -> float:
     """Elements of logits per token of `seq_len`; a classifier has one position per sequence."""
     if model.head in (Head.LANGUAGE, Head.MASKED):
-        share = 1.0
-        if model.is_encoder_decoder and recipe.decoder_seq_len:
-            share = recipe.decoder_seq_len / recipe.seq_len
+        share = decoder_share(recipe) if model.is_encoder_decoder else 1.0
         return model.vocab_size * share
     return model.num_classes / recipe.seq_len
 
@@ -166,6 +200,8 @@ def _logits_bytes(recipe: Recipe, launcher: Launcher) -> float:
     width = activation_width(recipe.precision)
     if recipe.loss is Loss.CHUNKED:
         return 0.0
-    if recipe.loss is Loss.FUSED:
-        return launcher.fused_logits_bytes * width / 2
-    return launcher.logits_bytes * width / 2 if width > 2 else launcher.logits_bytes
+    fused = recipe.loss is Loss.FUSED
+    num_bytes = launcher.fused_logits_bytes if fused else launcher.logits_bytes
+    # In fp32 the logits are twice as wide and need no fp32 copy: at most logits, log-softmax and
+    # gradient stand beside each other.
+    return num_bytes if width == 2 else min(num_bytes + 2, _FP32_LOGITS_BYTES)

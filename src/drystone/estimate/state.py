@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from drystone.describe.recipe import Optimizer, Precision, Recipe, StepKernel
 from drystone.estimate.launchers import Launcher
 
-_FULL = (Precision.FP32, Precision.TF32, Precision.AMP_FP16, Precision.AMP_BF16)
+FP32_WEIGHTS = (Precision.FP32, Precision.TF32, Precision.AMP_FP16, Precision.AMP_BF16)
 _PURE = (Precision.FP16, Precision.BF16)
 # Moments that each optimizer keeps per parameter, in parameter-sized tensors. Adafactor keeps a row
 # and a column instead of a matrix (arXiv:1804.04235): under 1 % of it at usual widths. Muon keeps
@@ -41,7 +41,7 @@ class StateBytes:
 def state_bytes(recipe: Recipe, launcher: Launcher) -> StateBytes:
     """What the precision, the optimizer and the launcher's conventions come to."""
     precision = recipe.precision
-    if precision in _FULL:
+    if precision in FP32_WEIGHTS:
         copy = 0.0 if precision in (Precision.FP32, Precision.TF32) else 2.0
         weights, gradients, master, state = 4.0, 4.0, 0.0, 4.0
     elif precision in _PURE:
@@ -69,6 +69,8 @@ def _step_bytes(
     recipe: Recipe, launcher: Launcher, *, gradients: float, master: float, state: float
 ) -> float:
     cast = 4.0 if master and gradients < 4 and launcher.casts_gradients_for_step else 0.0
+    if recipe.optimizer is Optimizer.ADAM_8BIT:
+        return cast  # one kernel, block by block (bitsandbytes)
     if recipe.step_kernel is StepKernel.FOREACH or launcher.step_copies:
         return cast + max(launcher.step_copies, 1.0) * state
     return cast

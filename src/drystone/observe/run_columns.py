@@ -220,7 +220,7 @@ def parse_recipe(row: Row, layout: Layout) -> Recipe:
     return Recipe(
         seq_len=whole_number_of(row, "seq_len"),
         global_batch=global_batch,
-        precision=_precision(row["precision"]),
+        precision=_kept_precision(_precision(row["precision"]), launcher, layout),
         optimizer=_optimizer(row.get("optimizer", "")),
         recompute=_recompute(row["recompute"]),
         attention=_attention_kernel(row),
@@ -281,6 +281,13 @@ def _precision(text: str) -> Precision:
         if re.search(pattern, text):
             return precision
     raise UnknownName("precision", text, [one.value for one in Precision])
+
+
+def _kept_precision(stated: Precision, launcher: str, layout: Layout) -> Precision:
+    """DeepSpeed's ZeRO keeps an fp32 master of whatever it trains, also where 16 bit is stated."""
+    mixed = {Precision.BF16: Precision.BF16_MIXED, Precision.FP16: Precision.FP16_MIXED}
+    has_master = launcher == "deepspeed" and layout.sharding is not Sharding.NONE
+    return mixed.get(stated, stated) if has_master else stated
 
 
 def _optimizer(text: str) -> Optimizer:

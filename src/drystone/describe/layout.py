@@ -9,7 +9,7 @@ from enum import IntEnum, StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from drystone.describe.model import Experts, ModelSpec
+from drystone.describe.model import Block, Experts, ModelSpec
 from drystone.describe.recipe import Recipe
 from drystone.errors import InvalidSpec, UnknownName
 
@@ -152,21 +152,7 @@ def check_layout(model: ModelSpec, recipe: Recipe, layout: Layout) -> list[str]:
     """Why this model cannot be split like that; empty when it can."""
     problems = []
     for block in model.blocks:
-        attention = block.attention
-        if attention.num_heads % layout.tp:
-            problems.append(
-                f"{attention.num_heads} attention heads are not divisible by tp={layout.tp}"
-            )
-        if isinstance(block.feed_forward, Experts):
-            if block.feed_forward.num_experts % layout.ep:
-                problems.append(
-                    f"{block.feed_forward.num_experts} experts are not divisible by ep={layout.ep}"
-                )
-        elif block.feed_forward.ffn_size % layout.tp:
-            problems.append(
-                f"the feed-forward size {block.feed_forward.ffn_size} is not divisible "
-                f"by tp={layout.tp}"
-            )
+        problems += _check_block(block, layout)
     if layout.ep > 1 and not model.is_moe:
         problems.append(f"ep={layout.ep}, but {model.name} has no experts")
     if layout.pp * layout.virtual_stages > model.num_layers:
@@ -183,6 +169,25 @@ def check_layout(model: ModelSpec, recipe: Recipe, layout: Layout) -> list[str]:
     if recipe.seq_len % layout.cp:
         problems.append(f"the sequence length {recipe.seq_len} is not divisible by cp={layout.cp}")
     return list(dict.fromkeys(problems))
+
+
+def _check_block(block: Block, layout: Layout) -> list[str]:
+    problems = []
+    tp, heads, kv_heads = layout.tp, block.attention.num_heads, block.attention.num_kv_heads
+    if heads % tp:
+        problems.append(f"{heads} attention heads are not divisible by tp={tp}")
+    elif kv_heads % tp and tp % kv_heads:
+        problems.append(
+            f"{kv_heads} key-value heads can be neither divided nor repeated by tp={tp}"
+        )
+    if isinstance(block.feed_forward, Experts):
+        num_experts = block.feed_forward.num_experts
+        if num_experts % layout.ep:
+            problems.append(f"{num_experts} experts are not divisible by ep={layout.ep}")
+    elif block.feed_forward.ffn_size % tp:
+        ffn_size = block.feed_forward.ffn_size
+        problems.append(f"the feed-forward size {ffn_size} is not divisible by tp={tp}")
+    return problems
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

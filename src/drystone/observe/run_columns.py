@@ -6,6 +6,7 @@ Each table of measurements has its own words for the same thing (`zero1 (distrib
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -31,6 +32,10 @@ Row = Mapping[str, str]
 
 # Parameters as stated and as counted that are no further apart than this are the same model.
 _SAME_PARAMS = 0.03
+
+# Larger numbers are slips of a pen: no model has as many heads, no job as many GPUs.
+_LARGEST = 10**9
+_MOST_LAYERS = 10_000
 
 # --- the model -------------------------------------------------------------------------------
 
@@ -83,10 +88,13 @@ def parse_shape(row: Row) -> ModelSpec:
         raise UnknownName("architecture", arch, _STYLES, where=row["run_id"])
     style = _STYLES[arch]
     hidden, heads = whole_number_of(row, "hidden"), whole_number_of(row, "heads")
+    num_layers = whole_number_of(row, "layers")
+    if num_layers > _MOST_LAYERS:
+        raise RequestError(f"column layers: {num_layers:,} are too many to be meant")
     attention = Attention(
         num_heads=heads,
         num_kv_heads=whole_number_of(row, "kv_heads", heads),
-        head_dim=whole_number_of(row, "head_dim", hidden // heads),
+        head_dim=whole_number_of(row, "head_dim", hidden // max(1, heads)),
         qkv_bias=style.qkv_bias,
         out_bias=style.bias,
         qk_norm=style.qk_norm,
@@ -103,7 +111,7 @@ def parse_shape(row: Row) -> ModelSpec:
         name=row.get("model", "") or row["run_id"],
         family=arch,
         hidden_size=hidden,
-        stack=((block, whole_number_of(row, "layers")),),
+        stack=((block, num_layers),),
         vocab_size=whole_number_of(row, "vocab"),
         tied_embeddings=row.get("tied_emb", "") == "yes",
         learned_positions=whole_number_of(row, "seq_len") if style.positions else 0,
@@ -364,12 +372,9 @@ def whole_number_of(row: Row, name: str, default: int | None = None) -> int:
         if default is None:
             raise RequestError(f"column {name} is empty")
         return default
-    try:
-        value = float(text)
-    except ValueError:
-        raise RequestError(f"column {name}: {text!r} is not a number") from None
-    if value != round(value) or value < 0:
-        raise RequestError(f"column {name}: {text!r} is not a whole number")
+    value = number_of(row, name)
+    if value != round(value) or value > _LARGEST:
+        raise RequestError(f"column {name}: {text!r} is not a whole number up to {_LARGEST:,}")
     return round(value)
 
 
@@ -377,6 +382,9 @@ def number_of(row: Row, name: str) -> float:
     """The number in a column; 0 where it is empty."""
     text = row.get(name, "")
     try:
-        return float(text) if text else 0.0
+        value = float(text) if text else 0.0
     except ValueError:
         raise RequestError(f"column {name}: {text!r} is not a number") from None
+    if not 0 <= value < math.inf:
+        raise RequestError(f"column {name}: {text!r} is not a number from 0 on")
+    return value

@@ -113,9 +113,10 @@ def _refuse_marked(row: dict[str, str], *, measure: str) -> None:
     # The number of parameters is counted here; a mixture of unknown layers cannot be.
     if row.get("config_complete", "yes") == "no" and (missing != "params" or row["arch"] == "moe"):
         raise RequestError(f"configuration incomplete: {missing or 'see notes'}")
-    if measure == "memory" and not row["mem_gib"] and row["kind"] != "oom-boundary":
+    if measure == "memory" and row["kind"] != "oom-boundary" and not number_of(row, "mem_gib"):
         raise RequestError("no memory reading")
-    if measure == "speed" and not row["tokens_per_s_per_gpu"] and not row.get("step_time_s"):
+    pace = number_of(row, "tokens_per_s_per_gpu") or number_of(row, "step_time_s")
+    if measure == "speed" and not pace:
         raise RequestError("no speed reading")
 
 
@@ -126,7 +127,7 @@ def _parse_complete(row: dict[str, str], *, run_id: str, dataset: str) -> Publis
     problems = [one for one in check_layout(model, recipe, layout) if "global batch" not in one]
     if problems:
         raise RequestError("; ".join(problems))
-    num_gpus = whole_number_of(row, "gpus", layout.num_gpus)
+    num_gpus = whole_number_of(row, "gpus", 0) or layout.num_gpus
     nodes = whole_number_of(row, "nodes", 0) or max(1, num_gpus // 8)
     kind = row.get("kind", "")
     return PublishedRun(
@@ -150,7 +151,7 @@ def _parse_complete(row: dict[str, str], *, run_id: str, dataset: str) -> Publis
 
 
 def _measured_pace(row: dict[str, str], recipe: Recipe, num_gpus: int) -> float:
-    if row.get("tokens_per_s_per_gpu"):
-        return number_of(row, "tokens_per_s_per_gpu")
+    if pace := number_of(row, "tokens_per_s_per_gpu"):
+        return pace
     step_seconds = number_of(row, "step_time_s")
     return recipe.global_batch * recipe.seq_len / step_seconds / num_gpus if step_seconds else 0.0

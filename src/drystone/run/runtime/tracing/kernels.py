@@ -11,7 +11,7 @@ not, and under `CudaKernels` they are replaced by stand-ins that save what the C
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,7 +29,7 @@ def chosen_kernels(request: TraceRequest) -> Iterator[None]:
     if request.attention is AttentionKernel.EAGER:
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        with sdpa_kernel(SDPBackend.MATH):  # type: ignore[operator]
+        with sdpa_kernel(SDPBackend.MATH):
             yield
     elif request.kernels is Kernels.CUDA:
         with CudaKernels():
@@ -83,7 +83,7 @@ class _RmsNorm(torch.autograd.Function):
         return torch.empty_like(input), None, of_weight
 
 
-_STAND_INS = {
+_STAND_INS: dict[Any, Callable[..., Any]] = {
     F.dropout: _dropout,
     torch.dropout: _dropout,
     F.scaled_dot_product_attention: _attention,

@@ -1,16 +1,17 @@
 """Importing torch and transformers in half the time, by leaving out what a trace never calls.
 
-The compiler (`torch._dynamo`) and distributed tensors take 1.5 of the 4.3 seconds that importing a
-transformers model takes. Both are imported for names in type checks and decorators. Here they
-become empty modules whose every attribute is a class without content, so that `isinstance` is false
-and a decorator does nothing. If the trace then fails for any reason, `trace.py` starts again
-without this.
+The compiler, distributed tensors and symbolic shapes take about half of the time that importing a
+transformers model takes. They are imported for names in type checks and decorators. Here they
+become hollow modules: every attribute is a class of which there is no instance, so that `isinstance` is
+false, and a decorator does nothing. Making an instance raises. If the trace then fails, for that or
+any other reason, `trace.py` starts again without all this: it can cost time, but not correctness.
 """
 
 from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
+import operator
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -23,8 +24,12 @@ _HOLLOW = (
     "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
     "torch.distributed.tensor",
+    "torch.fx.experimental.symbolic_shapes",
+    "torch.utils._sympy",
     "transformers.generation.continuous_batching",
 )
+# Instances that are only held: placements in tensor-parallel plans, the origins of fake tensors.
+_INERT = ("torch.distributed", "torch._dynamo.source")
 _REAL = ("torch._dynamo.config",)  # a table of settings, which fake tensors read
 
 
@@ -60,31 +65,65 @@ class _HollowModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        known: dict[str, Any] = {
-            "disable": _unchanged,
-            "optimize": lambda *_, **__: _unchanged,
-            "allow_in_graph": _unchanged,
-            "is_compiling": lambda: False,
-            "graph_break": lambda *_, **__: None,
-        }
-        value = known.get(name) or type(name, (_Hollow,), {})
+        base = _Inert if self.__name__.startswith(_INERT) else _Hollow
+        value = _KNOWN[name] if name in _KNOWN else type(name, (base,), {})
         setattr(self, name, value)
         return value
 
 
 class _Hollow:
-    """Stands for any class of a module left out."""
+    """Stands for any class or function of a module left out."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        raise RuntimeError(f"{type(self).__name__} was left out of the quick imports")
+
+
+class _Inert(_Hollow):
+    """Stands for a class whose instances are only held, never asked."""
 
     def __init__(self, *_: object, **__: object) -> None:
         """Take anything."""
-
-    def __enter__(self) -> _Hollow:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
 
 
 def _unchanged(function: Callable[..., Any] | None = None, *_: object, **__: object) -> Any:
     """A decorator that does nothing, with or without arguments."""
     return _unchanged if function is None else function
+
+
+def _always(value: object) -> Callable[..., Any]:
+    return lambda *_, **__: value
+
+
+# What is called even in a plain trace, where every size is a number and nothing is compiled.
+_KNOWN: dict[str, Any] = {
+    "disable": _unchanged,
+    "allow_in_graph": _unchanged,
+    "assume_constant_result": _unchanged,
+    "disallow_in_graph": _unchanged,
+    "forbid_in_graph": _unchanged,
+    "nonstrict_trace": _unchanged,
+    "mark_static": _always(None),
+    "mark_static_address": _always(None),
+    "optimize": _always(_unchanged),
+    "is_compiling": _always(False),
+    "graph_break": _always(None),
+    "guard_or_false": bool,
+    "guard_or_true": bool,
+    "guard_size_oblivious": bool,
+    "guard_int": int,
+    "guarding_hint_or_throw": int,
+    "has_guarding_hint": _always(True),
+    "is_symbolic": _always(False),
+    "statically_known_true": bool,
+    "definitely_true": bool,
+    "expect_true": bool,
+    "is_nested_int": _always(False),
+    "has_free_symbols": _always(False),
+    "has_free_unbacked_symbols": _always(False),
+    "free_unbacked_symbols": _always(frozenset()),
+    "sym_and": lambda *claims: all(claims),
+    "sym_or": lambda *claims: any(claims),
+    "sym_eq": operator.eq,
+    "_iterate_exprs": _always(()),
+    "_iterate_nodes": _always(()),
+}

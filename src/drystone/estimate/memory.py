@@ -137,7 +137,7 @@ def estimate_memory(
     terms = memory_terms(model, recipe)
     if stage is not None:
         stages = np.atleast_1d(np.asarray(stage, dtype=np.int64))[None]
-    elif int(layouts.pp.max(initial=1)) == 1:
+    elif np.count_nonzero(layouts.pp > 1) == 0:
         stages = np.zeros((1, 1), dtype=np.int64)
     else:
         stages = _candidates(terms, layouts.pp)

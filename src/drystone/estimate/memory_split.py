@@ -19,12 +19,15 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
+# NumPy compares with plain numbers several times faster than with an enumeration.
+_ZERO1, _ZERO2, _ZERO3 = int(Sharding.ZERO1), int(Sharding.ZERO2), int(Sharding.ZERO3)
+
 
 class Split(NamedTuple):
     """The layouts as floats, and what follows from them alone."""
 
     tp: FloatArray
-    most_tp: int  # over all layouts
+    repeats_kv: bool  # whether some layout has more of them than there are key-value heads
     sp: FloatArray  # tp where sequence parallelism divides, else 1
     expert_parts: FloatArray  # into which tensor and expert parallelism cut the experts
     expert_ranks: FloatArray  # that share one copy of the state of an expert
@@ -59,16 +62,16 @@ def split_stage(terms: MemoryTerms, layouts: Layouts, stage: IntArray) -> Split:
     ep = np.minimum(layouts.ep, copies)
     return Split(
         tp=tp,
-        most_tp=int(layouts.tp.max(initial=1)),
+        repeats_kv=_is_any(layouts.tp > terms.fewest_kv_heads),
         sp=np.where(layouts.sequence_parallel > 0, tp, 1.0),
         expert_parts=ep * tp,
         expert_ranks=np.maximum(1.0, layouts.shard_size / ep),
         pp=pp,
         ranks=layouts.shard_size,
         is_shared=layouts.shard_size > 1,
-        zero1=layouts.sharding >= Sharding.ZERO1,
-        zero2=layouts.sharding >= Sharding.ZERO2,
-        zero3=layouts.sharding >= Sharding.ZERO3,
+        zero1=layouts.sharding >= _ZERO1,
+        zero2=layouts.sharding >= _ZERO2,
+        zero3=layouts.sharding >= _ZERO3,
         is_first=stage == 0,
         is_last=stage == pp - 1,
         start=start,
@@ -98,17 +101,21 @@ def _num_groups(layouts: Layouts) -> IntArray:
 
 
 def _flags(column: IntArray) -> BoolArray | None:
-    return column > 0 if column.any() else None
+    return column > 0 if _is_any(column) else None
+
+
+def _is_any(column: IntArray | BoolArray) -> bool:
+    return bool(np.count_nonzero(column))  # faster than any() on few entries
 
 
 def _in_flight(layouts: Layouts, stage: IntArray, num_micro: IntArray) -> FloatArray:
     """Micro-batches whose activations a stage keeps at once: Narayanan et al., arXiv:2104.04473."""
     pp, virtual = layouts.pp, layouts.virtual_stages
     in_flight = (pp - stage).astype(np.float64)
-    if (virtual > 1).any():
+    if _is_any(virtual > 1):
         # Interleaved: twice the stages behind it, and one round of the other chunks, in chunks.
         chunks = 2 * (pp - stage - 1) + (virtual - 1) * pp + 1
         in_flight = np.where(virtual > 1, chunks / virtual, in_flight)
-    if layouts.gpipe.any():
+    if _is_any(layouts.gpipe):
         in_flight = np.where(layouts.gpipe > 0, num_micro, in_flight)
     return np.minimum(in_flight + layouts.vocab_barriers, num_micro)

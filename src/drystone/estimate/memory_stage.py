@@ -50,8 +50,10 @@ class Moment(NamedTuple):
     @property
     def total(self) -> FloatArray:
         """All of it."""
-        parts = [part for part in self if part is not _NOTHING]
-        return sum(parts[1:], parts[0])
+        total, *others = (part for part in self if part is not _NOTHING)
+        for part in others:
+            total = total + part
+        return total
 
 
 class Moments(NamedTuple):

@@ -58,7 +58,7 @@ def held_parameters(terms: MemoryTerms, split: Split) -> Held:
     for number, layer in each_kind(terms, split):
         parameters = layer.parameters
         one = parameters.tp_divided / split.tp + parameters.tp_replicated
-        if terms.repeats_kv(split.most_tp):
+        if split.repeats_kv:
             repeats = np.maximum(1.0, split.tp / layer.num_kv_heads) - 1
             one = one + repeats * layer.kv / split.tp
         dense = dense + number * one

@@ -70,10 +70,7 @@ class MemoryTerms:
     frozen_bytes: float  # of a weight that is neither trained nor quantised
     is_frozen: bool
     has_experts: bool
-
-    def repeats_kv(self, tp: int) -> bool:
-        """Whether some layer has fewer key-value heads than tensor-parallel ranks."""
-        return any(tp > layer.num_kv_heads for layer in self.layers)
+    fewest_kv_heads: int  # of any layer
 
 
 @lru_cache(maxsize=1024)
@@ -108,6 +105,7 @@ def memory_terms(model: ModelSpec, recipe: Recipe) -> MemoryTerms:
         frozen_bytes=4.0 if recipe.precision in FP32_WEIGHTS else 2.0,
         is_frozen=recipe.tuning is not Tuning.FULL,
         has_experts=model.is_moe,
+        fewest_kv_heads=min(layer.num_kv_heads for layer in layers),
     )
 
 

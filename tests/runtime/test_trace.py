@@ -36,8 +36,8 @@ def a_request(function: str, **changes) -> TraceRequest:
 
 RECIPES = {
     "bf16 foreach": {"step_kernel": StepKernel.FOREACH},
-    "fp32 fused": {"dtype": "float32"},
     "bf16 recompute": {"recompute": RecomputeKind.FULL},
+    "fp32 fused": {"dtype": "float32"},
     "fp32 loop recompute/2": {
         "dtype": "float32", "step_kernel": StepKernel.LOOP,
         "recompute": RecomputeKind.FULL, "recompute_every": 2,
@@ -51,11 +51,12 @@ FUNCTIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("function", FUNCTIONS)
+CASES = [(function, recipe) for function in FUNCTIONS for recipe in list(RECIPES)[:2]]
+CASES += [("plain", recipe) for recipe in list(RECIPES)[2:5]] + [("llama", "fp32 fused")]
+
+
+@pytest.mark.parametrize(("function", "recipe"), CASES)
 def test_the_peak_is_that_of_memtracker(function: str, recipe: str):
-    if recipe == "eager attention":
-        pytest.skip("MemTracker runs without our choice of kernels")
     request = a_request(function, **RECIPES[recipe])
 
     predicted_bytes = trace(request).peak_bytes
@@ -64,7 +65,7 @@ def test_the_peak_is_that_of_memtracker(function: str, recipe: str):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("function", ["plain", "experts_every_third", "frozen_below", "llama"])
+@pytest.mark.parametrize("function", ["experts_every_third", "frozen_below"])
 def test_a_few_blocks_tell_the_full_depth(function: str, recipe: str):
     request = a_request(function, **RECIPES[recipe])
 

@@ -23,7 +23,13 @@ from drystone.describe.layout import Layout
 from drystone.describe.recipe import Loss, Precision, Recipe, Tuning
 from drystone.errors import DrystoneError, InvalidSpec, RequestError, UnreadableFile
 from drystone.estimate.launchers import find_launcher
-from drystone.estimate.module_trace import FORMAT, ModuleTrace, TraceRequest, parse_trace
+from drystone.estimate.module_trace import (
+    FORMAT,
+    Kernels,
+    ModuleTrace,
+    TraceRequest,
+    parse_trace,
+)
 
 TIMEOUT_SECONDS = 120.0
 _TRACER = "drystone.run.runtime.trace"
@@ -35,7 +41,12 @@ _HALF = {
 
 
 def trace_request(
-    path: str | Path, function: str, *, recipe: Recipe, layout: Layout
+    path: str | Path,
+    function: str,
+    *,
+    recipe: Recipe,
+    layout: Layout,
+    kernels: Kernels = Kernels.CUDA,
 ) -> TraceRequest:
     """What to trace, so that the trace can answer for this recipe and layout."""
     if recipe.tuning is not Tuning.FULL:
@@ -66,6 +77,7 @@ def trace_request(
         recompute=recipe.recompute.kind,
         recompute_every=recipe.recompute.every,
         attention=recipe.attention,
+        kernels=kernels,
     )
 
 

@@ -11,6 +11,7 @@ not, and under `CudaKernels` they are replaced by stand-ins that save what the C
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -32,10 +33,29 @@ def chosen_kernels(request: TraceRequest) -> Iterator[None]:
         with sdpa_kernel(SDPBackend.MATH):
             yield
     elif request.kernels is Kernels.CUDA:
-        with CudaKernels():
+        with CudaKernels(), _without_packing():
             yield
     else:
         yield
+
+
+@contextmanager
+def _without_packing() -> Iterator[None]:
+    """Let transformers see that sequences are not packed.
+
+    It reads that from values, and where there are none it builds a mask as long as the sequence
+    squared, which a real run does not have.
+    """
+    masking = sys.modules.get("transformers.masking_utils")
+    original = getattr(masking, "find_packed_sequence_indices", None)
+    if masking is None or original is None:
+        yield
+        return
+    vars(masking)["find_packed_sequence_indices"] = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        vars(masking)["find_packed_sequence_indices"] = original
 
 
 class CudaKernels(TorchFunctionMode):

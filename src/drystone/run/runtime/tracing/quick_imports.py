@@ -2,9 +2,10 @@
 
 The compiler, distributed tensors and symbolic shapes take about half of the time that importing a
 transformers model takes. They are imported for names in type checks and decorators. Here they
-become hollow modules: every attribute is a class of which there is no instance, so that `isinstance` is
-false, and a decorator does nothing. Making an instance raises. If the trace then fails, for that or
-any other reason, `trace.py` starts again without all this: it can cost time, but not correctness.
+become hollow modules: every attribute is a class of which there is no instance, so that
+`isinstance` is false, and a decorator does nothing. Making an instance raises. If the trace then
+fails, for that or any other reason, `trace.py` starts again without all this: it can cost time,
+but not correctness.
 """
 
 from __future__ import annotations

@@ -40,6 +40,16 @@ _PADDING_TOKENS = 64  # half a tile: what a group of tokens of one expert is pad
 # 271.2 TFLOP/s), H200 at 700 and GH200 at 900 W (794.5 and 828.6), both from the catalogue.
 _POWER_EXPONENT = 0.2
 
+# Sequence lengths at which fused attention reaches half its rate; arXiv:2307.08691 figures 4 to 6.
+_HALF_LENGTH_CAUSAL = 400.0
+_HALF_LENGTH = 120.0
+# Without tensor cores multiplications come closer to the peak: cuBLAS reaches 14.7 of the 15.7
+# TFLOP/s of a V100 in fp32.
+_FP32_CEILING_SHARE = 0.93
+# Tensor cores want rows of 16 bytes. For other widths cuBLAS falls back to kernels that load
+# element by element; BLOOM's authors saw it with heads of 150 channels.
+UNALIGNED_SLOWDOWN = 10.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
@@ -125,6 +135,8 @@ def _peak(gpu: GpuSpec, precision: Precision, efficiency: GpuEfficiency) -> tupl
     peak = peak or gpu.fp32_flops
     if measured:
         return peak, measured
+    if precision is Precision.FP32:
+        return peak, peak * _FP32_CEILING_SHARE
     power = min(1.0, gpu.power_watts / efficiency.reference_watts) if gpu.power_watts else 1.0
     return peak, peak * efficiency.ceiling_share * power**_POWER_EXPONENT
 
@@ -250,7 +262,8 @@ def attention_seconds(
     """Forward and backward seconds of attention proper over one sequence, all heads."""
     flops = attention_flops(attention, seq_len, kv_len=kv_len)
     if recipe.attention is AttentionKernel.FUSED:
-        fill = seq_len / (seq_len + 400.0) * attention.head_dim / (attention.head_dim + 24.0)
+        half = _HALF_LENGTH_CAUSAL if attention.causal else _HALF_LENGTH
+        fill = seq_len / (seq_len + half) * attention.head_dim / (attention.head_dim + 24.0)
         forward = flops / (device.attention_forward_flops * fill)
         # The backward pass multiplies five times where the forward pass does twice.
         return forward, 2.5 * flops / (device.attention_backward_flops * fill)
@@ -262,12 +275,17 @@ def _eager_seconds(
 ) -> tuple[float, float]:
     """Scores written out: two multiplications over all of them, and passes over memory."""
     scores = float(attention.num_heads) * seq_len * kv_len
-    per_head = 2.0 * (seq_len * kv_len + device.wave_area / attention.num_heads) / device.head_flops
-    multiply = attention.num_heads * per_head * (
-        attention.head_dim + attention.v_dim + 2.0 * device.ramp_depth
-    )  # fmt: skip
+    # The scores and their gradient are shallow (depth: one head) and pay the ramp; what is summed
+    # over the sequence is deep and does not.
+    shallow = 2.0 * (scores + device.wave_area) / device.head_flops
+    deep = 2.0 * scores / device.head_flops
+    forward = shallow * (attention.head_dim + device.ramp_depth) + deep * attention.v_dim
+    backward = shallow * (attention.v_dim + device.ramp_depth) + deep * (
+        2.0 * attention.head_dim + attention.v_dim
+    )
     if attention.head_dim % 8:
-        multiply *= 2.0  # tensor cores want rows of 16 bytes; cuBLAS falls back to slower kernels
+        forward, backward = forward * UNALIGNED_SLOWDOWN, backward * UNALIGNED_SLOWDOWN
     dropout = 5.0 if recipe.dropout else 0.0
-    moved = scores * (10.0 + dropout) / device.bandwidth_bytes_per_second
-    return multiply + moved, 2.0 * multiply + 1.6 * moved
+    # Written, normalised in one kernel, dropped out, read; the backward pass reads a little more.
+    moved = scores * (8.0 + dropout) / device.bandwidth_bytes_per_second
+    return forward + moved, backward + 1.3 * moved

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from drystone.describe.cluster import Machine
 
 FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
 
 # Starting a collective: enqueueing the kernel and meeting the other ranks. nccl-tests shows 10 to
 # 20 us for the smallest all-reduce inside a node (github issues NVIDIA/nccl-tests#68, #149).
@@ -34,6 +35,7 @@ class Group:
     bandwidth_bytes_per_second: FloatArray  # of the slowest part of a ring through all of them
     ring_seconds: FloatArray  # all the hops of a ring through all of them
     tree_seconds: FloatArray  # all the hops from a leaf to the root of a tree
+    crosses: BoolArray  # whether it spans nodes
 
 
 def make_group(size: FloatArray, stride: FloatArray | float, machine: Machine) -> Group:
@@ -50,6 +52,7 @@ def make_group(size: FloatArray, stride: FloatArray | float, machine: Machine) -
         + np.where(crosses, nodes, 0.0) * inter.latency_seconds,
         tree_seconds=np.log2(inside) * intra.latency_seconds
         + np.log2(nodes) * inter.latency_seconds,
+        crosses=crosses,
     )
 
 
@@ -81,7 +84,7 @@ def alltoall_seconds(num_bytes: FloatArray, group: Group, machine: Machine) -> F
     """
     apart = 1.0 - 1.0 / group.size
     slowest = np.where(
-        group.bandwidth_bytes_per_second < machine.intra.bandwidth_bytes_per_second,
+        group.crosses,
         machine.inter.bandwidth_bytes_per_second,
         group.bandwidth_bytes_per_second,
     )

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from drystone.describe.cluster import Machine
 from drystone.describe.layout import Layouts, Sharding
 from drystone.describe.model import ModelSpec
-from drystone.describe.recipe import Offload, Recipe, Tuning
+from drystone.describe.recipe import Offload, Precision, Recipe, Tuning
 from drystone.estimate.compute import Device, make_device
 from drystone.estimate.efficiency import GpuEfficiency, LauncherEfficiency
 from drystone.estimate.network import (
@@ -28,12 +28,12 @@ from drystone.estimate.work import Pass, Work, make_work
 
 FloatArray = npt.NDArray[np.float64]
 
-# Part of the time of a hidden transfer that compute loses to it: its kernels occupy
-# multiprocessors and memory bandwidth (arXiv:2304.11277 section 5 reports the effect).
-CONTENTION_SHARE = 0.25
 # Spread of the pace of equal GPUs; a step waits for the slowest of n, about sqrt(2 ln n) away.
-STRAGGLER_SHARE = 0.015
+STRAGGLER_SHARE = 0.02
+# Memory bandwidth of a host, as one of eight GPUs sees it in an optimizer step on the host.
+_HOST_BYTES_PER_SECOND = 25e9
 _BACKWARD_HOST_SHARE = 1.0  # host time of a layer's backward pass over its forward pass
+_FP8_HOST_SHARE = 0.55  # host time that quantising adds to a layer
 _HOST_MOE_SHARE = 1.0  # host time that routing to experts adds to a layer
 
 
@@ -166,7 +166,7 @@ def step_seconds(prepared: Prepared, layouts: Layouts) -> StepSeconds:
     layers = stage.matmul + stage.attention + stage.memory + stage.recompute
     body = layers + tensor + context + expert + per_micro + send
     busy = body + head_matmul + head_memory + accumulate
-    launch = np.maximum(0.0, _host_seconds(prepared, split) - busy)
+    launch = np.maximum(0.0, _host_seconds(prepared, split, layouts) - busy)
     m = split.num_micro
     bubble = (split.pp - 1.0) * (body + launch) / layouts.virtual_stages
     num_gpus = split.tp * split.cp * split.dp * split.pp
@@ -189,7 +189,7 @@ def step_seconds(prepared: Prepared, layouts: Layouts) -> StepSeconds:
         host=host,
         straggler=straggler,
         total=m * (busy + launch) + straggler + bubble + per_step + optimizer + host,
-        tokens_per_step=m * split.dp * split.micro * work.tokens_per_sequence,
+        tokens_per_step=m * split.dp * split.micro * work.counted_tokens_per_sequence,
         num_gpus=num_gpus,
     )
 
@@ -275,7 +275,7 @@ def _data_parallel(
     prepared: Prepared, layouts: Layouts, split: _Split, stage: _Stage, ranks: Group
 ) -> tuple[FloatArray, FloatArray]:
     """Exposed seconds per micro-batch (gathered weights, ZeRO-2 and 3) and per step."""
-    work, overlap = prepared.work, prepared.launcher.overlap_share
+    work, hidden = prepared.work, prepared.launcher.hidden_share
     params = _local_params(work, split)
     trained = params * (work.trained_params / (work.layer_params + work.outer_params))
     gradient_bytes, weight_bytes = trained * work.reduce_bytes, params * work.element_bytes
@@ -286,14 +286,16 @@ def _data_parallel(
         shard = make_group(layouts.shard_size.astype(np.float64), split.tp, prepared.machine)
     layers = split.layer_share * work.num_layers
     first = 1.0 / layers
-    gather = gather_seconds(weight_bytes, shard, num_calls=layers)
-    scatter = gather_seconds(gradient_bytes, shard, num_calls=layers)
+    launcher = prepared.launcher
+    reached = np.where(shard.crosses, launcher.network_gather_share, launcher.gather_share)
+    slow = np.where(sharded, 1.0 / reached, 1.0)
+    gather = gather_seconds(weight_bytes * slow, shard, num_calls=layers)
+    scatter = gather_seconds(gradient_bytes * slow, shard, num_calls=layers)
     again = np.where(layouts.keep_gathered, 0.0, gather)
 
     def exposed(comm: FloatArray, compute: FloatArray) -> FloatArray:
-        """What cannot hide: the excess, or what even hidden transfers take from compute."""
-        least = comm * np.maximum(first, CONTENTION_SHARE * overlap + (1.0 - overlap))
-        return np.maximum(comm - overlap * compute, least)
+        """What cannot hide: what exceeds the compute, and what hidden transfers take from it."""
+        return np.maximum(comm - hidden * compute, comm * np.maximum(first, 1.0 - hidden))
 
     per_micro = np.where(
         sharded, exposed(gather, stage.forward) + exposed(again + scatter, stage.backward), 0.0
@@ -317,16 +319,27 @@ def _optimizer_seconds(
     if recipe.offload in (Offload.OPTIMIZER, Offload.STATE) and recipe.tuning is Tuning.FULL:
         # Gradients to the host, new weights back, and the host's own pass over its states.
         bus = prepared.machine.gpu.bus_bytes_per_second
-        seconds = mine * (work.reduce_bytes + work.element_bytes) / bus + mine * 28.0 / 12e9
+        seconds = mine * (work.reduce_bytes + work.element_bytes) / bus + mine * (
+            28.0 / _HOST_BYTES_PER_SECOND
+        )
     return seconds
 
 
-def _host_seconds(prepared: Prepared, split: _Split) -> FloatArray:
+def _host_seconds(prepared: Prepared, split: _Split, layouts: Layouts) -> FloatArray:
     """What the host needs to enqueue one micro-batch of the fullest stage."""
     work = prepared.work
     passes = 1.0 + _BACKWARD_HOST_SHARE + work.recompute_memory_share
     moe_share = _HOST_MOE_SHARE * work.num_moe_layers / work.num_layers
-    per_layer = prepared.launcher.layer_host_seconds * prepared.host_slowness * passes
-    layers = split.layer_share * work.num_layers
-    extra = 1.0 + 0.35 * (split.tp > 1.0) + 0.6 * (split.cp > 1.0)
-    return (layers * extra + 1.0) * (per_layer * (1.0 + moe_share))
+    launcher = prepared.launcher
+    sharded = layouts.sharding == Sharding.ZERO3
+    extra = (
+        1.0
+        + launcher.tensor_host_share * (split.tp > 1.0)
+        + launcher.context_host_share * (split.cp > 1.0)
+        + launcher.shard_host_share * sharded
+        + _FP8_HOST_SHARE * (prepared.recipe.precision is Precision.FP8_MIXED)
+    )
+    layers = split.layer_share * work.num_layers * extra + 1.0  # one for what is around them
+    sends = 2.0 * layouts.virtual_stages * launcher.send_host_seconds * (split.pp > 1.0)
+    per_layer = launcher.layer_host_seconds * passes * (1.0 + moe_share)
+    return (layers * per_layer + sends) * prepared.host_slowness

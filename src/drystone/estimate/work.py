@@ -7,9 +7,9 @@ that `speed` only multiplies arrays.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from drystone.describe.model import Attention, Block, Experts, Mlp, ModelSpec, Side
+from drystone.describe.model import Attention, Block, Experts, Head, Mlp, ModelSpec, Side
 from drystone.describe.recipe import (
     AttentionKernel,
     Loss,
@@ -84,7 +84,8 @@ class Work:
     reduce_bytes: float  # of a gradient as it is reduced
     optimizer_bytes: float  # moved per trained parameter in a step
     accumulate_bytes: float  # moved per trained parameter and micro-batch
-    tokens_per_sequence: float
+    tokens_per_sequence: float  # as computed
+    counted_tokens_per_sequence: float  # as reported: with padding that is not computed
 
 
 def make_work(
@@ -92,6 +93,9 @@ def make_work(
 ) -> Work:
     """Sum up the model."""
     params = count_model(model)
+    counted = _tokens(model, recipe)
+    if launcher.mean_sequence_tokens < recipe.seq_len:
+        recipe = replace(recipe, seq_len=round(launcher.mean_sequence_tokens))
     forward, backward = _layer_passes(model, recipe, device, launcher)
     head, head_bytes = _head(model, recipe, device, launcher)
     moe = [(b.feed_forward, n) for b, n in model.stack if isinstance(b.feed_forward, Experts)]
@@ -116,12 +120,13 @@ def make_work(
         outer_params=float(params.around_blocks),
         expert_params=float(sum(block.expert * count for block, count in params.runs)),
         trained_params=trained,
-        model_flops_per_token=_model_flops(model, recipe),
+        model_flops_per_token=_model_flops(model, recipe) * _tokens(model, recipe) / counted,
         element_bytes=element,
         reduce_bytes=_reduce_bytes(recipe, launcher),
         optimizer_bytes=_optimizer_bytes(recipe, launcher),
         accumulate_bytes=6.0 if recipe.precision in _ALL_16_BIT else 10.0,
         tokens_per_sequence=_tokens(model, recipe),
+        counted_tokens_per_sequence=counted,
     )
 
 
@@ -143,6 +148,8 @@ def _layer_passes(
     plain: list[Matmul] = []
     experts: list[Matmul] = []
     adapters = 0.0
+    fused = recipe.attention is AttentionKernel.FUSED
+    attention_share = launcher.attention_share if fused else 1.0
     forward_attention = backward_attention = hidden = split = 0.0
     for block, count in model.stack:
         seq_len = _side_len(model, recipe, block)
@@ -157,13 +164,13 @@ def _layer_passes(
             there, back = attention_seconds(
                 attention, recipe, device, seq_len=seq_len, kv_len=kv_len
             )
-            forward_attention += count * there
-            backward_attention += count * back
+            forward_attention += count * there / attention_share
+            backward_attention += count * back / attention_share
         layer_hidden, layer_split = _traffic(block, model.hidden_size, recipe, launcher)
         hidden += count * share * layer_hidden
         split += count * share * layer_split
         adapters += count * share * _adapter_bytes(block, model.hidden_size, recipe)
-    flops = device.matmul_flops * launcher.matmul_share
+    flops = device.matmul_flops
     tuned = recipe.tuning is not Tuning.FULL
     weight_bytes = _weight_bytes(model, recipe)
     forward = Pass(
@@ -206,6 +213,11 @@ def _add(ramps: Iterable[Ramp]) -> Ramp:
     return total
 
 
+def _scale(ramp: Ramp, share: float) -> Ramp:
+    """The same multiplications for a share of the tokens."""
+    return Ramp(ramp.work * share, ramp.rows * share, ramp.split, ramp.fixed)
+
+
 def _kv_width(attention: Attention) -> int:
     return attention.num_kv_heads * (attention.head_dim + attention.v_dim)
 
@@ -225,9 +237,12 @@ def _traffic(
     if recipe.compiled:
         # One kernel reads the residual stream, adds, normalises and writes; rotations fuse too.
         hidden_passes, ffn_passes = min(hidden_passes, 10.0), min(ffn_passes, 3.0)
+    elif recipe.loss is not Loss.PLAIN:
+        # Kernel collections that bring a fused loss (Liger, foak) fuse norms and rotations as well.
+        hidden_passes, ffn_passes = min(hidden_passes, 18.0), min(ffn_passes, 4.0)
     if recipe.dropout:
         hidden_passes += 2.0
-    ffn_passes += 0.0 if shape.gated else -1.0
+    ffn_passes *= 1.0 if shape.gated else 0.6  # no product with a gate
     if recipe.precision is Precision.FP8_MIXED:
         extra = _FP8_PASSES if recipe.compiled else 2.0 * _FP8_PASSES
         hidden_passes += 2.0 * extra
@@ -288,7 +303,7 @@ def _weight_bytes(model: ModelSpec, recipe: Recipe) -> float:
 def _head(
     model: ModelSpec, recipe: Recipe, device: Device, launcher: LauncherEfficiency
 ) -> tuple[Ramp, float]:
-    matmuls, flops = head_matmuls(model), device.head_flops * launcher.matmul_share
+    matmuls, flops = head_matmuls(model), device.head_flops
     ramps = [
         forward_ramp(matmuls, device, flops=flops),
         input_gradient_ramp(matmuls, device, flops=flops),
@@ -301,7 +316,8 @@ def _head(
     if recipe.compiled:
         per_logit = min(per_logit, 16.0)
     logits = float(sum(one.n for one in matmuls[-1:]))
-    return _add(ramps), per_logit * logits
+    share = launcher.masked_head_share if model.head is Head.MASKED else 1.0
+    return _scale(_add(ramps), share), share * per_logit * logits
 
 
 def _recompute_shares(recipe: Recipe, launcher: LauncherEfficiency) -> tuple[float, float, float]:

@@ -1,0 +1,118 @@
+"""`drystone profile`: measures the device that is here and writes what estimates can use."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from drystone.errors import DrystoneError, RequestError
+
+if TYPE_CHECKING:
+    from drystone.estimate.profile import Profile
+
+
+def profile(
+    out: Annotated[Path, typer.Option(help="The file to write: .json or .yaml.")] = Path(
+        "profile.json"
+    ),
+    quick: Annotated[bool, typer.Option(help="Fewer shapes and repeats: seconds.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Measure the device that is here, for estimates to use.
+
+    Times multiplications, memory, the enqueueing of work and collectives, on the first GPU or,
+    where there is none, on the processor. `drystone estimate --profile FILE` then uses it.
+
+    With --json: the profile itself, {device, source, precision, matmuls: [{m, n, k, seconds}],
+    memory_bandwidth_bytes_per_second, launch_seconds, collectives: [{kind, level, ranks,
+    num_bytes, seconds}]}.
+    """
+    if out.suffix not in (".json", ".yaml", ".yml"):
+        raise RequestError(
+            f"{str(out)!r} is neither a .json nor a .yaml file", hint="Try --out profile.json"
+        )
+    if not out.parent.is_dir():
+        raise RequestError(f"there is no folder {str(out.parent)!r} to write into")
+    if importlib.util.find_spec("torch") is None:
+        raise RequestError(
+            "measuring needs torch", hint="Install it with: pip install 'drystone[runtime]'"
+        )
+    _measure(out, is_quick=quick)
+
+    from drystone.estimate.profile import load_profile
+
+    measured = load_profile(out)
+    if as_json:
+        from drystone.cli.output import print_json
+
+        print_json(measured.model_dump(mode="json", exclude_none=True))
+    else:
+        _print_profile(measured)
+    typer.echo(f"Written: {out}", err=True)
+
+
+def _measure(out: Path, *, is_quick: bool) -> None:
+    """Run the measurement in a process of its own, so that this one never imports torch."""
+    command = [sys.executable, "-m", "drystone.run.runtime.measure", str(out)]
+    command += ["--quick"] if is_quick else []
+    # A file, not a pipe: nobody reads the messages before the end, and a full pipe would block.
+    with (
+        tempfile.TemporaryFile("w+") as messages,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=messages, text=True) as process,
+    ):
+        _show_progress(process)
+        code = process.wait()
+        messages.seek(0)
+        last = (messages.read().strip().splitlines() or [f"exit code {code}"])[-1]
+    if code:
+        raise DrystoneError(f"the measurement failed: {last}")
+
+
+def _show_progress(process: subprocess.Popen[str]) -> None:
+    from rich.progress import Progress
+
+    from drystone.cli.output import make_console
+
+    console = make_console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("Starting", total=None)
+        for line in process.stdout or ():
+            if line.startswith("{"):
+                step: dict[str, Any] = json.loads(line)
+                progress.update(
+                    task, completed=step["done"], total=step["of"], description=step["what"]
+                )
+
+
+def _print_profile(measured: Profile) -> None:
+    from drystone.cli.output import Column, print_table
+    from drystone.units import format_bytes, format_seconds
+
+    rows = [
+        (f"multiply {one.m} x {one.k} by {one.k} x {one.n}", format_seconds(one.seconds),
+         f"{2 * one.m * one.n * one.k / one.seconds / 1e9:.3g} GFLOP/s")
+        for one in measured.matmuls
+    ]  # fmt: skip
+    fit = measured.matmul_fit
+    if fit is not None:
+        rows.append(("largest multiplications, fitted", "", f"{fit.flops / 1e9:.3g} GFLOP/s"))
+    if measured.memory_bandwidth_bytes_per_second:
+        rate = measured.memory_bandwidth_bytes_per_second / 1e9
+        rows.append(("memory, read and written", "", f"{rate:.3g} GB/s"))
+    if measured.launch_seconds:
+        rows.append(("enqueue one kernel", format_seconds(measured.launch_seconds), ""))
+    for one in measured.collectives:
+        what = f"{one.kind} of {format_bytes(one.num_bytes)}, {one.ranks} ranks"
+        rate = one.num_bytes / one.seconds / 1e9
+        rows.append((what, format_seconds(one.seconds), f"{rate:.3g} GB/s"))
+    columns = (
+        Column(header="what", justify="left"), Column(header="time"), Column(header="rate"),
+    )  # fmt: skip
+    print_table(measured.device, columns, rows)

@@ -36,13 +36,15 @@ def enumerate_layouts(
     counts: tuple[int, ...],
     most_micro_batch: int = 0,
 ) -> Layouts:
-    """Every layout on each of `counts` GPUs; `most_micro_batch` limits micro-batches (0: no limit)."""
+    """Every layout on each of `counts` GPUs; `most_micro_batch` is a limit unless it is 0."""
     parts = [
         _product(shape, global_batch, most_micro_batch)
         for count in counts
         for shape in _shapes(model, seq_len, global_batch, gpus_per_node, count)
     ]
-    columns = np.concatenate(parts, axis=1) if parts else np.zeros((len(_COLUMNS), 0), dtype=np.int64)
+    columns = (
+        np.concatenate(parts, axis=1) if parts else np.zeros((len(_COLUMNS), 0), dtype=np.int64)
+    )
     named = dict(zip(_COLUMNS, columns, strict=True))
     return Layouts.build(**named, sequence_parallel=named["tp"] > 1)
 

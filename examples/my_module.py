@@ -57,7 +57,7 @@ class LetterModel(nn.Module):
 
 
 def build_model(*, size: int = 4096, num_blocks: int = 48) -> LetterModel:
-    """The model to be estimated: 3.2 billion parameters."""
+    """The model to be estimated: 2.4 billion parameters."""
     return LetterModel(size=size, num_blocks=num_blocks)
 
 

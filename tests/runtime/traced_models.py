@@ -67,8 +67,8 @@ def tied():
 
 
 def frozen_below():
-    module = Gpt(Block(128, i) for i in range(10))
-    for one in (module.tokens, module.places, *module.blocks[:6]):
+    module = Gpt(Block(128, i) for i in range(18))
+    for one in (module.tokens, module.places, *module.blocks[:10]):
         one.requires_grad_(False)
     return module
 
@@ -81,11 +81,11 @@ def frozen_but_adapters():
 
 
 def experts_every_third():
-    return Gpt(Block(128, i, num_experts=4 if i % 3 == 2 else 0) for i in range(12))
+    return Gpt(Block(128, i, num_experts=2 if i % 3 == 2 else 0) for i in range(12))
 
 
 def dense_then_experts():
-    return Gpt(Block(128, i, num_experts=0 if i < 2 else 4) for i in range(10))
+    return Gpt(Block(128, i, num_experts=0 if i < 2 else 2) for i in range(7))
 
 
 def with_dropout():

@@ -91,26 +91,29 @@ def trace(request: TraceRequest) -> ModuleTrace:
     from dataclasses import replace
 
     from drystone.run.runtime.tracing.build import load_source
-    from drystone.run.runtime.tracing.failure import TraceFailure
+    from drystone.run.runtime.tracing.timeline import CalledTwice
 
     source = load_source(request.path)
-    if request.is_whole:
-        return _traced(source, request)
+    if not request.is_whole:
+        with contextlib.suppress(
+            Exception
+        ):  # without some of its blocks, forward may raise anything
+            return _traced(source, request)
+    whole = replace(request, is_whole=True)
     try:
-        return _traced(source, request)
-    except TraceFailure:
-        raise
-    except Exception:  # whatever the user's forward raises when blocks are missing
-        whole = _traced(source, replace(request, is_whole=True))
-        return replace(whole, request=request)
+        return replace(_traced(source, whole), request=request)
+    except CalledTwice:
+        return replace(_traced(source, whole, cut_at_blocks=False), request=request)
 
 
-def _traced(source: ModuleType, request: TraceRequest) -> ModuleTrace:
+def _traced(
+    source: ModuleType, request: TraceRequest, *, cut_at_blocks: bool = True
+) -> ModuleTrace:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from drystone.run.runtime.tracing.batch import make_batch
-    from drystone.run.runtime.tracing.blocks import find_blocks
+    from drystone.run.runtime.tracing.blocks import Blocks, find_blocks
     from drystone.run.runtime.tracing.build import build_module, materialise
     from drystone.run.runtime.tracing.kernels import chosen_kernels
     from drystone.run.runtime.tracing.live import CUDA_GRANULE_BYTES, LiveBytes
@@ -121,7 +124,8 @@ def _traced(source: ModuleType, request: TraceRequest) -> ModuleTrace:
     live = LiveBytes(granule_bytes=CUDA_GRANULE_BYTES if request.kernels is Kernels.CUDA else 1)
     module = build_module(source, request.function, request.path)
     dtype = getattr(torch, request.dtype)
-    blocks = find_blocks(module, request)
+    found = find_blocks(module, request)
+    blocks = found if cut_at_blocks else Blocks(every=(), kept=())
     counts = count_full_depth(module, blocks, dtype=dtype, live=live)
     blocks.truncate()
     gc.freeze()
@@ -133,7 +137,7 @@ def _traced(source: ModuleType, request: TraceRequest) -> ModuleTrace:
         inputs_bytes = live.live_bytes - before_bytes
         recorder = Recorder(live=live)
         recorder.attach(module, blocks)
-        for block in blocks.kept:
+        for block in found.kept:
             if block.is_recomputed:
                 _recompute(block.module)
         recorder.cut(None, Phase.FORWARD, is_block=False)

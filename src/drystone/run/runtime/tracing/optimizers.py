@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import SGD, Adafactor, AdamW, Muon, Optimizer
+from torch.optim import SGD, AdamW, Muon, Optimizer
 
 from drystone.describe.recipe import Optimizer as Kind
 from drystone.describe.recipe import StepKernel
@@ -69,7 +69,6 @@ def _optimizers(params: list[nn.Parameter], request: TraceRequest) -> list[Optim
         StepKernel.FOREACH: {"foreach": True},
         StepKernel.LOOP: {"foreach": False},
     }[request.step_kernel]
-    loop_or_foreach = {"foreach": request.step_kernel is not StepKernel.LOOP}
     if request.optimizer is Kind.MUON:
         matrices = [one for one in params if one.dim() == 2]
         rest = [one for one in params if one.dim() != 2]
@@ -79,11 +78,29 @@ def _optimizers(params: list[nn.Parameter], request: TraceRequest) -> list[Optim
         Kind.LAMB: lambda: AdamW(params, foreach=False),
         Kind.SGD: lambda: SGD(params, lr=1e-3, **kernel),
         Kind.SGD_MOMENTUM: lambda: SGD(params, lr=1e-3, momentum=0.9, **kernel),
-        Kind.ADAFACTOR: lambda: Adafactor(params, **loop_or_foreach),
+        Kind.ADAFACTOR: lambda: _Adafactor(params, {}),
         Kind.LION: lambda: _Lion(params, {}),
         Kind.ADAM_8BIT: lambda: _EightBitAdam(params, {}),
     }
     return [make[request.optimizer]()]
+
+
+class _Adafactor(Optimizer):
+    """A row and a column for each matrix, and the update as a temporary. arXiv:1804.04235.
+
+    The one in torch looks at values, which fake tensors do not have.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for param in self.param_groups[0]["params"]:
+            state = self.state[param]
+            if param.dim() < 2:
+                state["variance"] = torch.zeros_like(param)
+            else:
+                state["row"] = param.new_zeros(*param.shape[:-1], 1)
+                state["column"] = param.new_zeros(*param.shape[:-2], 1, param.shape[-1])
+            param.add_(param.grad.square(), alpha=-1e-4)
 
 
 class _Lion(Optimizer):

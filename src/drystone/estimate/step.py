@@ -28,6 +28,9 @@ from drystone.estimate.work import Pass, Work, make_work
 
 FloatArray = npt.NDArray[np.float64]
 
+# Of the time that a hidden transfer would take inside a node, what compute loses to it. Calibrated;
+# arXiv:2304.11277 section 5 reports the effect.
+CONTENTION_SHARE = 0.63
 # Spread of the pace of equal GPUs; a step waits for the slowest of n, about sqrt(2 ln n) away.
 STRAGGLER_SHARE = 0.02
 # Memory bandwidth of a host, as one of eight GPUs sees it in an optimizer step on the host.
@@ -149,9 +152,11 @@ def step_seconds(prepared: Prepared, layouts: Layouts) -> StepSeconds:
     work, machine = prepared.work, prepared.machine
     split = _split(layouts, prepared.recipe, work)
     stage = _stage(prepared, split)
-    head_matmul = work.head.seconds(split.tokens, split.inverse_tp)
     bandwidth = prepared.device.bandwidth_bytes_per_second
-    head_memory = split.tokens * split.inverse_tp * (work.head_bytes / bandwidth)
+    spreads_vocabulary = layouts.vocab_barriers > 0  # arXiv:2411.05288: each stage has a part of it
+    head_share = np.where(spreads_vocabulary, 1.0 / split.pp, 1.0)
+    head_matmul = work.head.seconds(split.tokens, split.inverse_tp) * head_share
+    head_memory = split.tokens * split.inverse_tp * (work.head_bytes / bandwidth) * head_share
     tensor, context, expert = _layer_communication(prepared, split)
     ranks = make_group(split.dp * split.cp, split.tp, machine)
     local_params = _local_params(work, split)
@@ -168,7 +173,8 @@ def step_seconds(prepared: Prepared, layouts: Layouts) -> StepSeconds:
     busy = body + head_matmul + head_memory + accumulate
     launch = np.maximum(0.0, _host_seconds(prepared, split, layouts) - busy)
     m = split.num_micro
-    bubble = (split.pp - 1.0) * (body + launch) / layouts.virtual_stages
+    others = np.where(spreads_vocabulary, busy, body) + launch
+    bubble = (split.pp - 1.0) * others / layouts.virtual_stages
     num_gpus = split.tp * split.cp * split.dp * split.pp
     straggler = m * busy * (STRAGGLER_SHARE * np.sqrt(2.0 * np.log(num_gpus)))
     optimizer = _optimizer_seconds(prepared, layouts, split, local_params)
@@ -293,9 +299,13 @@ def _data_parallel(
     scatter = gather_seconds(gradient_bytes * slow, shard, num_calls=layers)
     again = np.where(layouts.keep_gathered, 0.0, gather)
 
+    # A transfer that hides still takes memory bandwidth and multiprocessors from the compute, in
+    # proportion to its bytes, however slowly they travel.
+    pace = shard.bandwidth_bytes_per_second / prepared.machine.intra.bandwidth_bytes_per_second
+    least_share = np.maximum(first, 1.0 - hidden + hidden * CONTENTION_SHARE * pace)
+
     def exposed(comm: FloatArray, compute: FloatArray) -> FloatArray:
-        """What cannot hide: what exceeds the compute, and what hidden transfers take from it."""
-        return np.maximum(comm - hidden * compute, comm * np.maximum(first, 1.0 - hidden))
+        return np.maximum(comm - hidden * compute, comm * least_share)
 
     per_micro = np.where(
         sharded, exposed(gather, stage.forward) + exposed(again + scatter, stage.backward), 0.0
@@ -342,4 +352,5 @@ def _host_seconds(prepared: Prepared, split: _Split, layouts: Layouts) -> FloatA
     layers = split.layer_share * work.num_layers * extra + 1.0  # one for what is around them
     sends = 2.0 * layouts.virtual_stages * launcher.send_host_seconds * (split.pp > 1.0)
     per_layer = launcher.layer_host_seconds * passes * (1.0 + moe_share)
-    return (layers * per_layer + sends) * prepared.host_slowness
+    seconds: FloatArray = (layers * per_layer + sends) * prepared.host_slowness
+    return seconds

@@ -38,7 +38,7 @@ from drystone.estimate.parameters import count_model
 _OPTIMIZER_SHARE = {
     Optimizer.ADAM: 1.0, Optimizer.ADAM_8BIT: 0.55, Optimizer.SGD: 0.45,
     Optimizer.SGD_MOMENTUM: 0.7, Optimizer.ADAFACTOR: 0.8, Optimizer.LION: 0.75,
-    Optimizer.MUON: 1.0, Optimizer.LAMB: 1.3,
+    Optimizer.MUON: 1.0, Optimizer.LAMB: 1.2,
 }  # fmt: skip
 _FP32_WEIGHTS = (Precision.FP32, Precision.TF32, Precision.AMP_FP16, Precision.AMP_BF16)
 _ALL_16_BIT = (Precision.FP16, Precision.BF16)
@@ -236,7 +236,7 @@ def _traffic(
     hidden_passes, ffn_passes = launcher.hidden_passes, launcher.ffn_passes
     if recipe.compiled:
         # One kernel reads the residual stream, adds, normalises and writes; rotations fuse too.
-        hidden_passes, ffn_passes = min(hidden_passes, 10.0), min(ffn_passes, 3.0)
+        hidden_passes, ffn_passes = min(hidden_passes, 8.0), min(ffn_passes, 3.0)
     elif recipe.loss is not Loss.PLAIN:
         # Kernel collections that bring a fused loss (Liger, foak) fuse norms and rotations as well.
         hidden_passes, ffn_passes = min(hidden_passes, 18.0), min(ffn_passes, 4.0)

@@ -24,7 +24,7 @@ def machine_of(run: PublishedRun) -> Machine:
 
 def _stated_network(text: str, gpus_per_node: int) -> Link | None:
     """A rate such as `400 Gb/s RDMA per GPU`, `4x100Gb/node` or `1600 Gbps/node`, per GPU."""
-    match = re.search(r"(?:(\d+)\s*x\s*)?(\d+)\s*Gb(?:ps|/s|it/s)?", text)
+    match = re.search(r"(?:(\d+)\s*x\s*)?(\d+(?:\.\d+)?)\s*Gb(?:ps|/s|it/s)?", text)
     if match is None:
         return None
     gigabits = float(match.group(1) or 1) * float(match.group(2))

@@ -7,6 +7,7 @@ columns do not suffice becomes a `SkippedRun` with the reason; nothing is guesse
 from __future__ import annotations
 
 import csv
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,7 +129,7 @@ def _parse_complete(row: dict[str, str], *, run_id: str, dataset: str) -> Publis
     if problems:
         raise RequestError("; ".join(problems))
     num_gpus = whole_number_of(row, "gpus", 0) or layout.num_gpus
-    nodes = whole_number_of(row, "nodes", 0) or max(1, num_gpus // 8)
+    nodes = whole_number_of(row, "nodes", 0) or math.ceil(num_gpus / 8)
     kind = row.get("kind", "")
     return PublishedRun(
         run_id=run_id,

@@ -1,7 +1,7 @@
 """Who computes how much of a batch, and who holds how much state, when GPUs differ: decided apart.
 
-Cephalo's way (arXiv:2411.01075): data parallel over all ranks, the state sharded over all of them. A
-rank's batch follows its speed; the state goes where memory is left. A valid division of the state
+Cephalo's way (arXiv:2411.01075): data parallel over all ranks, the state sharded over all of them.
+A rank's batch follows its speed; the state goes where memory is left. A valid division of the state
 exists if every rank's compute memory fits and all compute memory and state together fit all memory,
 so the search needs only that sum, and the shares are filled in afterwards.
 """
@@ -14,12 +14,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from drystone.plan.assignment_search import FoundSplit, Search, build_search, pass_seconds
+from drystone.plan.assignment_search import FoundSplit, build_search, pass_seconds
 from drystone.plan.assignment_spec import AssignmentSpec, RankKind, ShardRegime
-from drystone.plan.least_memory import has_split, least_split
+from drystone.plan.least_memory import largest_batch, least_split
 from drystone.plan.state_shares import state_shares
-
-MOST_BATCHES_TRIED = 64  # when looking for a batch that would fit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +76,7 @@ class AssignmentShortfall:
     reason: str
     short_bytes: float  # of the kind named, or in aggregate; 0 where memory is not what is missing
     kind_index: int | None = None  # the kind on which not even the least fits
-    batch_that_fits: int | None = None  # the nearest batch found that would, at any speed
+    batch_that_fits: int | None = None  # at any speed; None: none found
 
 
 def plan_assignment(spec: AssignmentSpec) -> Assignment | AssignmentShortfall:
@@ -173,8 +171,10 @@ def _shortfall(spec: AssignmentSpec) -> AssignmentShortfall:
         if choices.batches.size == 0:
             return _kind_shortfall(spec, loosest, kind_index, kind)
     costs = search.costs_at(math.inf)
-    fitting = _batch_that_fits(search)
-    least_bytes = sum(one.num_ranks * float(one.memory_bytes.min()) for one in costs)
+    sharable = sum(one.num_ranks * int(one.batches[0]) for one in costs)
+    at_most = max(spec.batch - 1, sharable)
+    fitting = largest_batch(costs, at_most=at_most, limit_bytes=search.limit_bytes)
+    least_bytes = sum(one.num_ranks * int(one.memory_bytes.min()) for one in costs)
     cheapest = least_split(costs, batch=spec.batch)
     if cheapest is None and least_bytes <= search.limit_bytes:
         reason = (
@@ -184,7 +184,7 @@ def _shortfall(spec: AssignmentSpec) -> AssignmentShortfall:
     needed_bytes = cheapest.memory_bytes if cheapest is not None else least_bytes
     return AssignmentShortfall(
         reason="all memory together is too small for the training state and the least compute",
-        short_bytes=needed_bytes - search.limit_bytes,
+        short_bytes=float(needed_bytes - search.limit_bytes),
         batch_that_fits=fitting,
     )
 
@@ -201,19 +201,3 @@ def _kind_shortfall(
         short_bytes=max(needed_bytes - math.floor(kind.usable_bytes), 0.0),
         kind_index=kind_index,
     )
-
-
-def _batch_that_fits(search: Search) -> int | None:
-    """The largest smaller batch found to fit at any speed, or the smallest that can be shared."""
-    costs = search.costs_at(math.inf)
-    least = sum(one.num_ranks * int(one.batches[0]) for one in costs)
-    most = sum(one.num_ranks * int(one.batches[-1]) for one in costs)
-    if search.batch <= least:
-        tries = range(least, least + 1)
-    else:
-        top = min(search.batch - 1, most)
-        tries = range(top, max(top - MOST_BATCHES_TRIED, least - 1, 0), -1)
-    for batch in tries:
-        if has_split(costs, batch=batch, limit_bytes=search.limit_bytes):
-            return batch
-    return None

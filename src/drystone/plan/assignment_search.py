@@ -2,8 +2,8 @@
 
 The objective is a bottleneck, so the time is not carried through the search but guessed: at a time
 T each rank may choose any (micro-batch, number of micro-batches) that takes it at most T, and the
-question is only whether choices that sum to the batch fit memory (`least_memory.py`). More time only
-adds choices, so the least T is found by bisection over the times that occur. This replaces the
+question is only whether choices that sum to the batch fit memory (`least_memory.py`). More time
+only adds choices, so the least T is found by bisection over the times that occur. This replaces the
 dynamic programme of Cephalo (arXiv:2411.01075), whose memory test is exact for linear memory only.
 """
 
@@ -24,6 +24,7 @@ FloatArray = NDArray[np.float64]
 
 FIRST_STEP = 1 / 64  # of the time, when looking upwards from the bound for a time that suffices
 STEP_GROWTH = 4.0
+CLOSED = np.iinfo(np.int64).min  # the cost of a local batch that no choice makes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -37,7 +38,7 @@ class Choices:
     num_ranks: int
     batches: IntArray
     micro_batches: IntArray  # the size of one
-    cost_bytes: FloatArray
+    cost_bytes: IntArray
     seconds: FloatArray
 
 
@@ -56,7 +57,7 @@ class Search:
 
     choices: tuple[Choices, ...]
     batch: int
-    limit_bytes: float
+    limit_bytes: int
 
     def costs_at(self, seconds: float) -> list[RankCosts]:
         """What each local batch costs a rank that has this much time."""
@@ -112,31 +113,33 @@ def build_search(spec: AssignmentSpec, regime: ShardRegime) -> Search:
         if regime.largest_share < 1:
             # A rank never holds more than this share: room beyond it is as good as used.
             floor_bytes = usable_bytes - math.floor(regime.largest_share * state_bytes)
-        one = enumerate_choices(kind, spec, regime)
-        keep = one.cost_bytes <= usable_bytes - least_bytes
-        choices.append(_selected(one, keep, floor_bytes))
+        fits = kind.compute_memory_bytes <= usable_bytes - least_bytes
+        choices.append(_sorted(enumerate_choices(kind, spec, regime, fits), floor_bytes))
     total_bytes = sum(kind.num_ranks * math.floor(kind.usable_bytes) for kind in spec.kinds)
-    return Search(
-        choices=tuple(choices), batch=spec.batch, limit_bytes=float(total_bytes - state_bytes)
-    )
+    return Search(choices=tuple(choices), batch=spec.batch, limit_bytes=total_bytes - state_bytes)
 
 
-def enumerate_choices(kind: RankKind, spec: AssignmentSpec, regime: ShardRegime) -> Choices:
-    """Every (micro-batch, number of them) up to the batch, with its time and memory."""
+def enumerate_choices(
+    kind: RankKind, spec: AssignmentSpec, regime: ShardRegime, fits: NDArray[np.bool_]
+) -> Choices:
+    """Every (micro-batch, number of them) up to the batch, of the micro-batches that fit."""
     largest = min(kind.forward_seconds.size - 1, spec.batch, spec.most_micro_batch or spec.batch)
-    sizes = np.arange(1, largest + 1)
+    sizes = np.flatnonzero(fits[: largest + 1] & (np.arange(largest + 1) > 0))
     most = np.minimum(spec.batch // sizes, spec.most_micro_batches or spec.batch)
     micro_batches = np.repeat(sizes, most)
     counts = np.arange(micro_batches.size) - np.repeat(np.cumsum(most) - most, most) + 1
-    if spec.may_idle:
+    if spec.may_idle and fits[0]:
         micro_batches, counts = np.append(micro_batches, 0), np.append(counts, 0)
     forward, backward = pass_seconds(kind, regime, micro_batches, counts)
+    seconds = forward + backward
+    can_run = np.isfinite(seconds)
+    micro_batches, counts = micro_batches[can_run], counts[can_run]
     return Choices(
         num_ranks=kind.num_ranks,
         batches=micro_batches * counts,
         micro_batches=micro_batches,
-        cost_bytes=kind.compute_memory_bytes[micro_batches],
-        seconds=forward + backward,
+        cost_bytes=kind.compute_memory_bytes[micro_batches].astype(np.int64),
+        seconds=seconds[can_run],
     )
 
 
@@ -160,28 +163,25 @@ def _least_shard_bytes(state_bytes: int, regime: ShardRegime, num_ranks: int) ->
     return math.ceil(regime.least_share * state_bytes)
 
 
-def _selected(one: Choices, keep: NDArray[np.bool_], floor_bytes: int) -> Choices:
-    """The choices that are kept and take finite time, the cheapest, quickest, largest last."""
-    keep = keep & np.isfinite(one.seconds)
-    batches, micro_batches = one.batches[keep], one.micro_batches[keep]
-    memory_bytes, seconds = one.cost_bytes[keep], one.seconds[keep]
-    cost_bytes = np.maximum(memory_bytes, floor_bytes)
-    order = np.lexsort((micro_batches, -seconds, -memory_bytes, -cost_bytes))
+def _sorted(one: Choices, floor_bytes: int) -> Choices:
+    """The choices in order, the cheapest, quickest, largest last; none cheaper than the floor."""
+    cost_bytes = np.maximum(one.cost_bytes, floor_bytes)
+    order = np.lexsort((one.micro_batches, -one.seconds, -one.cost_bytes, -cost_bytes))
     return Choices(
         num_ranks=one.num_ranks,
-        batches=batches[order],
-        micro_batches=micro_batches[order],
+        batches=one.batches[order],
+        micro_batches=one.micro_batches[order],
         cost_bytes=cost_bytes[order],
-        seconds=seconds[order],
+        seconds=one.seconds[order],
     )
 
 
 def _costs_at(one: Choices, seconds: float, batch: int) -> RankCosts:
     open_now = one.seconds <= seconds
-    cost_bytes = np.full(batch + 1, np.inf)
+    cost_bytes = np.full(batch + 1, CLOSED, dtype=np.int64)
     # Of repeated indices the last is kept, and the cheapest comes last.
     cost_bytes[one.batches[open_now]] = one.cost_bytes[open_now]
-    batches = np.flatnonzero(np.isfinite(cost_bytes))
+    batches = np.flatnonzero(cost_bytes != CLOSED)
     return RankCosts(num_ranks=one.num_ranks, batches=batches, memory_bytes=cost_bytes[batches])
 
 

@@ -16,6 +16,7 @@ from drystone.errors import InvalidSpec
 FloatArray = NDArray[np.float64]
 
 EXACT_BYTES = 2.0**53  # whole numbers are exact in float64 below it
+EXACT_PRODUCT = 2.0**61  # bytes a sample, times samples, in int64
 CEPHALO_UNEVEN_FACTOR = 1.25  # what its planner multiplies collectives of uneven shards by
 
 
@@ -114,6 +115,8 @@ class AssignmentSpec:
             > EXACT_BYTES
         ):
             raise InvalidSpec("more memory than can be counted exactly (8 PiB)")
+        if max(kind.usable_bytes for kind in self.kinds) * self.batch > EXACT_PRODUCT:
+            raise InvalidSpec("the batch is too large for memory to be counted exactly")
 
     @property
     def num_ranks(self) -> int:
@@ -206,7 +209,7 @@ def ring_regimes(
             ]
             regimes.append(
                 ShardRegime(
-                    name=f"{even_share:.1%} of layers even, in others up to {tail_share:.3g} a rank",
+                    name=f"{even_share:.1%} of layers even, others up to {tail_share:.3g} a rank",
                     least_share=even_share / num_ranks,
                     largest_share=min(1.0, even_share / num_ranks + (1 - even_share) * tail_share),
                     allgather_seconds=mean[0],

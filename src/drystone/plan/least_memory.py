@@ -12,9 +12,10 @@ exact; what makes it fast is to know beforehand what cannot matter:
    then remains is put right with one or two ranks.
 3. *Pruning.* A choice whose reduced cost `cost_i[b] - s b - min` exceeds the distance between the
    two bounds (or to the limit) is in no solution of interest, alone or in a sum.
-4. *Convolution* of what is left: equal ranks by doubling, counted from the end nearer to the batch.
+4. *Convolution* of what is left (`min_plus.py`): equal ranks by doubling, counted from the
+   end that is nearer to the batch.
 
-Costs are whole bytes in float64, exact below 2**53.
+Costs are whole bytes. Sums in float64 are exact below 2**53; what exceeds that loses anyway.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
+from drystone.plan.min_plus import Node, joined, repeated, sumset, trace
 
+IntArray = NDArray[np.int64]
+
+MOST_BATCHES_TRIED = 64
 MOST_BATCHES_TO_PAIR = 600  # beyond it, pairs of local batches are not tried for a simpler split
 
 
@@ -39,7 +42,7 @@ class RankCosts:
 
     num_ranks: int
     batches: IntArray
-    memory_bytes: FloatArray
+    memory_bytes: IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +50,7 @@ class BatchSplit:
     """For each kind, how many ranks take which local batch; and what it costs in all."""
 
     ranks_by_batch: tuple[dict[int, int], ...]
-    memory_bytes: float
+    memory_bytes: int
 
 
 def has_split(costs: Sequence[RankCosts], *, batch: int, limit_bytes: float) -> bool:
@@ -62,7 +65,7 @@ def has_split(costs: Sequence[RankCosts], *, batch: int, limit_bytes: float) -> 
         return True
     if not _is_reachable(costs, batch):
         return False
-    if sum(one.num_ranks * float(one.memory_bytes.max()) for one in costs) <= limit_bytes:
+    if sum(one.num_ranks * int(one.memory_bytes.max()) for one in costs) <= limit_bytes:
         return True
     return _convolve(costs, batch, bound, limit_bytes) is not None
 
@@ -91,24 +94,38 @@ def least_split(
     return BatchSplit(ranks_by_batch=tuple(simple), memory_bytes=found.memory_bytes)
 
 
+def largest_batch(costs: Sequence[RankCosts], *, at_most: int, limit_bytes: float) -> int | None:
+    """The largest batch up to a given one that has a split within the limit, or none.
+
+    Looked for downwards from where the bound from below allows it, a limited number of times: that
+    the answer is none is certain only where even the cheapest choices exceed the limit.
+    """
+    _, last, least_bytes = _cheapest(costs, 0)
+    if least_bytes > limit_bytes:
+        return None
+    least, cheapest = _totals(costs, [0] * len(costs))[0], _totals(costs, last)[0]
+    top = min(at_most, _totals(costs, [one.batches.size - 1 for one in costs])[0])
+    low = min(cheapest, top)
+    while low < top:  # beyond the cheapest choices the bound only rises
+        middle = (low + top + 1) // 2
+        if _bound_below(costs, middle).memory_bytes <= limit_bytes:
+            low = middle
+        else:
+            top = middle - 1
+    for batch in range(top, max(top - MOST_BATCHES_TRIED, least - 1, 0), -1):
+        if has_split(costs, batch=batch, limit_bytes=limit_bytes):
+            return batch
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class _Bound:
     """A bound from below, the slope that proves it, and the choices that the slope leaves open."""
 
-    memory_bytes: float
-    slope: float
+    memory_bytes: int
+    slope: int  # bytes a sample
     low: tuple[int, ...]  # per kind, a position in its batches; all at low take at most the batch
     high: tuple[int, ...]
-
-
-@dataclass(slots=True, eq=False)
-class _Node:
-    """The least reduced cost of every sum of offsets, over one rank or over two nodes together."""
-
-    reduced: FloatArray
-    kind: int = -1
-    parts: tuple[_Node, _Node] | None = None
-    solved: dict[int, Counter[tuple[int, int]]] = field(default_factory=dict)
 
 
 def _is_in_range(costs: Sequence[RankCosts], batch: int) -> bool:
@@ -119,50 +136,50 @@ def _is_in_range(costs: Sequence[RankCosts], batch: int) -> bool:
     return least <= batch <= most
 
 
-def _totals(costs: Sequence[RankCosts], positions: Sequence[int]) -> tuple[int, float]:
+def _totals(costs: Sequence[RankCosts], positions: Sequence[int]) -> tuple[int, int]:
     """Samples and bytes when every rank of a kind takes the choice at one position."""
     chosen = list(zip(costs, positions, strict=True))
     samples = sum(one.num_ranks * int(one.batches[position]) for one, position in chosen)
-    return samples, sum(one.num_ranks * float(one.memory_bytes[at]) for one, at in chosen)
+    return samples, sum(one.num_ranks * int(one.memory_bytes[at]) for one, at in chosen)
 
 
 def _bound_below(costs: Sequence[RankCosts], batch: int) -> _Bound:
     """The Lagrangian bound, its slope found by secants over the lower convex hull of the sums."""
     low = tuple(0 for _ in costs)
     high = tuple(one.batches.size - 1 for one in costs)
-    best_bytes, best_slope = -math.inf, 0.0
+    best: tuple[int, int] | None = None  # bytes, slope
     while True:
         (low_samples, low_bytes), (high_samples, high_bytes) = (
             _totals(costs, low),
             _totals(costs, high),
         )
-        slope = float(round((high_bytes - low_bytes) / max(high_samples - low_samples, 1)))
+        slope = round((high_bytes - low_bytes) / max(high_samples - low_samples, 1))
         first, last, least_bytes = _cheapest(costs, slope)
         bound_bytes = least_bytes + slope * batch
-        if bound_bytes > best_bytes:
-            best_bytes, best_slope = bound_bytes, slope
+        if best is None or bound_bytes > best[0]:
+            best = bound_bytes, slope
         first_samples, last_samples = _totals(costs, first)[0], _totals(costs, last)[0]
         if first_samples <= batch <= last_samples:
-            return _Bound(best_bytes, best_slope, first, last)
+            return _Bound(*best, first, last)
         if low_samples < last_samples < batch:
             low = last
         elif batch < first_samples < high_samples:
             high = first
         else:  # the best slope is no whole number of bytes, or the batch is at the very end
-            return _Bound(best_bytes, best_slope, low, high)
+            return _Bound(*best, low, high)
 
 
 def _cheapest(
-    costs: Sequence[RankCosts], slope: float
-) -> tuple[tuple[int, ...], tuple[int, ...], float]:
+    costs: Sequence[RankCosts], slope: int
+) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     """First and last position of each kind's least `cost - slope * batch`, and their sum."""
-    first, last, least_bytes = [], [], 0.0
+    first, last, least_bytes = [], [], 0
     for one in costs:
         reduced = one.memory_bytes - slope * one.batches
         start = int(np.argmin(reduced))
         first.append(start)
         last.append(reduced.size - 1 - int(np.argmin(reduced[::-1])))
-        least_bytes += one.num_ranks * float(reduced[start])
+        least_bytes += one.num_ranks * int(reduced[start])
     return tuple(first), tuple(last), least_bytes
 
 
@@ -216,11 +233,11 @@ def _repair(costs: Sequence[RankCosts], ranks: Counter[tuple[int, int]], left: i
 def _as_split(costs: Sequence[RankCosts], ranks: Counter[tuple[int, int]]) -> BatchSplit:
     """A split out of how many ranks of a kind stand at which position of its batches."""
     by_kind: tuple[dict[int, int], ...] = tuple({} for _ in costs)
-    memory_bytes = 0.0
+    memory_bytes = 0
     for (kind, position), num_ranks in sorted(ranks.items()):
         if num_ranks:
             by_kind[kind][int(costs[kind].batches[position])] = num_ranks
-            memory_bytes += num_ranks * float(costs[kind].memory_bytes[position])
+            memory_bytes += num_ranks * int(costs[kind].memory_bytes[position])
     return BatchSplit(ranks_by_batch=by_kind, memory_bytes=memory_bytes)
 
 
@@ -229,7 +246,7 @@ def _is_reachable(costs: Sequence[RankCosts], batch: int) -> bool:
     within = (1 << (batch + 1)) - 1
     sums = 1
     for one in costs:
-        sums = _sumset(sums, _repeated_sums(one, within), within)
+        sums = sumset(sums, _repeated_sums(one, within), within)
     return bool(sums >> batch & 1)
 
 
@@ -243,22 +260,11 @@ def _repeated_sums(one: RankCosts, within: int) -> int:
     sums, left = 1, one.num_ranks
     while left:
         if left & 1:
-            sums = _sumset(sums, power, within)
+            sums = sumset(sums, power, within)
         left >>= 1
         if left:
-            power = _sumset(power, power, within)
+            power = sumset(power, power, within)
     return sums
-
-
-def _sumset(one: int, other: int, within: int) -> int:
-    """Every sum of a member of one set and a member of the other; sets as bits."""
-    few, many = sorted((one, other), key=int.bit_count)
-    sums = 0
-    while few:
-        lowest = few & -few
-        sums |= many << (lowest.bit_length() - 1)
-        few ^= lowest
-    return sums & within
 
 
 def _convolve(
@@ -279,20 +285,20 @@ def _convolve(
         )
         vector = np.full(int(offsets.max()) + 1, np.inf)
         vector[offsets] = reduced
-        leaf = _Node(vector[: goal + 1], kind=kind)
-        nodes.append(_repeated(leaf, one.num_ranks, goal=goal, slack=slack))
-    whole = _joined(nodes, goal=goal, slack=slack)
+        leaf = Node(vector[: goal + 1], kind=kind)
+        nodes.append(repeated(leaf, one.num_ranks, goal=goal, slack=slack))
+    whole = joined(nodes, goal=goal, slack=slack)
     if whole.reduced.size <= goal or not np.isfinite(whole.reduced[goal]):
         return None
     ranks: Counter[tuple[int, int]] = Counter()
-    for (kind, offset), num_ranks in _trace(whole, goal).items():
+    for (kind, offset), num_ranks in trace(whole, goal).items():
         ends = kept[kind][0].batches
         taken = int(ends[0]) + offset if from_low <= from_high else int(ends[-1]) - offset
         ranks[kind, int(np.searchsorted(costs[kind].batches, taken))] += num_ranks
     return _as_split(costs, ranks)
 
 
-def _pruned(one: RankCosts, slope: float, slack: float) -> tuple[RankCosts, FloatArray]:
+def _pruned(one: RankCosts, slope: int, slack: float) -> tuple[RankCosts, IntArray]:
     """The choices whose reduced cost is within the slack, and these costs."""
     reduced = one.memory_bytes - slope * one.batches
     reduced -= reduced.min()
@@ -303,68 +309,8 @@ def _pruned(one: RankCosts, slope: float, slack: float) -> tuple[RankCosts, Floa
     return kept, reduced[keep]
 
 
-def _repeated(node: _Node, num_ranks: int, *, goal: int, slack: float) -> _Node:
-    """The sum over `num_ranks` equal ranks, by doubling."""
-    total: _Node | None = None
-    while True:
-        if num_ranks & 1:
-            total = node if total is None else _join(total, node, goal=goal, slack=slack)
-        num_ranks >>= 1
-        if not num_ranks:
-            assert total is not None
-            return total
-        node = _join(node, node, goal=goal, slack=slack)
-
-
-def _joined(nodes: list[_Node], *, goal: int, slack: float) -> _Node:
-    """All nodes together, the short ones first; of the last join only the goal is computed."""
-    nodes = sorted(nodes, key=lambda node: node.reduced.size)
-    total = nodes[0]
-    for node in nodes[1:-1]:
-        total = _join(total, node, goal=goal, slack=slack)
-    if len(nodes) == 1:
-        return total
-    last = nodes[-1]
-    start = max(goal + 1 - last.reduced.size, 0)
-    ours = total.reduced[start : goal + 1]
-    theirs = last.reduced[goal - start - np.arange(ours.size)] if ours.size else ours
-    reduced = np.full(goal + 1, np.inf)
-    least = (ours + theirs).min(initial=np.inf)
-    reduced[goal] = least if least <= slack else np.inf
-    return _Node(reduced, parts=(total, last))
-
-
-def _join(one: _Node, other: _Node, *, goal: int, slack: float) -> _Node:
-    """The (min,+) convolution of two nodes, without what exceeds the goal or the slack."""
-    few, many = sorted(
-        (one.reduced, other.reduced), key=lambda array: int(np.isfinite(array).sum())
-    )
-    reduced = np.full(min(few.size + many.size - 1, goal + 1), np.inf)
-    for index in np.flatnonzero(np.isfinite(few)).tolist():
-        part = reduced[index : index + many.size]
-        np.minimum(part, many[: part.size] + few[index], out=part)
-    reduced[reduced > slack] = np.inf
-    return _Node(reduced, parts=(one, other))
-
-
-def _trace(node: _Node, offset: int) -> Counter[tuple[int, int]]:
-    """How many ranks of which kind take which offset, in a cheapest sum to `offset`."""
-    if node.parts is None:
-        return Counter({(node.kind, offset): 1})
-    if offset not in node.solved:
-        one, other = node.parts
-        start = max(offset + 1 - other.reduced.size, 0)
-        ours = one.reduced[start : offset + 1]
-        sums = ours + other.reduced[offset - start - np.arange(ours.size)]
-        ties = np.flatnonzero(sums == sums.min()) + start
-        # Of equal sums the most even one: then both halves are likely to be the same.
-        taken = int(ties[np.argmin(np.abs(2 * ties - offset))])
-        node.solved[offset] = _trace(one, taken) + _trace(other, offset - taken)
-    return node.solved[offset]
-
-
 def _simplified(one: RankCosts, ranks: dict[int, int]) -> dict[int, int]:
-    """The same samples at the same cost with one or two different local batches, where possible."""
+    """The same samples at the same cost with one local batch or two close ones, where possible."""
     if len(ranks) <= 1 or one.batches.size > MOST_BATCHES_TO_PAIR:
         return ranks
     samples = sum(batch * num_ranks for batch, num_ranks in ranks.items())
@@ -383,10 +329,8 @@ def _simplified(one: RankCosts, ranks: dict[int, int]) -> dict[int, int]:
     found = np.flatnonzero(same)
     if found.size == 0:
         return ranks
-    lone = (num_high[found] == 0) | (num_low[found] == 0)
-    best = found[np.argmax(lone)]
-    if len(ranks) == 2 and not lone.any():
-        return ranks
-    pair = Counter({int(one.batches[low[best]]): int(num_low[best])})
-    pair[int(one.batches[high[best]])] += int(num_high[best])
-    return dict(+pair)
+    is_pair = (num_high[found] > 0) & (num_low[found] > 0)
+    best = found[np.argmin(is_pair * step[found])]  # one batch if possible; else the two closest
+    simple = Counter({int(one.batches[low[best]]): int(num_low[best])})
+    simple[int(one.batches[high[best]])] += int(num_high[best])
+    return dict(+simple)

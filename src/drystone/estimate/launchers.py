@@ -2,8 +2,8 @@
 
 The same model, recipe and layout takes different memory under different launchers: one keeps fp32
 master weights beside 16-bit ones, another keeps only fp32 weights and casts on the fly; one holds
-gradients in a buffer for good, another frees them after each step. Every field is a fact about the
-code of that launcher; none is fitted to a run. `docs/launchers.md` says where each was read.
+gradients in a buffer for good, another frees them after each step. Most fields are facts about the
+code of that launcher; a few were inferred from published readings. `docs/launchers.md` says which.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ class Launcher:
     loads_whole: bool = False
 
 
-_TORCH = Launcher(name="pytorch", keeps_master=False, norm_is_fused=False, step_copies=0.0)
+_TORCH = Launcher(
+    name="pytorch", keeps_master=False, norm_is_fused=False, keeps_gathered_inputs=True
+)
 _MEGATRON = Launcher(
     name="megatron-te",
     keeps_master=True,
@@ -106,7 +108,6 @@ LAUNCHERS = {
             bf16_gradient_bytes=6,
             gated_tensors=4.0,
             logits_bytes=10.0,
-            keeps_gathered_inputs=True,
         ),
         replace(
             _MEGATRON,

@@ -61,8 +61,14 @@ class Device:
     ramp_depth: float  # D0
     attention_forward_flops: float
     attention_backward_flops: float
+    cudnn_attention_gain: float
     bandwidth_bytes_per_second: float
     peak_flops: float  # of the data sheet, in the precision of the recipe
+    sustained_share: float = 1.0  # of the ceiling, in the two rates above
+
+    def won_back(self, share: float) -> float:
+        """How much faster multiplications are when that share of the loss is won back."""
+        return (1.0 - (1.0 - self.sustained_share) * (1.0 - share)) / self.sustained_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +110,11 @@ def make_device(gpu: GpuSpec, precision: Precision, efficiency: GpuEfficiency) -
         ramp_depth=efficiency.ramp_depth,
         attention_forward_flops=half_peak * efficiency.attention_forward_share,
         attention_backward_flops=half_peak * efficiency.attention_backward_share,
+        cudnn_attention_gain=efficiency.cudnn_attention_gain,
         bandwidth_bytes_per_second=gpu.memory_bandwidth_bytes_per_second
         * efficiency.bandwidth_share,
         peak_flops=peak,
+        sustained_share=efficiency.sustained_share,
     )
 
 

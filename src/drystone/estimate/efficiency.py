@@ -28,6 +28,7 @@ class GpuEfficiency:
     attention_backward_share: float
     host_slowness: float  # time its usual hosts take to enqueue work; an H100 host is 1
     reference_watts: float  # the power limit that the shares were measured at
+    cudnn_attention_gain: float = 1.0  # rate of cuDNN's attention over FlashAttention 2
     bandwidth_share: float = 0.88  # published: STREAM-like copies reach 85 to 92 % on HBM
     wave_share: float = 0.15  # calibrated: empty part of the last wave of tiles
     ramp_depth: float = 120.0  # calibrated: inner depth that filling and draining a tile costs
@@ -46,7 +47,12 @@ class LauncherEfficiency:
     reduce_bytes: float  # per gradient when the precision is bf16-mixed
     optimizer_bytes: float  # moved per parameter by the Adam step, fp32 states
     selective_share: float  # of a forward pass that "selective" recomputation repeats; 0: attention
-    attention_share: float = 1.0  # of the rate of today's fused attention, by older kernels
+    attention_share: float = 1.0  # of the rate of FlashAttention 2, by older kernels
+    uses_cudnn_attention: bool = False
+    fp8_passes: float = 5.0  # passes over a row that casts to fp8 add; 2.5 when compiled
+    won_back_share: float = 0.0  # of what long steps lose of the ceiling, by tuned layers
+    hides_tensor: float = 0.0  # share of tensor-parallel communication that compute hides
+    hides_sends: float = 0.0  # share of an interleaved pipeline's sends that compute hides
     gather_share: float = 1.0  # of the bandwidth, by the gathers and scatters of ZeRO-3
     network_gather_share: float = 1.0  # the same between nodes
     tensor_host_share: float = 0.065  # of a layer's host time that tensor parallelism adds
@@ -59,15 +65,17 @@ class LauncherEfficiency:
 
 # Tile slots: the peak of the best known part over its number of multiprocessors (data sheets).
 # Attention: published, arXiv:2307.08691 (A100: 190 to 200 TFLOP/s forward of 312, 170 backward;
-# H100: 335 TFLOP/s with the same kernels) and arXiv:2407.08608, less what short rows cost.
+# H100: 335 TFLOP/s with the same kernels), less what short rows cost; cuDNN on Hopper reaches 1.5
+# times that (arXiv:2407.08608 figure 5). On Blackwell the same kernels are assumed to run as on
+# Hopper, and cuDNN to gain a little more.
 _GPUS: Final = MappingProxyType(
     {
         "Volta": GpuEfficiency(
             ceiling_share=0.80,  # assumed; github issues report 95 to 105 of 125 TFLOP/s
-            sustained_share=0.90,  # calibrated
+            sustained_share=0.92,  # calibrated
             flops_per_tile_slot=1.56e12,
             attention_forward_share=0.35, attention_backward_share=0.30,  # assumed
-            host_slowness=1.6,  # assumed: hosts a little older than those of the A100
+            host_slowness=1.6,  # assumed: hosts a little older than the A100's
             reference_watts=300,
         ),
         "Turing": GpuEfficiency(
@@ -81,7 +89,7 @@ _GPUS: Final = MappingProxyType(
             sustained_share=0.96,  # calibrated
             flops_per_tile_slot=2.89e12,
             attention_forward_share=0.60, attention_backward_share=0.52,  # published
-            host_slowness=1.45,  # calibrated: EPYC 7002 hosts against those of the H100
+            host_slowness=1.48,  # calibrated: EPYC 7002 hosts
             reference_watts=400,
         ),
         "Ada": GpuEfficiency(
@@ -92,18 +100,24 @@ _GPUS: Final = MappingProxyType(
         ),
         "Hopper": GpuEfficiency(
             ceiling_share=0.803,  # published: 794.5 of 989 TFLOP/s (catalogue)
-            sustained_share=0.845,  # calibrated: clocks sink under long load at 700 W
+            sustained_share=0.835,  # calibrated: clocks sink under long load at 700 W
             flops_per_tile_slot=7.49e12,
             attention_forward_share=0.40, attention_backward_share=0.32,  # published
-            host_slowness=1.0,
+            cudnn_attention_gain=1.5, host_slowness=1.0,
             reference_watts=700,
+        ),
+        # Consumer parts; the data-centre generation follows.
+        "Blackwell 2.0": GpuEfficiency(
+            ceiling_share=0.85, sustained_share=0.80, flops_per_tile_slot=1.23e12,  # as Ada
+            attention_forward_share=0.50, attention_backward_share=0.40,
+            host_slowness=1.2, reference_watts=575,
         ),
         "Blackwell": GpuEfficiency(
             ceiling_share=0.776,  # published: 1745 of 2250 TFLOP/s (catalogue)
-            sustained_share=0.72,  # calibrated on few runs
+            sustained_share=0.66,  # calibrated on few runs
             flops_per_tile_slot=15.2e12,
             attention_forward_share=0.18, attention_backward_share=0.14,  # assumed
-            host_slowness=1.22,  # calibrated: Grace hosts
+            cudnn_attention_gain=2.4, host_slowness=1.22,  # calibrated: Grace hosts
             reference_watts=1000,
         ),
         "CDNA": GpuEfficiency(
@@ -144,7 +158,9 @@ _DEEPSPEED_NETWORK_SHARE: Final = 0.17  # calibrated
 # Megatron's host times are those of its deterministic functional tests, the only runs that are
 # bound by them; larger layers hide them.
 _MEGATRON: Final = replace(
-    _TORCH, hidden_passes=20, ffn_passes=3, loss_bytes=22,  # counted: fused norms, dropouts, loss
+    _TORCH, hidden_passes=14, ffn_passes=3, loss_bytes=22,  # counted: fused norms, dropouts, loss
+    fp8_passes=1.0,  # counted: Transformer Engine casts inside norms and activations
+    hides_sends=0.7,  # assumed: overlap_p2p_comm is the default of interleaved schedules
     layer_host_seconds=1.68e-3, step_host_seconds=21e-3, shard_host_share=0.87,  # calibrated
     hidden_share=0.0,  # published: gradients are reduced after the backward pass unless asked
     reduce_bytes=4, selective_share=0.0,
@@ -160,8 +176,19 @@ _LAUNCHERS: Final = MappingProxyType(
         "torch-fsdp": _TORCH,
         "pytorch": _TORCH,
         "drystone": _TORCH,
-        "megatron-te": _MEGATRON,
+        "megatron-te": replace(_MEGATRON, uses_cudnn_attention=True),
+        # The same layers as production runs use them: no deterministic kernels, communication
+        # overlapped, graphs. Calibrated on NVIDIA's performance tables (fp8 on H100 and GB200).
+        "nemo": replace(
+            _MEGATRON, uses_cudnn_attention=True, hidden_passes=12, layer_host_seconds=400e-6,
+            hidden_share=0.9, won_back_share=0.7, hides_tensor=0.6, hides_sends=0.9,
+        ),
         "megatron-local": replace(_MEGATRON, ffn_passes=4),
+        # XLA compiles whole layers. Assumed.
+        "maxtext": replace(
+            _TORCH, hidden_passes=8, ffn_passes=3, layer_host_seconds=20e-6,
+            uses_cudnn_attention=True, won_back_share=0.3,
+        ),
         "nanotron": replace(_TORCH, reduce_bytes=4),
         "galvatron": replace(_MEGATRON, layer_host_seconds=800e-6),
         "megatron-deepspeed": replace(

@@ -104,6 +104,7 @@ class Profile(_Part):
                     device.attention_backward_flops * attention, fit.flops
                 ),
                 peak_flops=max(device.peak_flops, fit.flops),
+                sustained_share=1.0,
             )
         if self.memory_bandwidth_bytes_per_second is not None:
             device = replace(
@@ -195,7 +196,7 @@ def load_profile(path: Path) -> Profile:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "the file"
         raise InvalidSpec(
-            f"{place}: {first['msg']}", where=str(path), hint="See docs/profile.md for the keys"
+            f"{place}: {first['msg']}", where=str(path), hint="See docs/speed.md for the keys"
         ) from None
 
 

@@ -36,6 +36,7 @@ STRAGGLER_SHARE = 0.02
 # Memory bandwidth of a host, as one of eight GPUs sees it in an optimizer step on the host.
 _HOST_BYTES_PER_SECOND = 25e9
 _BACKWARD_HOST_SHARE = 1.0  # host time of a layer's backward pass over its forward pass
+_ADAPTER_HOST_SECONDS = 1.2e-3  # at most, to enqueue a layer with adapters; calibrated
 _FP8_HOST_SHARE = 0.55  # host time that quantising adds to a layer
 _HOST_MOE_SHARE = 1.0  # host time that routing to experts adds to a layer
 
@@ -161,10 +162,7 @@ def step_seconds(prepared: Prepared, layouts: Layouts) -> StepSeconds:
     ranks = make_group(split.dp * split.cp, split.tp, machine)
     local_params = _local_params(work, split)
     per_micro, per_step = _data_parallel(prepared, layouts, split, stage, ranks)
-    send = 2.0 * layouts.virtual_stages * send_seconds(
-        split.tokens * split.hidden_share * (work.hidden_size * work.element_bytes),
-        split.pp, split.tp * split.cp * split.dp, machine,
-    )  # fmt: skip
+    send = _send_seconds(prepared, layouts, split)
     accumulate = local_params * (work.accumulate_bytes / bandwidth) * (
         work.trained_params / (work.layer_params + work.outer_params)
     )  # fmt: skip
@@ -252,7 +250,8 @@ def _layer_communication(
     tensor = context = expert = zero
     if (split.tp > 1.0).any():
         group = make_group(split.tp, 1.0, machine)
-        tensor = layers * (2.0 * passes) * allreduce_seconds(row_bytes, group)
+        shown = 1.0 - prepared.launcher.hides_tensor
+        tensor = layers * (2.0 * passes * shown) * allreduce_seconds(row_bytes, group)
     if (split.cp > 1.0).any():
         ring = make_group(split.cp, split.tp, machine)
         keys = split.tokens * split.inverse_tp * work.kv_bytes_per_token * (split.cp - 1.0)
@@ -268,6 +267,20 @@ def _layer_communication(
         routed = row_bytes * split.hidden_share * work.top_k
         expert = moe * (2.0 * passes) * alltoall_seconds(routed, group, machine)
     return tensor, context, expert
+
+
+def _send_seconds(prepared: Prepared, layouts: Layouts, split: _Split) -> FloatArray:
+    """Activations on to the next stage and gradients back, for one micro-batch, where they show."""
+    work = prepared.work
+    row_bytes = split.tokens * split.hidden_share * (work.hidden_size * work.element_bytes)
+    stride = split.tp * split.cp * split.dp
+    once = send_seconds(row_bytes, split.pp, stride, prepared.machine)
+    # Without interleaving an exchange ends with a wait of the host, so the GPU runs dry meanwhile.
+    wait = (split.pp > 1.0) * prepared.launcher.send_host_seconds * prepared.host_slowness
+    shown = 1.0 - prepared.launcher.hides_sends
+    interleaved = layouts.virtual_stages > 1
+    seconds = np.where(interleaved, layouts.virtual_stages * shown * once, once + wait)
+    return 2.0 * seconds
 
 
 def _local_params(work: Work, split: _Split) -> FloatArray:
@@ -351,6 +364,9 @@ def _host_seconds(prepared: Prepared, split: _Split, layouts: Layouts) -> FloatA
     )
     layers = split.layer_share * work.num_layers * extra + 1.0  # one for what is around them
     sends = 2.0 * layouts.virtual_stages * launcher.send_host_seconds * (split.pp > 1.0)
-    per_layer = launcher.layer_host_seconds * passes * (1.0 + moe_share)
+    layer_seconds = launcher.layer_host_seconds
+    if prepared.recipe.tuning is not Tuning.FULL:  # no hooks on gradients that are never made
+        layer_seconds = min(layer_seconds, _ADAPTER_HOST_SECONDS)
+    per_layer = layer_seconds * passes * (1.0 + moe_share)
     seconds: FloatArray = (layers * per_layer + sends) * prepared.host_slowness
     return seconds

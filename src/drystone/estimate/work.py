@@ -42,8 +42,6 @@ _OPTIMIZER_SHARE = {
 }  # fmt: skip
 _FP32_WEIGHTS = (Precision.FP32, Precision.TF32, Precision.AMP_FP16, Precision.AMP_BF16)
 _ALL_16_BIT = (Precision.FP16, Precision.BF16)
-# Passes over a row that quantising the two inputs of an fp8 multiplication adds, both layouts.
-_FP8_PASSES = 2.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +148,8 @@ def _layer_passes(
     adapters = 0.0
     fused = recipe.attention is AttentionKernel.FUSED
     attention_share = launcher.attention_share if fused else 1.0
+    if fused and launcher.uses_cudnn_attention:
+        attention_share *= device.cudnn_attention_gain
     forward_attention = backward_attention = hidden = split = 0.0
     for block, count in model.stack:
         seq_len = _side_len(model, recipe, block)
@@ -170,7 +170,7 @@ def _layer_passes(
         hidden += count * share * layer_hidden
         split += count * share * layer_split
         adapters += count * share * _adapter_bytes(block, model.hidden_size, recipe)
-    flops = device.matmul_flops
+    flops = device.matmul_flops * device.won_back(launcher.won_back_share)
     tuned = recipe.tuning is not Tuning.FULL
     weight_bytes = _weight_bytes(model, recipe)
     forward = Pass(
@@ -244,7 +244,7 @@ def _traffic(
         hidden_passes += 2.0
     ffn_passes *= 1.0 if shape.gated else 0.6  # no product with a gate
     if recipe.precision is Precision.FP8_MIXED:
-        extra = _FP8_PASSES if recipe.compiled else 2.0 * _FP8_PASSES
+        extra = min(launcher.fp8_passes, 2.5) if recipe.compiled else launcher.fp8_passes
         hidden_passes += 2.0 * extra
         ffn_passes += extra
     norms = max(1, block.num_norms) / 2
@@ -303,7 +303,8 @@ def _weight_bytes(model: ModelSpec, recipe: Recipe) -> float:
 def _head(
     model: ModelSpec, recipe: Recipe, device: Device, launcher: LauncherEfficiency
 ) -> tuple[Ramp, float]:
-    matmuls, flops = head_matmuls(model), device.head_flops
+    matmuls = head_matmuls(model)
+    flops = device.head_flops * device.won_back(launcher.won_back_share)
     ramps = [
         forward_ramp(matmuls, device, flops=flops),
         input_gradient_ramp(matmuls, device, flops=flops),

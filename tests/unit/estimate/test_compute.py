@@ -35,6 +35,7 @@ DEVICE = Device(
     ramp_depth=100.0,
     attention_forward_flops=50e12,
     attention_backward_flops=40e12,
+    cudnn_attention_gain=1.0,
     bandwidth_bytes_per_second=1e12,
     peak_flops=125e12,
 )

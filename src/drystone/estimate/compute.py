@@ -35,7 +35,7 @@ FloatArray = npt.NDArray[np.float64]
 
 # Tiles of 128 x 256 outputs, the usual choice of cuBLAS for large 16-bit multiplications.
 _TILE_AREA = 128 * 256
-_PADDING_TOKENS = 64  # half a tile: what a group of tokens of one expert is padded by on average
+PADDING_TOKENS = 64  # half a tile: what a group of tokens of one expert is padded by on average
 # Sustained rates move with the power limit to this exponent: A100 at 300 and 400 W (252.9 and
 # 271.2 TFLOP/s), H200 at 700 and GH200 at 900 W (794.5 and 828.6), both from the catalogue.
 _POWER_EXPONENT = 0.2

@@ -43,7 +43,7 @@ class LauncherEfficiency:
     loss_bytes: float  # bytes moved per logit by a plain loss, forward and backward together
     layer_host_seconds: float  # host time to enqueue one layer, forward, on an H100 host
     step_host_seconds: float  # host time per optimizer step: data, clipping, logging
-    hidden_share: float  # of compute time that data-parallel communication hides behind
+    overlap_share: float  # of compute time that data-parallel communication hides behind
     reduce_bytes: float  # per gradient when the precision is bf16-mixed
     optimizer_bytes: float  # moved per parameter by the Adam step, fp32 states
     selective_share: float  # of a forward pass that "selective" recomputation repeats; 0: attention
@@ -51,8 +51,8 @@ class LauncherEfficiency:
     uses_cudnn_attention: bool = False
     fp8_passes: float = 5.0  # passes over a row that casts to fp8 add; 2.5 when compiled
     won_back_share: float = 0.0  # of what long steps lose of the ceiling, by tuned layers
-    hides_tensor: float = 0.0  # share of tensor-parallel communication that compute hides
-    hides_sends: float = 0.0  # share of an interleaved pipeline's sends that compute hides
+    tensor_hidden_share: float = 0.0  # share of tensor-parallel communication that compute hides
+    send_hidden_share: float = 0.0  # share of an interleaved pipeline's sends that compute hides
     gather_share: float = 1.0  # of the bandwidth, by the gathers and scatters of ZeRO-3
     network_gather_share: float = 1.0  # the same between nodes
     tensor_host_share: float = 0.065  # of a layer's host time that tensor parallelism adds
@@ -143,7 +143,7 @@ _TORCH: Final = LauncherEfficiency(
     loss_bytes=30,  # counted: logits to fp32, log-softmax, its gradient, back to 16 bit
     layer_host_seconds=500e-6,  # assumed: 40 to 50 kernels of 10 us
     step_host_seconds=20e-3,  # calibrated
-    hidden_share=0.9,  # published: FSDP and DDP prefetch a layer ahead
+    overlap_share=0.9,  # published: FSDP and DDP prefetch a layer ahead
     reduce_bytes=2, optimizer_bytes=40,  # counted: read and write weight and two moments, clip
     selective_share=0.5,  # published: torchtitan saves every second multiplication
 )  # fmt: skip
@@ -160,9 +160,9 @@ _DEEPSPEED_NETWORK_SHARE: Final = 0.17  # calibrated
 _MEGATRON: Final = replace(
     _TORCH, hidden_passes=14, ffn_passes=3, loss_bytes=22,  # counted: fused norms, dropouts, loss
     fp8_passes=1.0,  # counted: Transformer Engine casts inside norms and activations
-    hides_sends=0.7,  # assumed: overlap_p2p_comm is the default of interleaved schedules
+    send_hidden_share=0.7,  # assumed: overlap_p2p_comm is the default of interleaved schedules
     layer_host_seconds=1.68e-3, step_host_seconds=21e-3, shard_host_share=0.87,  # calibrated
-    hidden_share=0.0,  # published: gradients are reduced after the backward pass unless asked
+    overlap_share=0.0,  # published: gradients are reduced after the backward pass unless asked
     reduce_bytes=4, selective_share=0.0,
 )  # fmt: skip
 
@@ -181,7 +181,7 @@ _LAUNCHERS: Final = MappingProxyType(
         # overlapped, graphs. Calibrated on NVIDIA's performance tables (fp8 on H100 and GB200).
         "nemo": replace(
             _MEGATRON, uses_cudnn_attention=True, hidden_passes=12, layer_host_seconds=400e-6,
-            hidden_share=0.9, won_back_share=0.7, hides_tensor=0.6, hides_sends=0.9,
+            overlap_share=0.9, won_back_share=0.7, tensor_hidden_share=0.6, send_hidden_share=0.9,
         ),
         "megatron-local": replace(_MEGATRON, ffn_passes=4),
         # XLA compiles whole layers. Assumed.
@@ -200,7 +200,7 @@ _LAUNCHERS: Final = MappingProxyType(
         "accelerate": _HUGGING_FACE,
         "fsdp-qlora": _HUGGING_FACE,
         "deepspeed": replace(
-            _HUGGING_FACE, layer_host_seconds=2.4e-3, hidden_share=0.0,
+            _HUGGING_FACE, layer_host_seconds=2.4e-3, overlap_share=0.0,
             gather_share=_DEEPSPEED_GATHER_SHARE, network_gather_share=_DEEPSPEED_NETWORK_SHARE,
         ),
         # BERT with fused kernels; batches hold sequences of like length, so padding is not

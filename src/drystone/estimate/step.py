@@ -14,7 +14,7 @@ from drystone.describe.cluster import Machine
 from drystone.describe.layout import Layouts, Sharding
 from drystone.describe.model import ModelSpec
 from drystone.describe.recipe import Offload, Precision, Recipe, Tuning
-from drystone.estimate.compute import Device, make_device
+from drystone.estimate.compute import PADDING_TOKENS, Device, make_device
 from drystone.estimate.efficiency import GpuEfficiency, LauncherEfficiency
 from drystone.estimate.network import (
     Group,
@@ -107,7 +107,7 @@ class _Split:
     ep: FloatArray
     micro: FloatArray
     inverse_tp: FloatArray
-    hidden_share: FloatArray  # of a hidden row that a rank holds outside of attention and mlp
+    row_share: FloatArray  # of a hidden row that a rank holds outside of attention and mlp
     tokens: FloatArray  # of a micro-batch on one rank
     sequences: FloatArray  # the same as attention sees it: micro / cp
     num_micro: FloatArray
@@ -140,7 +140,7 @@ def _split(layouts: Layouts, recipe: Recipe, work: Work) -> _Split:
         ep=layouts.ep.astype(np.float64),
         micro=micro,
         inverse_tp=inverse_tp,
-        hidden_share=np.where(layouts.sequence_parallel, inverse_tp, 1.0),
+        row_share=np.where(layouts.sequence_parallel, inverse_tp, 1.0),
         tokens=sequences * work.tokens_per_sequence,
         sequences=sequences,
         num_micro=np.maximum(1.0, np.ceil(recipe.global_batch / (dp * micro))),
@@ -204,12 +204,13 @@ def _pass_seconds(
     """Multiplications, attention and memory-bound work of all layers in one direction."""
     matmul = one.matmul.seconds(split.tokens, split.inverse_tp)
     if prepared.work.num_moe_layers:
-        routed = split.tokens * prepared.work.top_k + 64.0 * prepared.work.num_experts / split.ep
+        padding = PADDING_TOKENS * prepared.work.num_experts / split.ep
+        routed = split.tokens * prepared.work.top_k + padding
         matmul = matmul + one.experts.seconds(routed, split.inverse_tp)
     attention = split.sequences * split.inverse_tp * one.attention_seconds
     per_second = 1.0 / prepared.device.bandwidth_bytes_per_second
     memory = split.tokens * (
-        split.hidden_share * (one.hidden_bytes * per_second)
+        split.row_share * (one.hidden_bytes * per_second)
         + split.inverse_tp * (one.split_bytes * per_second)
     )
     if one.weight_bytes:
@@ -250,7 +251,7 @@ def _layer_communication(
     tensor = context = expert = zero
     if (split.tp > 1.0).any():
         group = make_group(split.tp, 1.0, machine)
-        shown = 1.0 - prepared.launcher.hides_tensor
+        shown = 1.0 - prepared.launcher.tensor_hidden_share
         tensor = layers * (2.0 * passes * shown) * allreduce_seconds(row_bytes, group)
     if (split.cp > 1.0).any():
         ring = make_group(split.cp, split.tp, machine)
@@ -264,7 +265,7 @@ def _layer_communication(
     if work.num_moe_layers and (split.ep > 1.0).any():
         group = make_group(split.ep, split.tp, machine)
         moe = split.layer_share * work.num_moe_layers
-        routed = row_bytes * split.hidden_share * work.top_k
+        routed = row_bytes * split.row_share * work.top_k
         expert = moe * (2.0 * passes) * alltoall_seconds(routed, group, machine)
     return tensor, context, expert
 
@@ -272,12 +273,12 @@ def _layer_communication(
 def _send_seconds(prepared: Prepared, layouts: Layouts, split: _Split) -> FloatArray:
     """Activations on to the next stage and gradients back, for one micro-batch, where they show."""
     work = prepared.work
-    row_bytes = split.tokens * split.hidden_share * (work.hidden_size * work.element_bytes)
+    row_bytes = split.tokens * split.row_share * (work.hidden_size * work.element_bytes)
     stride = split.tp * split.cp * split.dp
     once = send_seconds(row_bytes, split.pp, stride, prepared.machine)
     # Without interleaving an exchange ends with a wait of the host, so the GPU runs dry meanwhile.
     wait = (split.pp > 1.0) * prepared.launcher.send_host_seconds * prepared.host_slowness
-    shown = 1.0 - prepared.launcher.hides_sends
+    shown = 1.0 - prepared.launcher.send_hidden_share
     interleaved = layouts.virtual_stages > 1
     seconds = np.where(interleaved, layouts.virtual_stages * shown * once, once + wait)
     return 2.0 * seconds
@@ -294,7 +295,7 @@ def _data_parallel(
     prepared: Prepared, layouts: Layouts, split: _Split, stage: _Stage, ranks: Group
 ) -> tuple[FloatArray, FloatArray]:
     """Exposed seconds per micro-batch (gathered weights, ZeRO-2 and 3) and per step."""
-    work, hidden = prepared.work, prepared.launcher.hidden_share
+    work, overlap = prepared.work, prepared.launcher.overlap_share
     params = _local_params(work, split)
     trained = params * (work.trained_params / (work.layer_params + work.outer_params))
     gradient_bytes, weight_bytes = trained * work.reduce_bytes, params * work.element_bytes
@@ -315,10 +316,10 @@ def _data_parallel(
     # A transfer that hides still takes memory bandwidth and multiprocessors from the compute, in
     # proportion to its bytes, however slowly they travel.
     pace = shard.bandwidth_bytes_per_second / prepared.machine.intra.bandwidth_bytes_per_second
-    least_share = np.maximum(first, 1.0 - hidden + hidden * CONTENTION_SHARE * pace)
+    least_share = np.maximum(first, 1.0 - overlap + overlap * CONTENTION_SHARE * pace)
 
     def exposed(comm: FloatArray, compute: FloatArray) -> FloatArray:
-        return np.maximum(comm - hidden * compute, comm * least_share)
+        return np.maximum(comm - overlap * compute, comm * least_share)
 
     per_micro = np.where(
         sharded, exposed(gather, stage.forward) + exposed(again + scatter, stage.backward), 0.0

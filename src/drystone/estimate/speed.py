@@ -144,7 +144,7 @@ def estimate_speed(
 
     What the profile has measured replaces the formula or the constant that stands for it.
     """
-    prepared = _prepare(model, recipe, machine, profile)
+    prepared = prepare(model, recipe, machine, profile)
     step = step_seconds(prepared, layouts)
     factor = 1.0 if profile is None else profile.step_factor(model.name, recipe.launcher)
     seconds = {name: getattr(step, name) for name in SOURCES}
@@ -161,9 +161,10 @@ def estimate_speed(
 
 
 @lru_cache(maxsize=256)
-def _prepare(
+def prepare(
     model: ModelSpec, recipe: Recipe, machine: Machine, profile: Profile | None
 ) -> Prepared:
+    """The part of an estimate that no layout changes; kept for the next call."""
     gpu, launcher = gpu_efficiency(machine.gpu), launcher_efficiency(recipe.launcher)
     if profile is not None:
         machine, launcher = profile.apply(machine, launcher)

@@ -97,7 +97,7 @@ def prepare_step(
 
 
 @dataclass(frozen=True, slots=True)
-class _Split:
+class Split:
     """The layouts as floats, and what follows from them alone."""
 
     tp: FloatArray
@@ -115,7 +115,7 @@ class _Split:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stage:
+class Stage:
     """Seconds of one micro-batch in one pipeline stage."""
 
     matmul: FloatArray
@@ -126,13 +126,14 @@ class _Stage:
     backward: FloatArray
 
 
-def _split(layouts: Layouts, recipe: Recipe, work: Work) -> _Split:
+def split_layouts(layouts: Layouts, recipe: Recipe, work: Work) -> Split:
+    """What the formulas need of the layouts, computed once."""
     tp, pp = layouts.tp.astype(np.float64), layouts.pp.astype(np.float64)
     dp, cp = layouts.dp.astype(np.float64), layouts.cp.astype(np.float64)
     micro = layouts.micro_batch.astype(np.float64)
     inverse_tp = 1.0 / tp
     sequences = micro / cp
-    return _Split(
+    return Split(
         tp=tp,
         cp=cp,
         dp=dp,
@@ -151,14 +152,14 @@ def _split(layouts: Layouts, recipe: Recipe, work: Work) -> _Split:
 def step_seconds(prepared: Prepared, layouts: Layouts) -> StepSeconds:
     """One step of every layout."""
     work, machine = prepared.work, prepared.machine
-    split = _split(layouts, prepared.recipe, work)
-    stage = _stage(prepared, split)
+    split = split_layouts(layouts, prepared.recipe, work)
+    stage = stage_seconds(prepared, split)
     bandwidth = prepared.device.bandwidth_bytes_per_second
     spreads_vocabulary = layouts.vocab_barriers > 0  # arXiv:2411.05288: each stage has a part of it
     head_share = np.where(spreads_vocabulary, 1.0 / split.pp, 1.0)
     head_matmul = work.head.seconds(split.tokens, split.inverse_tp) * head_share
     head_memory = split.tokens * split.inverse_tp * (work.head_bytes / bandwidth) * head_share
-    tensor, context, expert = _layer_communication(prepared, split)
+    tensor, context, expert = layer_communication(prepared, split)
     ranks = make_group(split.dp * split.cp, split.tp, machine)
     local_params = _local_params(work, split)
     per_micro, per_step = _data_parallel(prepared, layouts, split, stage, ranks)
@@ -169,7 +170,7 @@ def step_seconds(prepared: Prepared, layouts: Layouts) -> StepSeconds:
     layers = stage.matmul + stage.attention + stage.memory + stage.recompute
     body = layers + tensor + context + expert + per_micro + send
     busy = body + head_matmul + head_memory + accumulate
-    launch = np.maximum(0.0, _host_seconds(prepared, split, layouts) - busy)
+    launch = np.maximum(0.0, host_seconds(prepared, split, layouts) - busy)
     m = split.num_micro
     others = np.where(spreads_vocabulary, busy, body) + launch
     bubble = (split.pp - 1.0) * others / layouts.virtual_stages
@@ -199,7 +200,7 @@ def step_seconds(prepared: Prepared, layouts: Layouts) -> StepSeconds:
 
 
 def _pass_seconds(
-    prepared: Prepared, split: _Split, one: Pass
+    prepared: Prepared, split: Split, one: Pass
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Multiplications, attention and memory-bound work of all layers in one direction."""
     matmul = one.matmul.seconds(split.tokens, split.inverse_tp)
@@ -218,7 +219,8 @@ def _pass_seconds(
     return matmul, attention, memory
 
 
-def _stage(prepared: Prepared, split: _Split) -> _Stage:
+def stage_seconds(prepared: Prepared, split: Split) -> Stage:
+    """What the layers of the fullest stage compute for one micro-batch, without the head."""
     work, share = prepared.work, split.layer_share
     matmul, attention, memory = _pass_seconds(prepared, split, work.forward)
     matmul_back, attention_back, memory_back = _pass_seconds(prepared, split, work.backward)
@@ -229,7 +231,7 @@ def _stage(prepared: Prepared, split: _Split) -> _Stage:
         + memory * work.recompute_memory_share
     )
     backward = matmul_back + attention_back + memory_back
-    return _Stage(
+    return Stage(
         matmul=share * (matmul + matmul_back),
         attention=share * (attention + attention_back),
         memory=share * (memory + memory_back),
@@ -239,8 +241,8 @@ def _stage(prepared: Prepared, split: _Split) -> _Stage:
     )
 
 
-def _layer_communication(
-    prepared: Prepared, split: _Split
+def layer_communication(
+    prepared: Prepared, split: Split
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Tensor-, context- and expert-parallel time of one micro-batch in one stage."""
     work, machine = prepared.work, prepared.machine
@@ -270,7 +272,7 @@ def _layer_communication(
     return tensor, context, expert
 
 
-def _send_seconds(prepared: Prepared, layouts: Layouts, split: _Split) -> FloatArray:
+def _send_seconds(prepared: Prepared, layouts: Layouts, split: Split) -> FloatArray:
     """Activations on to the next stage and gradients back, for one micro-batch, where they show."""
     work = prepared.work
     row_bytes = split.tokens * split.row_share * (work.hidden_size * work.element_bytes)
@@ -284,7 +286,7 @@ def _send_seconds(prepared: Prepared, layouts: Layouts, split: _Split) -> FloatA
     return 2.0 * seconds
 
 
-def _local_params(work: Work, split: _Split) -> FloatArray:
+def _local_params(work: Work, split: Split) -> FloatArray:
     """Parameters of the fullest stage that one rank works on, before any sharding."""
     dense = (work.layer_params - work.expert_params) * split.layer_share * split.inverse_tp
     outer = work.outer_params * split.inverse_tp / np.minimum(split.pp, 2.0)
@@ -292,7 +294,7 @@ def _local_params(work: Work, split: _Split) -> FloatArray:
 
 
 def _data_parallel(
-    prepared: Prepared, layouts: Layouts, split: _Split, stage: _Stage, ranks: Group
+    prepared: Prepared, layouts: Layouts, split: Split, stage: Stage, ranks: Group
 ) -> tuple[FloatArray, FloatArray]:
     """Exposed seconds per micro-batch (gathered weights, ZeRO-2 and 3) and per step."""
     work, overlap = prepared.work, prepared.launcher.overlap_share
@@ -334,7 +336,7 @@ def _data_parallel(
 
 
 def _optimizer_seconds(
-    prepared: Prepared, layouts: Layouts, split: _Split, params: FloatArray
+    prepared: Prepared, layouts: Layouts, split: Split, params: FloatArray
 ) -> FloatArray:
     work, recipe = prepared.work, prepared.recipe
     trained = params * (work.trained_params / (work.layer_params + work.outer_params))
@@ -349,7 +351,7 @@ def _optimizer_seconds(
     return seconds
 
 
-def _host_seconds(prepared: Prepared, split: _Split, layouts: Layouts) -> FloatArray:
+def host_seconds(prepared: Prepared, split: Split, layouts: Layouts) -> FloatArray:
     """What the host needs to enqueue one micro-batch of the fullest stage."""
     work = prepared.work
     passes = 1.0 + _BACKWARD_HOST_SHARE + work.recompute_memory_share

@@ -1,6 +1,7 @@
 """Published runs: rows become runs, or say why they cannot."""
 
 import csv
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from drystone.errors import UnreadableFile
 from drystone.observe.runs import (
     MEMORY_COLUMNS,
     REQUIRED_COLUMNS,
+    SPEED_COLUMNS,
     PublishedRun,
     SkippedRun,
     load_runs,
@@ -17,6 +19,8 @@ from drystone.observe.runs import (
 )
 from drystone.observe.tables import MEMORY_TABLE, SPEED_TABLE
 from drystone.units import GiB
+
+ROOT = Path(__file__).resolve().parents[3]
 
 ROW = {
     "run_id": "mine-0001",
@@ -116,6 +120,10 @@ def test_the_dataset_is_the_start_of_the_run_id(run_id, dataset):
         ({"dp": "1e30"}, "dp: '1e30' is not a whole number up to 1,000,000,000"),
         ({"dp": "0"}, "dp is 0, must be >= 1"),
         ({"tp": "3"}, "32 attention heads are not divisible by tp=3"),
+        (
+            {"heads": "24", "kv_heads": "6", "tp": "4"},
+            "6 key-value heads can be neither divided nor repeated by tp=4",
+        ),
         ({"arch": "lstm"}, "unknown architecture 'lstm'"),
         ({"arch": ""}, "the architecture is not stated"),
         ({"precision": "int8"}, "unknown precision 'int8'"),
@@ -191,6 +199,20 @@ def test_a_short_row_is_a_row_with_empty_columns(tmp_path):
     path.write_text(path.read_text().rstrip() + "\nmine-0002,torchtitan\n")
 
     assert isinstance(load_runs(path, measure="memory")[1], SkippedRun)
+
+
+def test_every_column_that_is_read_is_documented():
+    text = (ROOT / "docs" / "measurements.md").read_text(encoding="utf-8")
+    sources = [ROOT / "src/drystone/observe" / name for name in ("runs.py", "run_columns.py")]
+    read = {
+        name
+        for path in sources
+        for name in re.findall(r'row(?:\.get\(|\[|, )"(\w+)"', path.read_text(encoding="utf-8"))
+    }
+    names = read | {*REQUIRED_COLUMNS, *MEMORY_COLUMNS, *SPEED_COLUMNS}
+
+    assert len(names) > 40
+    assert [name for name in sorted(names) if f"`{name}`" not in text] == []
 
 
 @pytest.mark.parametrize("name", ["run_id", "layers", "mem_gib", "kind"])

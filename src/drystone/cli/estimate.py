@@ -11,8 +11,10 @@ if TYPE_CHECKING:
     from drystone.describe.cluster import Machine
     from drystone.describe.layout import Layout
     from drystone.describe.model import ModelSpec
+    from drystone.describe.model_source import ModuleReference
     from drystone.describe.prices import Price
     from drystone.describe.recipe import Recipe
+    from drystone.estimate.traced_estimate import TracedEstimate
     from drystone.estimate.whole import Estimate
 
 _MODEL_HELP = "A name (see `drystone models`), a config.json or its folder, or module.py:function."
@@ -59,6 +61,9 @@ def estimate(
     profile: Annotated[
         Path | None, typer.Option(help="A measured profile (see `drystone profile`).")
     ] = None,
+    kernels: Annotated[
+        str, typer.Option(help="Of a traced module: cuda, or cpu as torch's MemTracker counts.")
+    ] = "cuda",
     explain: Annotated[
         bool, typer.Option("--explain", help="Name the source of each item.")
     ] = False,
@@ -94,18 +99,18 @@ def estimate(
         tuning=tuning, lora_rank=lora_rank, offload=offload, compiled=compiled,
         dropout=dropout, launcher=launcher,
     )  # fmt: skip
-    if isinstance(found, ModuleReference):
-        raise NotImplementedError
     rent = own_price(gpu_spec, price) if price else cheapest_price(gpu_spec.name)
-    answer = _estimate(found, recipe, split, machine, rent, profile)
+    answer: Estimate | TracedEstimate
+    if isinstance(found, ModuleReference):
+        answer = _trace(found, recipe, split, machine, rent, kernels)
+    else:
+        answer = _estimate(found, recipe, split, machine, rent, profile)
     if as_json:
         print_json(answer.to_json())
     else:
-        from drystone.cli.estimate_view import print_estimate
-
-        print_estimate(answer, explain=explain)
+        _show(answer, explain=explain)
     if must_fit and not answer.fits:
-        raise NothingFits(f"{found.name} does not fit on {gpu_spec.name} as {split}")
+        raise NothingFits(f"{model} does not fit on {gpu_spec.name} as {split}")
 
 
 def _estimate(
@@ -124,3 +129,43 @@ def _estimate(
 
         measured = load_profile(profile)
     return estimate_layout(model, recipe, layout, machine, price=price, profile=measured)
+
+
+def _trace(
+    found: ModuleReference,
+    recipe: Recipe,
+    layout: Layout,
+    machine: Machine,
+    price: Price | None,
+    kernels: str,
+) -> TracedEstimate:
+    from drystone.cli.estimate_request import parse_word
+    from drystone.cli.output import make_console
+    from drystone.estimate.module_trace import Kernels
+    from drystone.estimate.traced import trace_module, trace_request
+    from drystone.estimate.traced_estimate import estimate_traced
+
+    request = trace_request(
+        found.path,
+        found.function,
+        recipe=recipe,
+        layout=layout,
+        kernels=parse_word(Kernels, kernels, "kernels"),
+    )
+    with make_console(stderr=True).status(f"Tracing {found.function}() ..."):
+        trace = trace_module(request)
+    name = f"{found.path.name}:{found.function}"
+    return estimate_traced(name, trace, recipe, layout, machine, price=price)
+
+
+def _show(answer: Estimate | TracedEstimate, *, explain: bool) -> None:
+    from drystone.estimate.whole import Estimate
+
+    if isinstance(answer, Estimate):
+        from drystone.cli.estimate_view import print_estimate
+
+        print_estimate(answer, explain=explain)
+    else:
+        from drystone.cli.traced_view import print_traced
+
+        print_traced(answer)

@@ -65,7 +65,7 @@ def _print_head(console: Console, estimate: Estimate) -> None:
 def _memory_table(estimate: Estimate, *, explain: bool) -> Table:
     stage, usable = estimate.hungriest, estimate.machine.gpu.usable_bytes
     where = f"stage {stage.stage}, the hungriest" if len(estimate.stages) > 1 else "each GPU"
-    table = _table(f"Memory of {where}, at its peak ({_moment_words(stage.moment)})")
+    table = make_table(f"Memory of {where}, at its peak ({_moment_words(stage.moment)})")
     table.add_column("item", style="bold")
     table.add_column("size", justify="right")
     table.add_column(f"of {format_bytes(usable)}", no_wrap=True)
@@ -75,14 +75,14 @@ def _memory_table(estimate: Estimate, *, explain: bool) -> Table:
         if size < 1:
             continue
         source = (ITEM_SOURCES[name],) if explain else ()
-        table.add_row(_ITEM_WORDS[name], format_bytes(size), _bar(size / usable), *source)
-    total_bar = _bar(stage.device_bytes / usable, style="red" if not stage.fits else "green")
+        table.add_row(_ITEM_WORDS[name], format_bytes(size), bar(size / usable), *source)
+    total_bar = bar(stage.device_bytes / usable, style="red" if not stage.fits else "green")
     table.add_row(Text("in all", style="bold"), format_bytes(stage.device_bytes), total_bar)
     return table
 
 
 def _stage_table(estimate: Estimate) -> Table:
-    table = _table("Memory by pipeline stage")
+    table = make_table("Memory by pipeline stage")
     for header in ("stage", "peak at", "weights", "activations", "needed", "range"):
         table.add_column(header, justify="left" if header == "peak at" else "right")
     table.add_column("fits")
@@ -105,7 +105,7 @@ def _shown_stages(stages: tuple[StageEstimate, ...]) -> tuple[StageEstimate, ...
 
 def _speed_table(estimate: Estimate, *, explain: bool) -> Table:
     speed = estimate.speed
-    table = _table("Time of one step")
+    table = make_table("Time of one step")
     table.add_column("item", style="bold")
     table.add_column("time", justify="right")
     table.add_column("share", no_wrap=True)
@@ -116,8 +116,8 @@ def _speed_table(estimate: Estimate, *, explain: bool) -> Table:
         if share < 0.0005:
             continue
         source = (speed.sources[name],) if explain else ()
-        bar = _bar(share, style="blue")
-        table.add_row(name.replace("_", " "), format_seconds(seconds), bar, *source)
+        length = bar(share, style="blue")
+        table.add_row(name.replace("_", " "), format_seconds(seconds), length, *source)
     table.add_row(Text("in all", style="bold"), format_seconds(speed.step_seconds), "")
     return table
 
@@ -152,14 +152,15 @@ def _print_summary(console: Console, estimate: Estimate) -> None:
         )
 
 
-def _table(title: str) -> Table:
+def make_table(title: str) -> Table:
+    """A table without lines, its title on the left."""
     table = Table(title=title, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.title_justify = "left"
     table.title_style, table.header_style = "bold", "bold cyan"
     return table
 
 
-def _bar(share: float, *, style: str = "cyan") -> Text:
+def bar(share: float, *, style: str = "cyan") -> Text:
     """A bar of the share, and the share in words; a bar that is too long is cut and marked."""
     cells = min(round(share * _BAR_WIDTH), _BAR_WIDTH)
     mark = "+" if share > 1 else ""

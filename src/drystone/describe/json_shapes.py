@@ -1,4 +1,4 @@
-"""From frozen dataclasses to JSON and back, checked: a wrong or missing key is an error with a hint.
+"""From frozen dataclasses to JSON and back, checked: a wrong key is an error with a hint.
 
 Only what the project's own dataclasses use is understood: numbers, strings, booleans, enumerations,
 tuples, unions and nested dataclasses.

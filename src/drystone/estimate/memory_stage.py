@@ -8,7 +8,7 @@ gathered weights in `memory_kept.py`; here are the five moments and the allocato
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from drystone.estimate.memory_split import FloatArray, IntArray, Split, split_st
 from drystone.estimate.memory_state import State, held_parameters, stage_state
 from drystone.estimate.memory_terms import MemoryTerms
 from drystone.units import MiB
+
+Count = TypeVar("Count", int, IntArray)
 
 # PyTorch's cuBLAS workspace is 8 MiB per handle and stream before Hopper and 32 MiB from it on
 # (torch.backends.cuda, CUBLAS_WORKSPACE_CONFIG); cuBLASLt and Transformer Engine hold as much again
@@ -109,8 +111,8 @@ def stage_memory(
     for index, one in enumerate(moments):
         totals[index] = one.total
     peak = totals.max(axis=0)
-    workspace = _workspace_bytes(gpu)
-    context = _CONTEXT_BYTES + _COMMUNICATOR_BYTES * split.num_groups
+    workspace = workspace_bytes(gpu)
+    context = context_bytes(split.num_groups)
     cache = _cache_bytes(split, state, kept, gathered, peak)
     if gpu is not None:
         # The allocator gives blocks back rather than fail.
@@ -166,7 +168,13 @@ def _cache_bytes(
     return share * np.maximum(0.0, every_kind - peak) + _CACHE_SHARE_OF_PEAK * peak
 
 
-def _workspace_bytes(gpu: GpuSpec | None) -> float:
+def context_bytes(num_groups: Count) -> Count:
+    """What lies outside the allocator, for so many groups of ranks that communicate."""
+    return _CONTEXT_BYTES + _COMMUNICATOR_BYTES * num_groups
+
+
+def workspace_bytes(gpu: GpuSpec | None) -> float:
+    """What cuBLAS and the like allocate through torch."""
     if gpu is not None and gpu.architecture in _LARGE_WORKSPACE:
         return float(_WORKSPACE_HOPPER_BYTES)
     return float(_WORKSPACE_BYTES)

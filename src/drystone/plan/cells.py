@@ -1,10 +1,10 @@
 """What is the best way to run one job on n equal GPUs? Crius's Cells, searched as arrays.
 
-A Cell fixes the GPU type, the count and the number of pipeline stages; what is left open is how each
-stage splits its work: data, tensor, context and expert parallelism, micro-batch, recomputation and
-sharding (arXiv:2403.16125). Here every layout of every count is estimated in one array call per kind
-of recomputation, memory first; speed only for those that fit. So the answer is the optimum of the
-estimate over the whole space, and no heuristic can miss it.
+A Cell fixes the GPU type, the count and the number of pipeline stages; what is left open is how
+each stage splits its work: data, tensor, context and expert parallelism, micro-batch, recomputation
+and sharding (arXiv:2403.16125). Here every layout of every count is estimated in one array call per
+kind of recomputation, memory first; speed only for those that fit. So the answer is the optimum of
+the estimate over the whole space, and no heuristic can miss it.
 """
 
 from __future__ import annotations

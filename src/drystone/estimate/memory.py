@@ -131,12 +131,21 @@ def estimate_memory(
     layouts: Layouts,
     *,
     stage: npt.ArrayLike | None = None,
+    layers: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
     gpu: GpuSpec | None = None,
 ) -> MemoryEstimates:
-    """Bytes on one rank of pipeline stage `stage` (one per layout), or of the hungriest stage."""
+    """Bytes on one rank of pipeline stage `stage` (one per layout), or of the hungriest stage.
+
+    With a stage, `layers` may say which ones it has (from, and one past the last), where they are
+    not divided equally.
+    """
     terms = memory_terms(model, recipe)
     if stage is not None:
         stages = np.atleast_1d(np.asarray(stage, dtype=np.int64))[None]
+        if layers is not None:
+            start, end = (np.atleast_1d(np.asarray(one, dtype=np.int64))[None] for one in layers)
+            found = stage_memory(terms, layouts, stages, gpu, (start, end))
+            return _hungriest(found, stages)
     elif np.count_nonzero(layouts.pp > 1) == 0:
         stages = np.zeros((1, 1), dtype=np.int64)
     else:

@@ -49,13 +49,16 @@ class Split(NamedTuple):
     num_groups: IntArray  # groups of ranks that communicate
 
 
-def split_stage(terms: MemoryTerms, layouts: Layouts, stage: IntArray) -> Split:
-    """Work out the split of one stage of each layout."""
+def split_stage(
+    terms: MemoryTerms,
+    layouts: Layouts,
+    stage: IntArray,
+    layers: tuple[IntArray, IntArray] | None = None,
+) -> Split:
+    """Work out the split of one stage of each layout: its own layers, or as equal as they can be."""
     recipe, pp = terms.recipe, layouts.pp
     tp = layouts.tp.astype(np.float64)
-    each = terms.num_layers // pp
-    more = terms.num_layers - each * pp
-    start = stage * each + np.minimum(stage, more)
+    start, end = equal_layers(terms.num_layers, pp, stage) if layers is None else layers
     num_micro = np.maximum(1, recipe.global_batch // (layouts.dp * layouts.micro_batch))
     copies = layouts.dp * layouts.cp
     # Experts lie within dp x cp x tp ranks: past dp x cp they take the place of tensor parallelism.
@@ -75,7 +78,7 @@ def split_stage(terms: MemoryTerms, layouts: Layouts, stage: IntArray) -> Split:
         is_first=stage == 0,
         is_last=stage == pp - 1,
         start=start,
-        end=start + each + (stage < more),
+        end=end,
         tokens=layouts.micro_batch * (recipe.seq_len / layouts.cp),
         num_micro=num_micro,
         in_flight=_in_flight(layouts, stage, num_micro),
@@ -83,6 +86,14 @@ def split_stage(terms: MemoryTerms, layouts: Layouts, stage: IntArray) -> Split:
         spreads_vocabulary=_flags(layouts.vocab_barriers),
         num_groups=_num_groups(layouts),
     )
+
+
+def equal_layers(num_layers: int, pp: IntArray, stage: IntArray) -> tuple[IntArray, IntArray]:
+    """First layer of a stage and one past its last; the first stages take what is left over."""
+    each = num_layers // pp
+    more = num_layers - each * pp
+    start = stage * each + np.minimum(stage, more)
+    return start, start + each + (stage < more)
 
 
 def stage_of_layer(terms: MemoryTerms, pp: IntArray, layer: int) -> IntArray:

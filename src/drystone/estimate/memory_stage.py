@@ -98,10 +98,14 @@ class StageMemory:
 
 
 def stage_memory(
-    terms: MemoryTerms, layouts: Layouts, stage: IntArray, gpu: GpuSpec | None
+    terms: MemoryTerms,
+    layouts: Layouts,
+    stage: IntArray,
+    gpu: GpuSpec | None,
+    layers: tuple[IntArray, IntArray] | None = None,
 ) -> StageMemory:
     """Bytes on one rank of the given stage of each layout."""
-    split = split_stage(terms, layouts, stage)
+    split = split_stage(terms, layouts, stage, layers)
     held = held_parameters(terms, split)
     state = stage_state(terms, split, held)
     kept = kept_activations(terms, split)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from drystone.describe.layout import Layout, Schedule, Sharding
@@ -27,14 +26,11 @@ from drystone.describe.recipe import (
 )
 from drystone.errors import RequestError, UnknownName
 from drystone.estimate.parameters import count_model
-
-Row = Mapping[str, str]
+from drystone.observe.run_cells import Row, number_of, whole_number_of
 
 # Parameters as stated and as counted that are no further apart than this are the same model.
 _SAME_PARAMS = 0.03
 
-# Larger numbers are slips of a pen: no model has as many heads, no job as many GPUs.
-_LARGEST = 10**9
 _MOST_LAYERS = 10_000
 
 # --- the model -------------------------------------------------------------------------------
@@ -163,21 +159,37 @@ def _with_stated_experts(model: ModelSpec, stated_params: float) -> ModelSpec:
 def parse_layout(row: Row, model: ModelSpec) -> Layout:
     """How the run was split."""
     tp, pp = whole_number_of(row, "tp", 1), whole_number_of(row, "pp", 1)
+    dp, cp = whole_number_of(row, "dp"), whole_number_of(row, "cp", _ulysses(row.get("sp", "")))
     virtual = _virtual_stages(row.get("vpp", ""), pp, model.num_layers)
     return Layout(
-        dp=whole_number_of(row, "dp"),
+        dp=dp,
         tp=tp,
         pp=pp,
-        cp=whole_number_of(row, "cp", 1),
+        cp=cp,
         ep=whole_number_of(row, "ep", 1),
         micro_batch=whole_number_of(row, "micro_batch"),
         sharding=_sharding(row["sharding"]),
+        shard_size=_shard_size(row["sharding"], dp * cp, tp),
         sequence_parallel=tp > 1 and row.get("sp", "").startswith("megatron-sp"),
         schedule=Schedule.INTERLEAVED if virtual > 1 else Schedule.ONE_F_ONE_B,
         virtual_stages=virtual,
         keep_gathered=row["sharding"].startswith("fsdp-grad-op"),
         vocab_barriers=_vocab_barriers(row.get("notes", ""), pp),
     )
+
+
+def _ulysses(text: str) -> int:
+    """Ranks that split the sequence in front of attention and the heads inside it."""
+    match = re.match(r"ulysses\D*(\d+)", text)
+    return int(match.group(1)) if match else 1
+
+
+def _shard_size(text: str, copies: int, tp: int) -> int:
+    """Hybrid sharding: the stated group, or the copies of the model inside a node of eight."""
+    if not text.startswith("hsdp"):
+        return 0
+    match = re.search(r"(\d+)", text)
+    return int(match.group(1)) if match else math.gcd(copies, max(1, 8 // max(1, tp)))
 
 
 def _virtual_stages(text: str, pp: int, num_layers: int) -> int:
@@ -203,13 +215,14 @@ def _vocab_barriers(notes: str, pp: int) -> int:
 
 def _sharding(text: str) -> Sharding:
     rules = (
-        (r"zero3|fsdp-full|fsdp-grad-op|hsdp|optim_grads_params", Sharding.ZERO3),
-        (r"zero2", Sharding.ZERO2),
-        (r"zero1|distributed optimizer", Sharding.ZERO1),
-        (r"^none|ddp|zero0|^$", Sharding.NONE),
+        (r"no_shard", Sharding.NONE),
+        (r"zero-?3|^fsdp|^hsdp|optim_grads_params", Sharding.ZERO3),
+        (r"zero-?2", Sharding.ZERO2),
+        (r"zero-?1|distributed optimizer", Sharding.ZERO1),
+        (r"^none|ddp|zero-?0|^$", Sharding.NONE),
     )
     for pattern, sharding in rules:
-        if re.search(pattern, text):
+        if re.search(pattern, text.lower()):
             return sharding
     raise UnknownName("sharding", text, ["none", "ddp", "zero1", "zero2", "zero3", "fsdp-full"])
 
@@ -363,28 +376,3 @@ def _offload(text: str) -> Offload:
     if "activations" in text:
         return Offload.ACTIVATIONS
     return Offload.STATE if "params" in text else Offload.OPTIMIZER
-
-
-def whole_number_of(row: Row, name: str, default: int | None = None) -> int:
-    """The whole number in a column; `default` where it is empty."""
-    text = row.get(name, "")
-    if not text:
-        if default is None:
-            raise RequestError(f"column {name} is empty")
-        return default
-    value = number_of(row, name)
-    if value != round(value) or value > _LARGEST:
-        raise RequestError(f"column {name}: {text!r} is not a whole number up to {_LARGEST:,}")
-    return round(value)
-
-
-def number_of(row: Row, name: str) -> float:
-    """The number in a column; 0 where it is empty."""
-    text = row.get(name, "")
-    try:
-        value = float(text) if text else 0.0
-    except ValueError:
-        raise RequestError(f"column {name}: {text!r} is not a number") from None
-    if not 0 <= value < math.inf:
-        raise RequestError(f"column {name}: {text!r} is not a number from 0 on")
-    return value

@@ -16,13 +16,8 @@ from drystone.describe.layout import Layout, check_layout
 from drystone.describe.model import ModelSpec
 from drystone.describe.recipe import Recipe
 from drystone.errors import DrystoneError, RequestError, UnreadableFile
-from drystone.observe.run_columns import (
-    number_of,
-    parse_layout,
-    parse_recipe,
-    parse_shape,
-    whole_number_of,
-)
+from drystone.observe.run_cells import number_of, whole_number_of
+from drystone.observe.run_columns import parse_layout, parse_recipe, parse_shape
 from drystone.units import GiB
 
 REQUIRED_COLUMNS = (

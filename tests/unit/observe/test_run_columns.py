@@ -18,14 +18,8 @@ from drystone.describe.recipe import (
 )
 from drystone.errors import DrystoneError, RequestError
 from drystone.estimate.parameters import count_model
-from drystone.observe.run_columns import (
-    launcher_of,
-    number_of,
-    parse_layout,
-    parse_recipe,
-    parse_shape,
-    whole_number_of,
-)
+from drystone.observe.run_cells import number_of, whole_number_of
+from drystone.observe.run_columns import launcher_of, parse_layout, parse_recipe, parse_shape
 
 ROW = {
     "run_id": "mine-0001",
@@ -149,6 +143,8 @@ def test_stated_parameters_that_leave_nothing_for_experts_are_refused():
         ("fsdp-full (zero3)", Sharding.ZERO3),
         ("fsdp-grad-op", Sharding.ZERO3),
         ("hsdp", Sharding.ZERO3),
+        ("fsdp", Sharding.ZERO3),
+        ("ZeRO-3", Sharding.ZERO3),
         ("megatron-fsdp optim_grads_params", Sharding.ZERO3),
     ],
 )
@@ -159,6 +155,20 @@ def test_words_for_sharding(text, expected):
 def test_grad_op_keeps_layers_gathered():
     assert layout(sharding="fsdp-grad-op").keep_gathered
     assert not layout(sharding="fsdp-full").keep_gathered
+
+
+def test_hybrid_sharding_stays_in_its_group_or_in_a_node():
+    assert layout(sharding="hsdp 4", dp="32").shard_size == 4
+    assert layout(sharding="hsdp", dp="32", tp="1").shard_size == 8
+    assert layout(sharding="hsdp", dp="32", tp="2").shard_size == 4
+    assert layout(sharding="hsdp", dp="6", tp="1").shard_size == 2
+    assert layout(sharding="fsdp-full", dp="32").shard_size == 0
+
+
+def test_ulysses_splits_the_sequence():
+    assert layout(sp="ulysses 4").cp == 4
+    assert layout(sp="ulysses 4", cp="2").cp == 2
+    assert layout(sp="megatron-sp").cp == 1
 
 
 def test_sequence_parallelism_needs_tensor_parallelism():

@@ -129,7 +129,7 @@ def small_specs(draw):
     )
 
 
-@settings(max_examples=400)
+@settings(max_examples=250)
 @given(small_specs())
 def test_the_search_finds_what_trying_everything_finds(spec: AssignmentSpec):
     expected = brute_force(spec)
@@ -239,7 +239,7 @@ def linear_specs(draw):
     )
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(linear_specs())
 def test_the_search_finds_what_the_dynamic_programme_finds(spec: AssignmentSpec):
     expected = dynamic_programme(spec)
@@ -297,7 +297,7 @@ def convolutions(draw):
     return costs, draw(st.integers(max(least - 1, 0), most + 1))
 
 
-@settings(max_examples=400)
+@settings(max_examples=250)
 @given(convolutions())
 def test_the_least_memory_is_that_of_the_plain_convolution(case: tuple[list[RankCosts], int]):
     costs, batch = case

@@ -55,7 +55,7 @@ def split_stage(
     stage: IntArray,
     layers: tuple[IntArray, IntArray] | None = None,
 ) -> Split:
-    """Work out the split of one stage of each layout: its own layers, or as equal as they can be."""
+    """Work out the split of one stage of each layout: given layers, or as equal as can be."""
     recipe, pp = terms.recipe, layouts.pp
     tp = layouts.tp.astype(np.float64)
     start, end = equal_layers(terms.num_layers, pp, stage) if layers is None else layers

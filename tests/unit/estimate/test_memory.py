@@ -244,6 +244,16 @@ def test_stages_can_be_asked_for_one_by_one():
         assert alone.device.item() == found.device[stage]
 
 
+def test_a_stage_can_have_layers_of_its_own():
+    recipe = Recipe(seq_len=512, global_batch=64, launcher="megatron-te")
+    equal = estimate(small_model(), recipe, Layout(pp=4), stage=[1])
+    stated = estimate(small_model(), recipe, Layout(pp=4), stage=[1], layers=([2], [4]))
+    longer = estimate(small_model(), recipe, Layout(pp=4), stage=[1], layers=([1], [5]))
+
+    assert stated.device.item() == equal.device.item()
+    assert longer.weights.item() == 2 * equal.weights.item()
+
+
 # --- gathered layers -------------------------------------------------------------------------
 
 

@@ -15,12 +15,11 @@ from drystone.describe.layout import Layouts, Sharding
 from drystone.describe.model import ModelSpec
 from drystone.describe.recipe import Offload, Precision, Recipe, Tuning
 from drystone.estimate.compute import PADDING_TOKENS, Device, make_device
+from drystone.estimate.data_parallel import data_parallel_seconds
 from drystone.estimate.efficiency import GpuEfficiency, LauncherEfficiency
 from drystone.estimate.network import (
-    Group,
     allreduce_seconds,
     alltoall_seconds,
-    gather_seconds,
     make_group,
     send_seconds,
 )
@@ -28,9 +27,6 @@ from drystone.estimate.work import Pass, Work, make_work
 
 FloatArray = npt.NDArray[np.float64]
 
-# Of the time that a hidden transfer would take inside a node, what compute loses to it. Calibrated;
-# arXiv:2304.11277 section 5 reports the effect.
-CONTENTION_SHARE = 0.63
 # Spread of the pace of equal GPUs; a step waits for the slowest of n, about sqrt(2 ln n) away.
 STRAGGLER_SHARE = 0.02
 # Memory bandwidth of a host, as one of eight GPUs sees it in an optimizer step on the host.
@@ -151,7 +147,7 @@ def split_layouts(layouts: Layouts, recipe: Recipe, work: Work) -> Split:
 
 def step_seconds(prepared: Prepared, layouts: Layouts) -> StepSeconds:
     """One step of every layout."""
-    work, machine = prepared.work, prepared.machine
+    work = prepared.work
     split = split_layouts(layouts, prepared.recipe, work)
     stage = stage_seconds(prepared, split)
     bandwidth = prepared.device.bandwidth_bytes_per_second
@@ -160,13 +156,10 @@ def step_seconds(prepared: Prepared, layouts: Layouts) -> StepSeconds:
     head_matmul = work.head.seconds(split.tokens, split.inverse_tp) * head_share
     head_memory = split.tokens * split.inverse_tp * (work.head_bytes / bandwidth) * head_share
     tensor, context, expert = layer_communication(prepared, split)
-    ranks = make_group(split.dp * split.cp, split.tp, machine)
     local_params = _local_params(work, split)
-    per_micro, per_step = _data_parallel(prepared, layouts, split, stage, ranks)
+    per_micro, per_step = data_parallel_seconds(prepared, layouts, split, stage, local_params)
     send = _send_seconds(prepared, layouts, split)
-    accumulate = local_params * (work.accumulate_bytes / bandwidth) * (
-        work.trained_params / (work.layer_params + work.outer_params)
-    )  # fmt: skip
+    accumulate = local_params * (work.trained_share * work.accumulate_bytes / bandwidth)
     layers = stage.matmul + stage.attention + stage.memory + stage.recompute
     body = layers + tensor + context + expert + per_micro + send
     busy = body + head_matmul + head_memory + accumulate
@@ -275,6 +268,8 @@ def layer_communication(
 def _send_seconds(prepared: Prepared, layouts: Layouts, split: Split) -> FloatArray:
     """Activations on to the next stage and gradients back, for one micro-batch, where they show."""
     work = prepared.work
+    if (layouts.pp == 1).all():
+        return np.zeros_like(split.tokens)
     row_bytes = split.tokens * split.row_share * (work.hidden_size * work.element_bytes)
     stride = split.tp * split.cp * split.dp
     once = send_seconds(row_bytes, split.pp, stride, prepared.machine)
@@ -293,53 +288,11 @@ def _local_params(work: Work, split: Split) -> FloatArray:
     return dense + outer + work.expert_params * split.layer_share / np.maximum(split.ep, split.tp)
 
 
-def _data_parallel(
-    prepared: Prepared, layouts: Layouts, split: Split, stage: Stage, ranks: Group
-) -> tuple[FloatArray, FloatArray]:
-    """Exposed seconds per micro-batch (gathered weights, ZeRO-2 and 3) and per step."""
-    work, overlap = prepared.work, prepared.launcher.overlap_share
-    params = _local_params(work, split)
-    trained = params * (work.trained_params / (work.layer_params + work.outer_params))
-    gradient_bytes, weight_bytes = trained * work.reduce_bytes, params * work.element_bytes
-    sharded = layouts.sharding == Sharding.ZERO3
-    zero2 = layouts.sharding == Sharding.ZERO2
-    shard = ranks
-    if (layouts.shard_size != layouts.dp * layouts.cp).any():
-        shard = make_group(layouts.shard_size.astype(np.float64), split.tp, prepared.machine)
-    layers = split.layer_share * work.num_layers
-    first = 1.0 / layers
-    launcher = prepared.launcher
-    reached = np.where(shard.crosses, launcher.network_gather_share, launcher.gather_share)
-    slow = np.where(sharded, 1.0 / reached, 1.0)
-    gather = gather_seconds(weight_bytes * slow, shard, num_calls=layers)
-    scatter = gather_seconds(gradient_bytes * slow, shard, num_calls=layers)
-    again = np.where(layouts.keep_gathered, 0.0, gather)
-
-    # A transfer that hides still takes memory bandwidth and multiprocessors from the compute, in
-    # proportion to its bytes, however slowly they travel.
-    pace = shard.bandwidth_bytes_per_second / prepared.machine.intra.bandwidth_bytes_per_second
-    least_share = np.maximum(first, 1.0 - overlap + overlap * CONTENTION_SHARE * pace)
-
-    def exposed(comm: FloatArray, compute: FloatArray) -> FloatArray:
-        return np.maximum(comm - overlap * compute, comm * least_share)
-
-    per_micro = np.where(
-        sharded, exposed(gather, stage.forward) + exposed(again + scatter, stage.backward), 0.0
-    )
-    late = exposed(scatter, stage.backward)
-    per_micro = np.where(zero2, late, per_micro)
-    reduce = exposed(allreduce_seconds(gradient_bytes, ranks, num_calls=layers), stage.backward)
-    update = gather_seconds(trained * work.element_bytes, shard)
-    per_step = np.where(layouts.sharding == Sharding.NONE, reduce, late + update)
-    per_step = np.where(zero2, update, np.where(sharded, 0.0, per_step))
-    return per_micro, per_step
-
-
 def _optimizer_seconds(
     prepared: Prepared, layouts: Layouts, split: Split, params: FloatArray
 ) -> FloatArray:
     work, recipe = prepared.work, prepared.recipe
-    trained = params * (work.trained_params / (work.layer_params + work.outer_params))
+    trained = params * work.trained_share
     mine = np.where(layouts.sharding > 0, trained / layouts.shard_size, trained)
     seconds = mine * (work.optimizer_bytes / prepared.device.bandwidth_bytes_per_second)
     if recipe.offload in (Offload.OPTIMIZER, Offload.STATE) and recipe.tuning is Tuning.FULL:

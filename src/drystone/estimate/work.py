@@ -85,6 +85,11 @@ class Work:
     tokens_per_sequence: float  # as computed
     counted_tokens_per_sequence: float  # as reported: with padding that is not computed
 
+    @property
+    def trained_share(self) -> float:
+        """Trained parameters over all."""
+        return self.trained_params / (self.layer_params + self.outer_params)
+
 
 def make_work(
     model: ModelSpec, recipe: Recipe, device: Device, launcher: LauncherEfficiency

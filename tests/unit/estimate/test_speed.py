@@ -218,6 +218,17 @@ def test_sharded_weights_are_gathered_for_every_micro_batch():
     assert sharded.items["optimizer"] == pytest.approx(plain.items["optimizer"])
 
 
+def test_hybrid_sharding_keeps_gathers_inside_a_node():
+    machine = replace(A100, inter=replace(A100.inter, bandwidth_bytes_per_second=2e9))
+    layout = Layout(dp=32, micro_batch=1, sharding=Sharding.ZERO3)
+
+    everywhere = one(layout, machine=machine)
+    hybrid = one(replace(layout, shard_size=8), machine=machine)
+
+    assert hybrid.items["data_parallel"] < everywhere.items["data_parallel"]
+    assert hybrid.items["data_parallel"] > one(replace(layout, dp=8)).items["data_parallel"]
+
+
 def test_a_tiny_model_waits_for_its_host():
     tiny = make_model(hidden=512, layers=12)
     recipe = replace(RECIPE, seq_len=1024, launcher="megatron-te", global_batch=32)

@@ -123,7 +123,7 @@ def test_files_and_functions_stay_short(path: Path):
         node.name
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and (node.end_lineno or 0) - node.lineno + 1 > MOST_LINES_OF_FUNCTION
+        and (node.end_lineno or 0) - node.body[0].lineno + 1 > MOST_LINES_OF_FUNCTION
     ]
 
     assert len(text.splitlines()) <= MOST_LINES_OF_FILE

@@ -92,8 +92,10 @@ LAUNCHERS = {
             _TORCH, name="fsdp-qlora", step_copies=1.0, logits_bytes=14.0, frozen_inputs_linger=True
         ),
         replace(_TORCH, name="nvidia-examples"),
+        replace(_TORCH, name="maxtext"),
         _MEGATRON,
         replace(_MEGATRON, name="megatron-local"),
+        replace(_MEGATRON, name="nemo"),
         replace(
             _MEGATRON,
             name="megatron-deepspeed",

@@ -111,9 +111,11 @@ def _refuse_marked(row: dict[str, str], *, measure: str) -> None:
         raise RequestError(f"configuration incomplete: {missing or 'see notes'}")
     if measure == "memory" and row["kind"] != "oom-boundary" and not number_of(row, "mem_gib"):
         raise RequestError("no memory reading")
-    pace = number_of(row, "tokens_per_s_per_gpu") or number_of(row, "step_time_s")
-    if measure == "speed" and not pace:
-        raise RequestError("no speed reading")
+    if measure == "speed" and not number_of(row, "tokens_per_s_per_gpu"):
+        if not number_of(row, "step_time_s"):
+            raise RequestError("no speed reading")
+        if "per micro-batch" in notes:
+            raise RequestError("the time is of a micro-batch of unknown length")
 
 
 def _parse_complete(row: dict[str, str], *, run_id: str, dataset: str) -> PublishedRun:

@@ -1,0 +1,233 @@
+"""What are the best ways to run one job on these GPUs? All ways, ranked, with reasons.
+
+Every type alone (Cells), and all of them at once both ways: data parallel with uneven shares, and a
+pipeline over groups. Slow types can be a burden, so the mixed ways are tried over the fastest two
+types, three, and so on. When nothing fits, the answer is a `Refusal`: how near it was, and what to
+change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from drystone.describe.layout import Layouts, Sharding
+from drystone.describe.model import ModelSpec
+from drystone.describe.pool import GpuGroup, Pool, make_pool
+from drystone.describe.recipe import Precision, Recipe
+from drystone.estimate.memory import estimate_memory
+from drystone.estimate.speed import estimate_speed
+from drystone.plan.assignment import AssignmentShortfall
+from drystone.plan.cells import Cells, NearestMiss, search_cells
+from drystone.plan.groups import plan_groups
+from drystone.plan.options import count_grid
+from drystone.plan.plan import GpuNeed, Plan, RankShare, StagePlan, Way
+from drystone.plan.uneven import plan_uneven
+
+# What the runtime cannot execute yet, and how to say so.
+_NOT_EXECUTABLE = {
+    "cp": "context parallelism is planned, but the runtime does not execute it yet",
+    "ep": "expert parallelism is planned, but the runtime does not execute it yet",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Miss:
+    """How near one GPU type alone came to running the job."""
+
+    gpu: str
+    miss: NearestMiss
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanList:
+    """The plans of one job, the fastest first; or, when there are none, how near it was."""
+
+    plans: tuple[Plan, ...]
+    misses: tuple[Miss, ...]
+    shortfall: AssignmentShortfall | None = None
+
+
+def plan_job(
+    model: ModelSpec,
+    recipe: Recipe,
+    pool: Pool,
+    *,
+    dollars_per_gpu_hour: Mapping[str, float] | None = None,
+    chooses_precision: bool = False,
+) -> PlanList:
+    """All ways to run the job on the pool, ranked by speed, then by price, then by simplicity.
+
+    With `chooses_precision`, GPUs that know no bf16 train in fp16, and so does whoever they join.
+    """
+    prices = dollars_per_gpu_hour or {}
+    plans: list[Plan] = []
+    misses: list[Miss] = []
+    best_alone: dict[str, Plan] = {}
+    for group in pool.groups:
+        mine = _with_precision(recipe, [group]) if chooses_precision else recipe
+        cells = search_cells(model, mine, group.machine, count_grid(group.count))
+        found = _cell_plans(model, cells, group)
+        if found:
+            best_alone[group.gpu.name] = min(found, key=lambda plan: plan.step_seconds)
+        elif cells.nearest is not None:
+            misses.append(Miss(gpu=group.gpu.name, miss=cells.nearest))
+        plans += found
+    shortfall = None
+    for some in _subpools(pool, best_alone):
+        mine = _with_precision(recipe, some.groups) if chooses_precision else recipe
+        uneven = plan_uneven(model, mine, some)
+        if isinstance(uneven, Plan):
+            plans.append(uneven)
+        else:
+            shortfall = uneven
+        piped = plan_groups(model, mine, some)
+        if piped is not None:
+            plans.append(piped)
+    plans = [_priced(plan, prices) for plan in plans]
+    return PlanList(plans=_explained(_ranked(plans)), misses=tuple(misses), shortfall=shortfall)
+
+
+def _with_precision(recipe: Recipe, groups: Sequence[GpuGroup]) -> Recipe:
+    """bf16 where all GPUs know it, else fp16."""
+    swap = {Precision.BF16_MIXED: Precision.FP16_MIXED, Precision.BF16: Precision.FP16}
+    if all(group.gpu.bf16_flops for group in groups) or recipe.precision not in swap:
+        return recipe
+    return replace(recipe, precision=swap[recipe.precision])
+
+
+def _subpools(pool: Pool, best_alone: Mapping[str, Plan]) -> list[Pool]:
+    """The fastest two types, three, and so on to all; types that run nothing alone come last."""
+
+    def pace(group: GpuGroup) -> float:
+        alone = best_alone.get(group.gpu.name)
+        return alone.tokens_per_second if alone else 0.0
+
+    ordered = sorted(pool.groups, key=lambda group: (-pace(group), group.gpu.name))
+    return [
+        make_pool(ordered[:number], between=pool.between) for number in range(2, len(ordered) + 1)
+    ]
+
+
+# --- Cells as plans --------------------------------------------------------------------------
+
+
+def _cell_plans(model: ModelSpec, cells: Cells, group: GpuGroup) -> list[Plan]:
+    """Of one type: the fastest, and the one that costs least GPU time for a token."""
+    if not len(cells):
+        return []
+    best = cells.best()
+    seconds = best.step_seconds
+    picks = {int(seconds.argmin()), int((seconds * best.layouts.num_gpus).argmin())}
+    return [cell_plan(model, best, index, group) for index in sorted(picks)]
+
+
+def cell_plan(model: ModelSpec, cells: Cells, index: int, group: GpuGroup) -> Plan:
+    """One Cell as a plan."""
+    layout, recipe = cells.layout(index), cells.recipe_of(index)
+    layouts = Layouts.of([layout])
+    memory = estimate_memory(model, recipe, layouts, gpu=group.gpu)
+    speed = estimate_speed(model, recipe, layouts, group.machine).row(0)
+    rank_batch = -(-recipe.global_batch // layout.dp)
+    per_stage = layout.num_gpus // layout.pp
+    shards = per_stage if layout.sharding is Sharding.ZERO3 else layout.tp
+    share = RankShare(
+        gpu=group.gpu.name,
+        count=per_stage,
+        batch=rank_batch,
+        micro_batch=layout.micro_batch,
+        num_micro_batches=rank_batch // layout.micro_batch,
+        state_share=1 / shards,
+    )
+    blocked = [words for name, words in _NOT_EXECUTABLE.items() if getattr(layout, name) > 1]
+    return Plan(
+        way=Way.CELL,
+        model=model,
+        recipe=recipe,
+        layout=layout,
+        stages=_equal_stages(model, layout.pp, share, tp=layout.tp, cp=layout.cp, ep=layout.ep),
+        needs=(
+            GpuNeed(
+                gpu=group.gpu.name,
+                count=layout.num_gpus,
+                required_bytes=float(memory.required[0]),
+                high_bytes=float(memory.required_range().high[0]),
+                usable_bytes=float(group.gpu.usable_bytes),
+                stage=int(memory.stage[0]),
+                items={name: float(array[0]) for name, array in memory.items().items()},
+            ),
+        ),
+        step_seconds=speed.step_seconds,
+        time_items=speed.items,
+        sharding=layout.sharding,
+        sequence_parallel=layout.sequence_parallel,
+        schedule=layout.schedule,
+        virtual_stages=layout.virtual_stages,
+        not_executable="; ".join(blocked),
+    )
+
+
+def _equal_stages(
+    model: ModelSpec, pp: int, share: RankShare, *, tp: int, cp: int, ep: int
+) -> tuple[StagePlan, ...]:
+    each, more = divmod(model.num_layers, pp)
+    stages, start = [], 0
+    for stage in range(pp):
+        end = start + each + (stage < more)
+        stages.append(
+            StagePlan(first_layer=start, end_layer=end, ranks=(share,), tp=tp, cp=cp, ep=ep)
+        )
+        start = end
+    return tuple(stages)
+
+
+# --- ranking and reasons ---------------------------------------------------------------------
+
+
+def _priced(plan: Plan, prices: Mapping[str, float]) -> Plan:
+    if not all(name in prices for name in plan.gpus):
+        return plan
+    dollars = sum(prices[name] * count for name, count in plan.gpus.items())
+    return replace(plan, dollars_per_hour=dollars)
+
+
+def _ranked(plans: list[Plan]) -> list[Plan]:
+    ways = list(Way)
+    return sorted(
+        plans,
+        key=lambda plan: (
+            plan.step_seconds,
+            plan.dollars_per_hour or 0.0,
+            plan.num_gpus,
+            ways.index(plan.way),
+        ),
+    )
+
+
+def _explained(plans: list[Plan]) -> tuple[Plan, ...]:
+    """Each plan with one sentence: why it wins, or by how much it loses."""
+    if not plans:
+        return ()
+    first = plans[0]
+    cheapest = min(plans, key=lambda plan: plan.dollars_per_billion_tokens or float("inf"))
+    explained = []
+    for plan in plans:
+        if plan is first:
+            reason = f"fastest: {_advantage(first, plans)}"
+        else:
+            reason = f"{plan.step_seconds / first.step_seconds:.2f}x the time of the fastest"
+        if plan is cheapest and plan.dollars_per_hour is not None:
+            reason += "; cheapest for a token"
+        explained.append(replace(plan, reason=reason))
+    return tuple(explained)
+
+
+def _advantage(first: Plan, plans: list[Plan]) -> str:
+    """What the winner has over the best plan of another way or on other GPUs."""
+    others = [p for p in plans if p is not first and (p.way, p.gpus) != (first.way, first.gpus)]
+    if not others:
+        return "the only way that fits"
+    second = others[0]
+    on = " + ".join(f"{count} {gpu}" for gpu, count in second.gpus.items())
+    gain = second.step_seconds / first.step_seconds
+    return f"{gain:.2f}x the speed of the next, {second.way.value} on {on}"

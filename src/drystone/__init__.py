@@ -1,3 +1,15 @@
 """Drystone trains large models on whatever GPUs there are, or whatever a budget can rent."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """`drystone.plan` is loaded when it is first used, so that importing drystone stays quick."""
+    if name == "plan":
+        return import_module("drystone.plan")
+    raise AttributeError(f"module 'drystone' has no attribute {name!r}")

@@ -7,6 +7,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from drystone.cli.recipe_options import (
+    MODEL_HELP,
+    AsJson,
+    AttentionWord,
+    Compiled,
+    Dropout,
+    LauncherName,
+    LoraRank,
+    LossWord,
+    OffloadWord,
+    OptimizerWord,
+    PrecisionWord,
+    SeqLen,
+    StepKernelWord,
+    TuningWord,
+)
+
 if TYPE_CHECKING:
     from drystone.describe.cluster import Machine
     from drystone.describe.layout import Layout
@@ -17,42 +34,29 @@ if TYPE_CHECKING:
     from drystone.estimate.traced_estimate import TracedEstimate
     from drystone.estimate.whole import Estimate
 
-_MODEL_HELP = "A name (see `drystone models`), a config.json or its folder, or module.py:function."
-
 
 def estimate(
-    model: Annotated[str, typer.Argument(help=_MODEL_HELP)],
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
     gpu: Annotated[str, typer.Option("--gpu", help="A GPU type (see `drystone gpus`).")],
     layout: Annotated[
         str, typer.Option(help="dp, tp, pp, cp, ep, micro, zero, shard, sp, vpp, schedule, keep.")
     ] = "dp=1",
-    seq_len: Annotated[
-        int, typer.Option(help="Tokens in a sequence; 0: as the model's context, 4096 at most.")
-    ] = 0,
+    seq_len: SeqLen = 0,
     global_batch: Annotated[
         int, typer.Option(help="Sequences in a step; 0: one micro-batch on every data rank.")
     ] = 0,
-    precision: Annotated[
-        str,
-        typer.Option(
-            help="fp32, tf32, bf16-mixed, fp16-mixed, bf16, fp16, fp8-mixed, amp-bf16, amp-fp16."
-        ),
-    ] = "bf16-mixed",
-    optimizer: Annotated[
-        str, typer.Option(help="adam, adam-8bit, sgd, sgd-momentum, adafactor, lion, muon, lamb.")
-    ] = "adam",
-    step_kernel: Annotated[str, typer.Option(help="fused, foreach or loop.")] = "fused",
+    precision: PrecisionWord = "bf16-mixed",
+    optimizer: OptimizerWord = "adam",
+    step_kernel: StepKernelWord = "fused",
     recompute: Annotated[str, typer.Option(help="none, selective, full, or full/2.")] = "none",
-    attention: Annotated[str, typer.Option(help="fused or eager.")] = "fused",
-    loss: Annotated[str, typer.Option(help="plain, fused or chunked.")] = "plain",
-    tuning: Annotated[str, typer.Option(help="full, lora or qlora.")] = "full",
-    lora_rank: Annotated[int, typer.Option(help="Rank of the adapters.")] = 16,
-    offload: Annotated[str, typer.Option(help="none, optimizer, state or activations.")] = "none",
-    compiled: Annotated[bool, typer.Option("--compile", help="With torch.compile.")] = False,
-    dropout: Annotated[float, typer.Option(help="Share of activations dropped.")] = 0.0,
-    launcher: Annotated[
-        str, typer.Option(help="Whose conventions on bytes apply: see docs/launchers.md.")
-    ] = "drystone",
+    attention: AttentionWord = "fused",
+    loss: LossWord = "plain",
+    tuning: TuningWord = "full",
+    lora_rank: LoraRank = 16,
+    offload: OffloadWord = "none",
+    compiled: Compiled = False,
+    dropout: Dropout = 0.0,
+    launcher: LauncherName = "drystone",
     gpus_per_node: Annotated[int, typer.Option(help="0: as usual for the GPU.")] = 0,
     network: Annotated[str, typer.Option(help="Between nodes, e.g. 'InfiniBand HDR'.")] = "",
     price: Annotated[
@@ -70,7 +74,7 @@ def estimate(
     must_fit: Annotated[
         bool, typer.Option("--must-fit", help="Exit with 3 if it does not fit.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Estimate one layout: memory by item and stage, step time, tokens, dollars.
 

@@ -21,9 +21,7 @@ def plot_check(report: CheckReport, path: Path) -> None:
     """Predicted against measured, both logarithmic: a colour per dataset, bands at 10 and 25 %."""
     if not report.runs:
         raise RequestError("there is nothing to draw: no row could be evaluated")
-    pyplot = _load_pyplot()
-    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise RequestError(f"cannot draw into {path}", hint="Name a .png, .svg or .pdf file")
+    pyplot = load_pyplot(path)
     figure, axes = pyplot.subplots(figsize=(9, 7), dpi=140, layout="constrained")
     _draw_bands(axes, report)
     _draw_datasets(axes, report)
@@ -38,12 +36,7 @@ def plot_check(report: CheckReport, path: Path) -> None:
     axes.legend(loc="upper left", fontsize=8, frameon=False, markerscale=1.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(visible=True, which="major", alpha=0.25)
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise RequestError(f"cannot write {path}: {error.strerror}") from None
-    finally:
-        pyplot.close(figure)
+    save_figure(figure, path, pyplot)
 
 
 def _draw_bands(axes: Any, report: CheckReport) -> None:
@@ -84,7 +77,20 @@ def _unit(report: CheckReport) -> float:
     return float(GiB) if report.measure == "memory" else 1.0
 
 
-def _load_pyplot() -> Any:
+def save_figure(figure: Any, path: Path, pyplot: Any) -> None:
+    """Write the picture and let go of it."""
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise RequestError(f"cannot write {path}: {error.strerror}") from None
+    finally:
+        pyplot.close(figure)
+
+
+def load_pyplot(path: Path) -> Any:
+    """Matplotlib for drawing into a file of this name."""
+    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise RequestError(f"cannot draw into {path}", hint="Name a .png, .svg or .pdf file")
     try:
         import matplotlib as mpl
     except ImportError:

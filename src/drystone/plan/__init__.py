@@ -1,1 +1,19 @@
-"""The best ways to run one job."""
+"""The best ways to run one job. It can be called: `drystone.plan("llama-3-8b", "8xH100")`."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+
+class _CallablePackage(ModuleType):
+    """A module that is also the function `drystone.plan.api.plan`."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        from drystone.plan.api import plan
+
+        return plan(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _CallablePackage

@@ -84,7 +84,7 @@ def plan_job(
         piped = plan_groups(model, mine, some)
         if piped is not None:
             plans.append(piped)
-    plans = [_priced(plan, prices) for plan in plans]
+    plans = [priced(plan, prices) for plan in plans]
     return PlanList(plans=_explained(_ranked(plans)), misses=tuple(misses), shortfall=shortfall)
 
 
@@ -184,7 +184,8 @@ def _equal_stages(
 # --- ranking and reasons ---------------------------------------------------------------------
 
 
-def _priced(plan: Plan, prices: Mapping[str, float]) -> Plan:
+def priced(plan: Plan, prices: Mapping[str, float]) -> Plan:
+    """The plan with what its GPUs cost, where all prices are known."""
     if not all(name in prices for name in plan.gpus):
         return plan
     dollars = sum(prices[name] * count for name, count in plan.gpus.items())

@@ -1,0 +1,157 @@
+"""How plans look in a terminal: a row each, memory bars per GPU type, why the winner wins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from rich.table import Table
+from rich.text import Text
+
+from drystone.cli.estimate_view import bar, make_table
+from drystone.cli.output import make_console
+from drystone.plan.plan import Plan, StagePlan, Way
+from drystone.plan.smallest import Answer
+from drystone.units import format_bytes, format_seconds
+
+_BAR_WIDTH = 10
+_WAY_WORDS = {Way.CELL: "equal", Way.UNEVEN: "uneven", Way.GROUPS: "pipeline"}
+
+
+def print_plans(plans: Sequence[Plan], *, most: int, explain: bool) -> None:
+    """The ranked table, the winner's reason, and its items if asked for."""
+    console = make_console()
+    first = plans[0]
+    recipe = first.recipe
+    console.print(
+        Text.assemble(
+            (first.model.name, "bold green"),
+            f"  {recipe.seq_len} tokens x {recipe.global_batch} sequences a step, "
+            f"{recipe.optimizer.value}, {recipe.tuning.value} training",
+        )
+    )
+    console.print()
+    console.print(_plans_table(plans[:most], first))
+    console.print()
+    console.print(Text.assemble(("1 ", "bold"), first.reason))
+    if first.not_executable:
+        console.print(Text(f"mark: {first.not_executable}", style="yellow"))
+    if explain:
+        _print_items(first)
+
+
+def _plans_table(plans: Sequence[Plan], first: Plan) -> Table:
+    table = make_table(f"{len(plans)} ways, the fastest first")
+    table.add_column("", justify="right", style="bold")
+    table.add_column("GPUs", style="cyan")
+    table.add_column("how")
+    table.add_column("memory")
+    table.add_column("step", justify="right")
+    table.add_column("tokens/s", justify="right", style="bold")
+    table.add_column("$/B tokens", justify="right", style="yellow")
+    for number, plan in enumerate(plans, start=1):
+        dollars = plan.dollars_per_billion_tokens
+        table.add_row(
+            str(number),
+            "\n".join(f"{count} x {gpu}" for gpu, count in plan.gpus.items()),
+            _how(plan),
+            _memory_bars(plan),
+            format_seconds(plan.step_seconds),
+            f"{plan.tokens_per_second:,.0f}",
+            f"{dollars:,.0f}" if dollars is not None else "-",
+            style="" if plan is first else "dim" if plan.not_executable else "",
+        )
+    return table
+
+
+def _how(plan: Plan) -> str:
+    words = (
+        f"{_WAY_WORDS[plan.way]}, {plan.recipe.precision.value}, recompute {plan.recipe.recompute}"
+    )
+    if plan.layout is not None:
+        return f"{words}\n{plan.layout}"
+    if plan.way is Way.UNEVEN:
+        shares = [
+            f"{share.count} x {share.gpu}: {share.batch} sequences as "
+            f"{share.num_micro_batches} x {share.micro_batch}, {share.state_share:.1%} of the state"
+            for share in plan.stages[0].ranks
+        ]
+        return "\n".join([words, *shares])
+    return "\n".join([words, *_stage_lines(plan.stages)])
+
+
+def _stage_lines(stages: Sequence[StagePlan]) -> list[str]:
+    """Stages of one group on one line: their layers, and the split of each."""
+    lines = []
+    for (gpu, tp, dp), same in groupby(stages, key=lambda s: (s.ranks[0].gpu, s.tp, s.dp)):
+        layers = "+".join(str(stage.end_layer - stage.first_layer) for stage in same)
+        lines.append(f"{gpu}: {layers} layers, tp={tp} dp={dp}")
+    return lines
+
+
+def _memory_bars(plan: Plan) -> Text:
+    """One bar per GPU type: the upper end of what its hungriest rank needs."""
+    lines = []
+    for need in plan.needs:
+        share = need.high_bytes / need.usable_bytes
+        cells = min(round(share * _BAR_WIDTH), _BAR_WIDTH)
+        text = Text.assemble(
+            ("█" * cells, "green"), ("░" * (_BAR_WIDTH - cells), "dim"),
+            f" {format_bytes(need.high_bytes)} of {format_bytes(need.usable_bytes)}",
+        )  # fmt: skip
+        lines.append(text)
+    return Text("\n").join(lines)
+
+
+def _print_items(plan: Plan) -> None:
+    console = make_console()
+    for need in plan.needs:
+        if not need.items:
+            continue
+        table = make_table(f"Memory of {need.gpu}, stage {need.stage}")
+        for header in ("item", "size", ""):
+            table.add_column(header, justify="right" if header == "size" else "left")
+        for name, size in need.items.items():
+            if size >= 1:
+                table.add_row(name, format_bytes(size), bar(size / need.usable_bytes))
+        console.print()
+        console.print(table)
+    table = make_table("Time of one step")
+    for header in ("item", "time", ""):
+        table.add_column(header, justify="right" if header == "time" else "left")
+    for name, seconds in plan.time_items.items():
+        share = seconds / plan.step_seconds
+        if share >= 0.0005:
+            words = name.replace("_", " ")
+            table.add_row(words, format_seconds(seconds), bar(share, style="blue"))
+    console.print()
+    console.print(table)
+
+
+def print_answers(answers: Sequence[Answer], *, most: int) -> None:
+    """What each GPU type would need, the cheapest for a token first."""
+    console = make_console()
+    table = make_table(f"{answers[0].smallest.model.name}: which GPUs would do")
+    table.add_column("GPU", style="cyan")
+    for header in ("fewest", "cheapest", "$/B tokens", "fastest", "tokens/s"):
+        table.add_column(header, justify="right")
+    for answer in answers[:most]:
+        dollars = answer.cheapest.dollars_per_billion_tokens
+        table.add_row(
+            answer.gpu,
+            str(answer.smallest.num_gpus),
+            str(answer.cheapest.num_gpus),
+            f"{dollars:,.0f}" if dollars is not None else "-",
+            str(answer.fastest.num_gpus),
+            f"{answer.fastest.tokens_per_second:,.0f}",
+        )
+    console.print(table)
+    console.print()
+    smallest = min(answers, key=lambda one: one.smallest.num_gpus)
+    fastest = max(answers, key=lambda one: one.fastest.tokens_per_second)
+    for word, plan in (
+        ("smallest", smallest.smallest), ("cheapest", answers[0].cheapest),
+        ("fastest", fastest.fastest),
+    ):  # fmt: skip
+        gpus = " + ".join(f"{count} x {gpu}" for gpu, count in plan.gpus.items())
+        console.print(Text.assemble((f"{word:9}", "bold"), f"{gpus} as {plan.layout}"))

@@ -1,0 +1,34 @@
+"""The options that describe a recipe, shared by every verb that takes a model."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+MODEL_HELP = "A name (see `drystone models`), a config.json or its folder, or module.py:function."
+
+SeqLen = Annotated[
+    int, typer.Option(help="Tokens in a sequence; 0: as the model's context, 4096 at most.")
+]
+PrecisionWord = Annotated[
+    str,
+    typer.Option(
+        help="fp32, tf32, bf16-mixed, fp16-mixed, bf16, fp16, fp8-mixed, amp-bf16, amp-fp16."
+    ),
+]
+OptimizerWord = Annotated[
+    str, typer.Option(help="adam, adam-8bit, sgd, sgd-momentum, adafactor, lion, muon, lamb.")
+]
+StepKernelWord = Annotated[str, typer.Option(help="fused, foreach or loop.")]
+AttentionWord = Annotated[str, typer.Option(help="fused or eager.")]
+LossWord = Annotated[str, typer.Option(help="plain, fused or chunked.")]
+TuningWord = Annotated[str, typer.Option(help="full, lora or qlora.")]
+LoraRank = Annotated[int, typer.Option(help="Rank of the adapters.")]
+OffloadWord = Annotated[str, typer.Option(help="none, optimizer, state or activations.")]
+Compiled = Annotated[bool, typer.Option("--compile", help="With torch.compile.")]
+Dropout = Annotated[float, typer.Option(help="Share of activations dropped.")]
+LauncherName = Annotated[
+    str, typer.Option(help="Whose conventions on bytes apply: see docs/launchers.md.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]

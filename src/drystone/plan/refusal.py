@@ -1,0 +1,141 @@
+"""Nothing fits: how near was it, and what are the cheapest ways out? A refusal is an answer.
+
+Every way out is tried with the same search before it is offered: a shorter sequence, a leaner
+optimizer state, more GPUs of the same type, or another type. They are ordered by what they add to
+the price, then by how much they change of what was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from drystone.describe.catalogue import load_gpus
+from drystone.describe.links import default_machine
+from drystone.describe.model import ModelSpec
+from drystone.describe.pool import GpuGroup, Pool
+from drystone.describe.recipe import Offload, Optimizer, Recipe
+from drystone.errors import NothingFits
+from drystone.plan.cells import search_cells
+from drystone.plan.search import Miss, PlanList
+from drystone.units import format_bytes
+
+_MOST_TIMES_MORE = 8  # GPUs of the same type are tried up to this multiple
+_MOST_OF_OTHERS = 64  # GPUs of another type are tried up to this number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WayOut:
+    """One change that makes it fit."""
+
+    change: str
+    added_dollars_per_hour: float  # inf where a price is not known
+    keeps_training: bool  # whether what is computed stays the same
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why nothing fits, and what would."""
+
+    job: str
+    nearest: Miss | None
+    ways_out: tuple[WayOut, ...]
+
+    def error(self) -> NothingFits:
+        """The refusal as one message: the nearest miss and the two cheapest ways out."""
+        message = f"{self.job}: no plan fits"
+        if self.nearest is not None:
+            miss = self.nearest.miss
+            message += (
+                f". The closest, {miss.layout} with recompute {miss.recompute}, lacks "
+                f"{format_bytes(miss.missing_bytes)} on each {self.nearest.gpu} "
+                f"of stage {miss.stage}"
+            )
+        hint = " or ".join(way.change for way in self.ways_out[:2])
+        return NothingFits(message, hint=f"Try {hint}" if hint else "Try far more GPUs")
+
+
+def refuse(
+    model: ModelSpec,
+    recipe: Recipe,
+    pool: Pool,
+    found: PlanList,
+    *,
+    dollars_per_gpu_hour: Mapping[str, float] | None = None,
+) -> Refusal:
+    """Look for ways out of a plan list without plans."""
+    prices = dollars_per_gpu_hour or {}
+    nearest = min(found.misses, key=lambda miss: miss.miss.missing_bytes, default=None)
+    ways = [
+        *_other_recipes(model, recipe, pool),
+        *_more_gpus(model, recipe, pool, prices),
+        *_other_types(model, recipe, pool, prices),
+    ]
+    ways.sort(key=lambda way: (not way.keeps_training, way.added_dollars_per_hour, way.change))
+    return Refusal(job=f"{model.name} on {pool}", nearest=nearest, ways_out=tuple(ways))
+
+
+def _fits(model: ModelSpec, recipe: Recipe, group: GpuGroup) -> bool:
+    return len(search_cells(model, recipe, group.machine, (group.count,), most_micro_batch=1)) > 0
+
+
+def _other_recipes(model: ModelSpec, recipe: Recipe, pool: Pool) -> Iterator[WayOut]:
+    """Changes of the recipe on the GPUs that are there; the first of each kind that fits."""
+    offers = [
+        ("--offload optimizer", True, replace(recipe, offload=Offload.OPTIMIZER)),
+        ("--optimizer adam-8bit", False, replace(recipe, optimizer=Optimizer.ADAM_8BIT)),
+    ]
+    length = recipe.seq_len // 2
+    while length >= 256:
+        words = f"--seq-len {length}"
+        offers.append((words, False, replace(recipe, seq_len=length)))
+        length //= 2
+    has_shorter = False
+    for words, keeps, changed in offers:
+        if words.startswith("--seq-len") and has_shorter:
+            continue
+        if any(_fits(model, changed, group) for group in pool.groups):
+            has_shorter = has_shorter or words.startswith("--seq-len")
+            yield WayOut(change=words, added_dollars_per_hour=0.0, keeps_training=keeps)
+
+
+def _more_gpus(
+    model: ModelSpec, recipe: Recipe, pool: Pool, prices: Mapping[str, float]
+) -> Iterator[WayOut]:
+    """For each type, the fewest GPUs that do."""
+    for group in pool.groups:
+        counts = tuple(range(group.count + 1, _MOST_TIMES_MORE * group.count + 1))
+        cells = search_cells(model, recipe, group.machine, counts[:256], most_micro_batch=1)
+        if not len(cells):
+            continue
+        count = int(cells.counts()[0])
+        price = prices.get(group.gpu.name, float("inf"))
+        yield WayOut(
+            change=f"{count} x {group.gpu.name}",
+            added_dollars_per_hour=(count - group.count) * price,
+            keeps_training=True,
+        )
+
+
+def _other_types(
+    model: ModelSpec, recipe: Recipe, pool: Pool, prices: Mapping[str, float]
+) -> Iterator[WayOut]:
+    """The cheapest set of another type that does, as few GPUs of it as can be."""
+    used = {group.gpu.name for group in pool.groups}
+    spent = sum(prices.get(group.gpu.name, 0.0) * group.count for group in pool.groups)
+    best: WayOut | None = None
+    for gpu in load_gpus():
+        if gpu.name in used or gpu.name not in prices:
+            continue
+        counts = tuple(one for one in range(1, _MOST_OF_OTHERS + 1) if one <= 8 or one % 8 == 0)
+        cells = search_cells(model, recipe, default_machine(gpu), counts, most_micro_batch=1)
+        if not len(cells):
+            continue
+        count = int(cells.counts()[0])
+        added = prices[gpu.name] * count - spent
+        if best is None or added < best.added_dollars_per_hour:
+            best = WayOut(
+                change=f"{count} x {gpu.name}", added_dollars_per_hour=added, keeps_training=True
+            )
+    if best is not None:
+        yield best

@@ -23,8 +23,8 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 demo: setup  ## the best of what there is, in the terminal
-	$(BIN)/drystone gpus 100
-	$(BIN)/drystone models llama
+	$(BIN)/drystone demo
+	$(BIN)/drystone estimate examples/my_module.py:build_model --gpu A100-80G --layout dp=8,micro=4,zero=3 --seq-len 2048
 
 lint: setup
 	$(BIN)/ruff format --check .

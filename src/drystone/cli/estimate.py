@@ -45,7 +45,7 @@ def estimate(
     global_batch: Annotated[
         int, typer.Option(help="Sequences in a step; 0: one micro-batch on every data rank.")
     ] = 0,
-    precision: PrecisionWord = "bf16-mixed",
+    precision: PrecisionWord = "auto",
     optimizer: OptimizerWord = "adam",
     step_kernel: StepKernelWord = "fused",
     recompute: Annotated[str, typer.Option(help="none, selective, full, or full/2.")] = "none",
@@ -83,7 +83,7 @@ def estimate(
     high_bytes, fits}], sources}, speed: {items_seconds, step_seconds, tokens_per_second,
     tokens_per_second_per_gpu, model_flops_utilisation, sources}, price}.
     """
-    from drystone.cli.estimate_request import build_recipe, own_price
+    from drystone.cli.estimate_request import auto_precision, build_recipe, own_price
     from drystone.cli.output import print_json
     from drystone.describe.catalogue import find_gpu
     from drystone.describe.layout import parse_layout
@@ -98,7 +98,8 @@ def estimate(
     machine = default_machine(gpu_spec, gpus_per_node=gpus_per_node or None, inter=network or None)
     recipe = build_recipe(
         None if isinstance(found, ModuleReference) else found, split,
-        seq_len=seq_len, global_batch=global_batch, precision=precision, optimizer=optimizer,
+        seq_len=seq_len, global_batch=global_batch,
+        precision=auto_precision(precision, [gpu_spec]), optimizer=optimizer,
         step_kernel=step_kernel, recompute=recompute, attention=attention, loss=loss,
         tuning=tuning, lora_rank=lora_rank, offload=offload, compiled=compiled,
         dropout=dropout, launcher=launcher,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import TypeVar
 
@@ -68,6 +69,14 @@ def build_recipe(
         dropout=dropout,
         launcher=launcher,
     )
+
+
+def auto_precision(text: str, gpus: Sequence[GpuSpec] = ()) -> str:
+    """`auto` means bf16 with fp32 master, or fp16 where one of the GPUs knows no bf16."""
+    if text != "auto":
+        return text
+    knows_bf16 = all(gpu.bf16_flops for gpu in gpus)
+    return Precision.BF16_MIXED.value if knows_bf16 else Precision.FP16_MIXED.value
 
 
 def usual_seq_len(model: ModelSpec | None) -> int:

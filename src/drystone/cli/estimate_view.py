@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from drystone.cli.output import make_console
+from drystone.cli.output import HeadedTable, make_console
 from drystone.estimate.memory import ITEM_SOURCES
 from drystone.estimate.parameters import count_model
 from drystone.estimate.whole import Estimate, StageEstimate
@@ -65,7 +65,7 @@ def _print_head(console: Console, estimate: Estimate) -> None:
 def _memory_table(estimate: Estimate, *, explain: bool) -> Table:
     stage, usable = estimate.hungriest, estimate.machine.gpu.usable_bytes
     where = f"stage {stage.stage}, the hungriest" if len(estimate.stages) > 1 else "each GPU"
-    table = make_table(f"Memory of {where}, at its peak ({_moment_words(stage.moment)})")
+    table = HeadedTable(f"Memory of {where}, at its peak ({_moment_words(stage.moment)})")
     table.add_column("item", style="bold")
     table.add_column("size", justify="right")
     table.add_column(f"of {format_bytes(usable)}", no_wrap=True)
@@ -82,7 +82,7 @@ def _memory_table(estimate: Estimate, *, explain: bool) -> Table:
 
 
 def _stage_table(estimate: Estimate) -> Table:
-    table = make_table("Memory by pipeline stage")
+    table = HeadedTable("Memory by pipeline stage")
     for header in ("stage", "peak at", "weights", "activations", "needed", "range"):
         table.add_column(header, justify="left" if header == "peak at" else "right")
     table.add_column("fits")
@@ -105,7 +105,7 @@ def _shown_stages(stages: tuple[StageEstimate, ...]) -> tuple[StageEstimate, ...
 
 def _speed_table(estimate: Estimate, *, explain: bool) -> Table:
     speed = estimate.speed
-    table = make_table("Time of one step")
+    table = HeadedTable("Time of one step")
     table.add_column("item", style="bold")
     table.add_column("time", justify="right")
     table.add_column("share", no_wrap=True)
@@ -150,14 +150,6 @@ def _print_summary(console: Console, estimate: Estimate) -> None:
                 f"({price.cloud}{dated})",
             )
         )
-
-
-def make_table(title: str) -> Table:
-    """A table without lines, its title on the left."""
-    table = Table(title=title, box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.title_justify = "left"
-    table.title_style, table.header_style = "bold", "bold cyan"
-    return table
 
 
 def bar(share: float, *, style: str = "cyan") -> Text:

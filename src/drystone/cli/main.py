@@ -24,6 +24,7 @@ from drystone.errors import DrystoneError
 
 VERBS: Final = MappingProxyType(
     {
+        "demo": "Show the best of what there is, on CPU.",
         "plan": "Rank the ways to run a model on GPUs, equal or mixed.",
         "estimate": "Estimate one layout: memory by item and stage, step time, tokens, dollars.",
         "check": "Judge the estimates by published measurements.",

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -27,6 +27,21 @@ class Column:
     rank: int = 0
     justify: Literal["left", "right"] = "right"
     style: str = ""
+
+
+class HeadedTable(Table):
+    """A table without lines under a heading that may be wider than the table."""
+
+    def __init__(self, heading: str, *, caption: str | None = None) -> None:
+        super().__init__(caption=caption, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        self.heading = heading
+        self.header_style = "bold cyan"
+        self.caption_justify = "left"
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The heading, then the table."""
+        yield Text(self.heading, style="bold")
+        yield from super().__rich_console__(console, options)
 
 
 def make_console(*, stderr: bool = False) -> Console:
@@ -59,9 +74,7 @@ def print_table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[s
     caption = (
         f"Not shown: {', '.join(hidden)}. Widen the terminal, or use --json." if hidden else None
     )
-    table = Table(title=title, caption=caption, box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.title_justify = table.caption_justify = "left"
-    table.title_style, table.header_style = "bold", "bold cyan"
+    table = HeadedTable(title, caption=caption)
     for index in kept:
         column = columns[index]
         table.add_column(column.header, justify=column.justify, style=column.style, no_wrap=True)

@@ -68,8 +68,8 @@ def plan(
     With --json: {model, recipe, gpus, plans: [{format, plan, derived}]}, or without --gpus
     {model, recipe, answers: [{gpu, smallest, cheapest, fastest}]}.
     """
-    from drystone.cli.estimate_request import build_recipe
-    from drystone.cli.plan_request import auto_precision, find_pool, find_shape
+    from drystone.cli.estimate_request import auto_precision, build_recipe
+    from drystone.cli.plan_request import find_pool, find_shape
     from drystone.describe.layout import Layout
 
     shape = find_shape(model)

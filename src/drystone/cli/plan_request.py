@@ -28,11 +28,6 @@ def find_pool(text: str, network: str) -> Pool:
     return parse_pool(text, between=find_link(network) if network else None)
 
 
-def auto_precision(text: str) -> str:
-    """`auto` stands for bf16 with fp32 master, or fp16 where a GPU knows no bf16."""
-    return "bf16-mixed" if text == "auto" else text
-
-
 def example_prices() -> dict[str, float]:
     """The cheapest example price of each GPU type, dollars per hour on demand."""
     prices = {gpu.name: cheapest_price(gpu.name) for gpu in load_gpus()}

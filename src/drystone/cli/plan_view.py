@@ -8,11 +8,11 @@ from itertools import groupby
 from rich.table import Table
 from rich.text import Text
 
-from drystone.cli.estimate_view import bar, make_table
-from drystone.cli.output import make_console
+from drystone.cli.estimate_view import bar
+from drystone.cli.output import HeadedTable, make_console
 from drystone.plan.plan import Plan, StagePlan, Way
 from drystone.plan.smallest import Answer
-from drystone.units import format_bytes, format_seconds
+from drystone.units import GiB, format_bytes, format_seconds
 
 _BAR_WIDTH = 10
 _WAY_WORDS = {Way.CELL: "equal", Way.UNEVEN: "uneven", Way.GROUPS: "pipeline"}
@@ -41,11 +41,11 @@ def print_plans(plans: Sequence[Plan], *, most: int, explain: bool) -> None:
 
 
 def _plans_table(plans: Sequence[Plan], first: Plan) -> Table:
-    table = make_table(f"{len(plans)} ways, the fastest first")
+    table = HeadedTable(f"{len(plans)} ways, the fastest first")
     table.add_column("", justify="right", style="bold")
-    table.add_column("GPUs", style="cyan")
-    table.add_column("how")
-    table.add_column("memory")
+    table.add_column("GPUs", style="cyan", no_wrap=True)
+    table.add_column("how", overflow="fold")
+    table.add_column("memory", no_wrap=True)
     table.add_column("step", justify="right")
     table.add_column("tokens/s", justify="right", style="bold")
     table.add_column("$/B tokens", justify="right", style="yellow")
@@ -90,14 +90,16 @@ def _stage_lines(stages: Sequence[StagePlan]) -> list[str]:
 
 
 def _memory_bars(plan: Plan) -> Text:
-    """One bar per GPU type: the upper end of what its hungriest rank needs."""
+    """One bar per GPU type, in their order: the upper end of what its hungriest rank needs."""
+    needs = {need.gpu: need for need in plan.needs}
     lines = []
-    for need in plan.needs:
+    for gpu in plan.gpus:
+        need = needs[gpu]
         share = need.high_bytes / need.usable_bytes
         cells = min(round(share * _BAR_WIDTH), _BAR_WIDTH)
         text = Text.assemble(
             ("█" * cells, "green"), ("░" * (_BAR_WIDTH - cells), "dim"),
-            f" {format_bytes(need.high_bytes)} of {format_bytes(need.usable_bytes)}",
+            f" {need.high_bytes / GiB:.0f}/{need.usable_bytes / GiB:.0f} GiB",
         )  # fmt: skip
         lines.append(text)
     return Text("\n").join(lines)
@@ -108,7 +110,7 @@ def _print_items(plan: Plan) -> None:
     for need in plan.needs:
         if not need.items:
             continue
-        table = make_table(f"Memory of {need.gpu}, stage {need.stage}")
+        table = HeadedTable(f"Memory of {need.gpu}, stage {need.stage}")
         for header in ("item", "size", ""):
             table.add_column(header, justify="right" if header == "size" else "left")
         for name, size in need.items.items():
@@ -116,7 +118,7 @@ def _print_items(plan: Plan) -> None:
                 table.add_row(name, format_bytes(size), bar(size / need.usable_bytes))
         console.print()
         console.print(table)
-    table = make_table("Time of one step")
+    table = HeadedTable("Time of one step")
     for header in ("item", "time", ""):
         table.add_column(header, justify="right" if header == "time" else "left")
     for name, seconds in plan.time_items.items():
@@ -131,7 +133,7 @@ def _print_items(plan: Plan) -> None:
 def print_answers(answers: Sequence[Answer], *, most: int) -> None:
     """What each GPU type would need, the cheapest for a token first."""
     console = make_console()
-    table = make_table(f"{answers[0].smallest.model.name}: which GPUs would do")
+    table = HeadedTable(f"{answers[0].smallest.model.name}: which GPUs would do")
     table.add_column("GPU", style="cyan")
     for header in ("fewest", "cheapest", "$/B tokens", "fastest", "tokens/s"):
         table.add_column(header, justify="right")

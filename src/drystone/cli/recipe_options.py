@@ -14,7 +14,8 @@ SeqLen = Annotated[
 PrecisionWord = Annotated[
     str,
     typer.Option(
-        help="fp32, tf32, bf16-mixed, fp16-mixed, bf16, fp16, fp8-mixed, amp-bf16, amp-fp16."
+        help="auto (bf16-mixed where the GPU knows it, else fp16-mixed), fp32, tf32, bf16-mixed, "
+        "fp16-mixed, bf16, fp16, fp8-mixed, amp-bf16, amp-fp16."
     ),
 ]
 OptimizerWord = Annotated[

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from drystone.cli.estimate_view import bar, make_table
-from drystone.cli.output import make_console
+from drystone.cli.estimate_view import bar
+from drystone.cli.output import HeadedTable, make_console
 from drystone.estimate.traced_estimate import TracedEstimate
 from drystone.units import format_bytes, format_count, format_seconds
 
@@ -32,7 +32,7 @@ def print_traced(estimate: TracedEstimate) -> None:
             f" as {estimate.layout}",
         )
     )
-    table = make_table(f"Memory of each GPU, at its peak (in the {memory.phase.value} pass)")
+    table = HeadedTable(f"Memory of each GPU, at its peak (in the {memory.phase.value} pass)")
     table.add_column("item", style="bold")
     table.add_column("size", justify="right")
     table.add_column(f"of {format_bytes(gpu.usable_bytes)}", no_wrap=True)

@@ -14,7 +14,7 @@ from drystone.describe.catalogue import load_gpus
 from drystone.describe.links import default_machine
 from drystone.describe.model import ModelSpec
 from drystone.describe.pool import GpuGroup, Pool
-from drystone.describe.recipe import Offload, Optimizer, Recipe
+from drystone.describe.recipe import Offload, Optimizer, Recipe, Tuning
 from drystone.errors import NothingFits
 from drystone.plan.cells import search_cells
 from drystone.plan.search import Miss, PlanList
@@ -84,6 +84,7 @@ def _other_recipes(model: ModelSpec, recipe: Recipe, pool: Pool) -> Iterator[Way
     offers = [
         ("--offload optimizer", True, replace(recipe, offload=Offload.OPTIMIZER)),
         ("--optimizer adam-8bit", False, replace(recipe, optimizer=Optimizer.ADAM_8BIT)),
+        ("--tuning qlora", False, replace(recipe, tuning=Tuning.QLORA)),
     ]
     length = recipe.seq_len // 2
     while length >= 256:

@@ -1,0 +1,57 @@
+"""`drystone demo`: the best of what there is, one command after the other, on CPU."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Annotated
+
+import typer
+
+_ACTS = (
+    (
+        "You have eight A100 and eight V100. How should Llama-3-8B use them, all at once?",
+        "plan llama-3-8b --gpus 8xA100-80G,8xV100-32G --most 4",
+    ),
+    (
+        "You have no GPUs yet. Which would do, and which is cheapest for a token?",
+        "plan mistral-7b-v0.1 --most 6",
+    ),
+    (
+        "Does this one split fit, and where do memory and time go?",
+        "estimate llama-3-70b --gpu H100 --layout dp=4,tp=8,pp=4,micro=1,zero=1,sp=1 "
+        "--global-batch 128 --recompute full",
+    ),
+    (
+        "Four T4 for a 70-billion-parameter model? A refusal says what to try.",
+        "plan llama-3-70b --gpus 4xT4",
+    ),
+    (
+        "Why believe any of it: estimates against runs that other people published.",
+        "check memory --worst 0",
+    ),
+    ("The same for speed.", "check speed --worst 0"),
+)
+
+
+def demo(
+    only: Annotated[int, typer.Option(help="Show this act alone; 0: all of them.", min=0)] = 0,
+) -> None:
+    """Show the best of what there is, on CPU.
+
+    Each act is a command that you can run yourself; it is shown before its answer.
+    """
+    from rich.rule import Rule
+    from rich.text import Text
+
+    from drystone.cli.main import run
+    from drystone.cli.output import make_console
+
+    console = make_console()
+    for number, (question, command) in enumerate(_ACTS, start=1):
+        if only and number != only:
+            continue
+        console.print()
+        console.print(Rule(Text(question, style="bold"), align="left", style="cyan"))
+        console.print(Text(f"$ drystone {command}", style="dim"))
+        console.print()
+        run(shlex.split(command))

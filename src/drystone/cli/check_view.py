@@ -7,7 +7,7 @@ from collections import Counter
 from rich.text import Text
 
 from drystone.cli.output import Column, make_console, print_table
-from drystone.observe.check import GROUPS, CheckReport, Errors, dataset_and_kind
+from drystone.observe.check import CheckReport, Errors, dataset_and_kind
 from drystone.units import GiB
 
 _ERROR_COLUMNS = (
@@ -36,8 +36,7 @@ def print_report(report: CheckReport, *, num_worst: int) -> None:
 
 def _print_groups(report: CheckReport) -> None:
     runs = report.first_readings
-    by_group = [(name, [run for run in runs if run.group == name]) for name in GROUPS]
-    rows = [(name, *_error_cells(Errors.of(group))) for name, group in by_group if group]
+    rows = [(name, *_error_cells(one)) for name, one in report.errors_by_group().items()]
     rows.append(("all", *_error_cells(Errors.of(runs))))
     columns = (Column(header="group", justify="left", style="green"), *_ERROR_COLUMNS)
     title = (

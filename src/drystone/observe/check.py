@@ -24,6 +24,7 @@ from drystone.observe.run_machine import machine_of
 from drystone.observe.runs import PublishedRun, SkippedRun
 
 GROUPS = ("dense full", "expert full", "lora", "qlora")
+POOLED_GROUPS = {"all full": GROUPS[:2], "all adapters": GROUPS[2:]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,18 +99,24 @@ class CheckReport:
         names = sorted({key(run) for run in self.runs})
         return {name: Errors.of([run for run in self.runs if key(run) == name]) for name in names}
 
+    def errors_by_group(self) -> dict[str, Errors]:
+        """One summary per group and pool of groups that has runs, each run once."""
+        members = {name: (name,) for name in GROUPS} | POOLED_GROUPS
+        errors = {
+            name: Errors.of([run for run in self.first_readings if run.group in some])
+            for name, some in members.items()
+        }
+        return {name: one for name, one in errors.items() if one.evaluated}
+
     def to_json(self) -> dict[str, Any]:
         """The documented shape of `drystone check --json`."""
         total = asdict(Errors.of(self.first_readings))
-        groups = {
-            name: asdict(Errors.of([run for run in self.first_readings if run.group == name]))
-            for name in GROUPS
-        }
+        groups = {name: asdict(errors) for name, errors in self.errors_by_group().items()}
         return {
             "measure": self.measure,
             "rows": self.num_rows,
             **total,
-            "by_group": {name: one for name, one in groups.items() if one["evaluated"]},
+            "by_group": groups,
             "by_dataset": {
                 name: asdict(errors)
                 for name, errors in self.errors_by(lambda run: run.dataset).items()

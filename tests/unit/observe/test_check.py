@@ -127,7 +127,7 @@ def test_groups_keep_full_training_and_adapters_apart(run):
     lora = replace(run, recipe=replace(run.recipe, tuning=Tuning.LORA))
     shape = check_memory([run, lora, SKIPPED]).to_json()
 
-    assert shape["by_group"].keys() == {"dense full", "lora"}
+    assert shape["by_group"].keys() == {"dense full", "lora", "all full", "all adapters"}
     assert dataset_and_kind(checked(1.0, group="qlora")) == "a, lora, allocated"
 
 

@@ -59,7 +59,7 @@ def split_stage(
     recipe, pp = terms.recipe, layouts.pp
     tp = layouts.tp.astype(np.float64)
     start, end = equal_layers(terms.num_layers, pp, stage) if layers is None else layers
-    num_micro = np.maximum(1, recipe.global_batch // (layouts.dp * layouts.micro_batch))
+    num_micro = -(-recipe.global_batch // (layouts.dp * layouts.micro_batch))
     copies = layouts.dp * layouts.cp
     # Experts lie within dp x cp x tp ranks: past dp x cp they take the place of tensor parallelism.
     ep = np.minimum(layouts.ep, copies)

@@ -60,7 +60,7 @@ def profile(
 
 def _measure(out: Path, *, is_quick: bool) -> None:
     """Run the measurement in a process of its own, so that this one never imports torch."""
-    command = [sys.executable, "-m", "drystone.run.runtime.measure", str(out)]
+    command = [sys.executable, "-P", "-m", "drystone.run.runtime.measure", str(out)]
     command += ["--quick"] if is_quick else []
     # A file, not a pipe: nobody reads the messages before the end, and a full pipe would block.
     with (

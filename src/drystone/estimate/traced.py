@@ -115,7 +115,7 @@ def _run_tracer(request: TraceRequest, timeout_seconds: float) -> dict[str, Any]
         asked.write_text(json.dumps(asdict(request)))
         try:
             done = subprocess.run(
-                [sys.executable, "-m", _TRACER, str(asked), str(answered)],
+                [sys.executable, "-P", "-m", _TRACER, str(asked), str(answered)],
                 stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
                 timeout=timeout_seconds, check=False,
             )  # fmt: skip

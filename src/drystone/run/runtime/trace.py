@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
     with contextlib.redirect_stdout(sys.stderr):  # what the user's file prints is not the answer
         answer, may_retry = _answer(request)
     if may_retry and not is_thorough:
-        os.execv(sys.executable, [sys.executable, "-m", "drystone.run.runtime.trace",
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "drystone.run.runtime.trace",
                                   *arguments, THOROUGH])  # fmt: skip
     if len(files) > 1:
         Path(files[1]).write_text(json.dumps(answer))

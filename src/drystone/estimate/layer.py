@@ -15,7 +15,8 @@ from drystone.describe.cluster import Machine
 from drystone.describe.layout import Layouts, Sharding
 from drystone.describe.model import ModelSpec
 from drystone.describe.recipe import Offload, Recipe, Recompute, RecomputeKind
-from drystone.estimate.memory import estimate_memory
+from drystone.estimate.memory_stage import StageMemory, stage_memory
+from drystone.estimate.memory_terms import memory_terms
 from drystone.estimate.residuals import memory_range
 from drystone.estimate.speed import prepare
 from drystone.estimate.step import (
@@ -33,15 +34,21 @@ class LayerSeconds:
     """Seconds of one layer and one micro-batch, one entry per asked-for (tp, micro-batch)."""
 
     forward: FloatArray  # compute and tensor-parallel communication
-    backward: FloatArray  # the same, without recomputation
+    backward: FloatArray  # the same, without recomputation, and adding up the gradients
     recompute: FloatArray  # what recomputation adds to the backward pass
-    head: FloatArray  # the head and the loss, forward and backward
+    head: FloatArray  # the head and the loss, forward and backward, and its gradients
+    embedding: FloatArray  # adding up the embedding's gradients
     host: FloatArray  # the host needs at least this to enqueue the layer, both directions
+
+    @property
+    def busy(self) -> FloatArray:
+        """Forward and backward with recomputation."""
+        return self.forward + self.backward + self.recompute
 
     @property
     def both(self) -> FloatArray:
         """Forward and backward with recomputation, not faster than the host can enqueue."""
-        return np.maximum(self.forward + self.backward + self.recompute, self.host)
+        return np.maximum(self.busy, self.host)
 
 
 def layer_seconds(
@@ -51,9 +58,18 @@ def layer_seconds(
     *,
     tp: npt.ArrayLike = 1,
     micro_batch: npt.ArrayLike = 1,
+    sharding: Sharding = Sharding.NONE,
 ) -> LayerSeconds:
-    """The cost of one layer for arrays of tensor-parallel degrees and micro-batches."""
-    layouts = Layouts.build(tp=tp, micro_batch=micro_batch, sequence_parallel=np.asarray(tp) > 1)
+    """The cost of one layer for arrays of tensor-parallel degrees and micro-batches.
+
+    A layer is the mean of all layers of the model. The sharding matters to the host only.
+    """
+    layouts = Layouts.build(
+        tp=tp,
+        micro_batch=micro_batch,
+        sequence_parallel=np.asarray(tp) > 1,
+        sharding=int(sharding),
+    )
     prepared = prepare(model, recipe, machine, None)
     work = prepared.work
     split = split_layouts(layouts, recipe, work)
@@ -61,15 +77,19 @@ def layer_seconds(
     tensor, context, expert = layer_communication(prepared, split)
     passes = 2.0 + work.recompute_share
     each = (tensor + context + expert) / passes
+    bandwidth = prepared.device.bandwidth_bytes_per_second
+    accumulate = split.inverse_tp * (work.trained_share * work.accumulate_bytes / bandwidth)
     head = work.head.seconds(split.tokens, split.inverse_tp) + split.tokens * split.inverse_tp * (
-        work.head_bytes / prepared.device.bandwidth_bytes_per_second
+        work.head_bytes / bandwidth
     )
     num = work.num_layers
+    backward = stage.backward - stage.recompute + each + work.layer_params * accumulate
     return LayerSeconds(
         forward=(stage.forward + each) / num,
-        backward=(stage.backward - stage.recompute + each) / num,
+        backward=backward / num,
         recompute=(stage.recompute + each * work.recompute_share) / num,
-        head=head,
+        head=head + 0.5 * work.outer_params * accumulate,
+        embedding=0.5 * work.outer_params * accumulate,
         host=host_seconds(prepared, split, layouts) / num,
     )
 
@@ -80,8 +100,39 @@ def compute_memory_bytes(
     """What a rank needs beside its share of the state, for micro-batches 0 to `most_micro_batch`.
 
     Layer by layer over all micro-batches with recomputation and boundary activations in host memory
-    (Cephalo's way), so the number of micro-batches does not matter. The upper end of the range.
+    (Cephalo's way), so the number of micro-batches does not matter. The upper end of the range. A
+    rank with a micro-batch of 0 computes nothing, but takes part in gathering layers. What comes
+    and goes is counted at its own largest moment, whatever state lies beside it: with uneven shares
+    a rank may have hardly any.
     """
+    found = _layer_major(model, recipe, machine, num_ranks, most_micro_batch)
+    fixed = found.context + found.workspace
+    comes_and_goes = np.zeros(most_micro_batch)
+    gathered = np.zeros(1)
+    for moment in found.moments:
+        there = moment.activations + moment.logits + moment.gathered
+        comes_and_goes = np.maximum(comes_and_goes, there.max(axis=0))
+        gathered = np.maximum(gathered, moment.gathered.max(axis=0))
+    _, high = memory_range()
+    idle = fixed[:1] + gathered[:1]
+    return np.concatenate([idle, fixed + comes_and_goes]) * high
+
+
+def sharded_state_bytes(model: ModelSpec, recipe: Recipe, machine: Machine) -> float:
+    """Weights, gradients and optimizer state of the whole model, as ZeRO-3 divides them.
+
+    With the temporaries of the optimizer's step; the upper end of the range.
+    """
+    found = _layer_major(model, recipe, machine, 2, 1)
+    step = found.moments.step
+    on_each = found.weights + found.optimizer + step.gradients + step.step
+    _, high = memory_range()
+    return float(on_each[0, 0]) * 2 * high
+
+
+def _layer_major(
+    model: ModelSpec, recipe: Recipe, machine: Machine, num_ranks: int, most_micro_batch: int
+) -> StageMemory:
     mine = replace(
         recipe, recompute=Recompute(kind=RecomputeKind.FULL), offload=Offload.ACTIVATIONS
     )
@@ -90,10 +141,5 @@ def compute_memory_bytes(
         micro_batch=np.arange(1, most_micro_batch + 1),
         sharding=int(Sharding.ZERO3),
     )
-    memory = estimate_memory(model, mine, layouts, gpu=machine.gpu)
-    items = memory.items()
-    state = items["weights"] + items["gradients"] + items["optimizer"] + items["step"]
-    _, high = memory_range()
-    needed = (memory.required - state) * high
-    idle = items["context"][:1] + items["workspace"][:1] + items["gathered"][:1]
-    return np.concatenate([idle * high, needed])
+    first = np.zeros((1, 1), dtype=np.int64)
+    return stage_memory(memory_terms(model, mine), layouts, first, machine.gpu)

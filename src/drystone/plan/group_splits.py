@@ -52,7 +52,7 @@ def group_splits(
     """The ways to cut one group into stages, for one size of micro-batch."""
     shapes = [
         (stages, tp, group.count // (stages * tp))
-        for tp in tensor_degrees(model, group.machine.gpus_per_node)
+        for tp in tensor_degrees(model, group.machine.gpus_per_node, group.count)
         for stages in _STAGES_PER_GROUP
         if stages * tp <= group.count and stages <= model.num_layers
     ]

@@ -1,9 +1,10 @@
 """Which splits are there? Every layout of a model on a number of equal GPUs, as arrays.
 
-The space: tensor parallelism inside a node and dividing heads and feed-forward; context parallelism
-for long sequences; pipeline stages up to the number of layers; the rest data parallel. A
-data-parallel rank takes ceil(B / dp) sequences in micro-batches that divide it, so counts that are
-no powers of two are as good as others. State is whole or sharded (ZeRO-1, ZeRO-3).
+The space: tensor parallelism that divides heads and feed-forward and stays in a node, so it divides
+the GPUs of a node unless all of the job is in one; context parallelism for long sequences; pipeline
+stages up to the number of layers, interleaved where layers and micro-batches divide; the rest data
+parallel. A data-parallel rank takes ceil(B / dp) sequences in micro-batches that divide it, so
+counts that are no powers of two are as good as others. State is whole or sharded (ZeRO-1, ZeRO-3).
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from drystone.describe.model import Experts, ModelSpec
 
 IntArray = npt.NDArray[np.int64]
 
-# A context-parallel rank keeps at least this many tokens of a sequence.
-_LEAST_TOKENS_PER_CONTEXT_RANK = 2048
+# A context-parallel rank keeps at least this many tokens of a sequence, half of them from its
+# beginning and half from its end, so that causal attention is balanced.
+_LEAST_TOKENS_PER_CONTEXT_RANK = 4096
 _MOST_TENSOR_PARALLEL = 16
 _VIRTUAL_STAGES = (1, 2, 4)
 _SHARDINGS = np.array([Sharding.NONE, Sharding.ZERO1, Sharding.ZERO3], dtype=np.int64)
 _COLUMNS = ("dp", "tp", "pp", "cp", "ep", "micro_batch", "sharding", "virtual_stages")
 
 
+@lru_cache(maxsize=64)
 def enumerate_layouts(
     model: ModelSpec,
     *,
@@ -58,7 +61,7 @@ def _shapes(
     """The degrees that multiply to `count`."""
     num_layers = model.num_layers
     shapes: list[Shape] = []
-    for tp in tensor_degrees(model, gpus_per_node):
+    for tp in tensor_degrees(model, gpus_per_node, count):
         for cp in context_degrees(seq_len):
             if count % (tp * cp):
                 continue
@@ -67,10 +70,7 @@ def _shapes(
                 dp = rest // pp
                 if pp > num_layers or dp > global_batch:
                     continue
-                virtual = tuple(
-                    one for one in _VIRTUAL_STAGES
-                    if one == 1 or (pp > 1 and num_layers % (pp * one) == 0)
-                )  # fmt: skip
+                virtual = virtual_stages(num_layers, pp)
                 shapes += [(dp, tp, pp, cp, ep, virtual) for ep in expert_degrees(model, dp * cp)]
     return shapes
 
@@ -78,15 +78,27 @@ def _shapes(
 def _product(shape: Shape, global_batch: int, most_micro_batch: int) -> IntArray:
     """All micro-batches, shardings and virtual stages of one shape, one column each."""
     dp, tp, pp, cp, ep, virtual = shape
-    micro = _micro_batches(-(-global_batch // dp), most_micro_batch)
+    rank_batch = -(-global_batch // dp)
     sharding = _SHARDINGS if dp * cp > 1 else _SHARDINGS[:1]
-    num = len(micro) * len(sharding) * len(virtual)
-    out = np.empty((len(_COLUMNS), num), dtype=np.int64)
-    out[:5] = np.array((dp, tp, pp, cp, ep), dtype=np.int64)[:, None]
-    out[5] = np.tile(micro, len(sharding) * len(virtual))
-    out[6] = np.tile(np.repeat(sharding, len(micro)), len(virtual))
-    out[7] = np.repeat(np.array(virtual, dtype=np.int64), len(micro) * len(sharding))
-    return out
+    blocks = []
+    for number in virtual:
+        micro = _micro_batches(rank_batch, most_micro_batch)
+        if number > 1:  # interleaving takes micro-batches in rounds of as many as there are stages
+            micro = micro[(rank_batch // micro) % pp == 0]
+        out = np.empty((len(_COLUMNS), len(micro) * len(sharding)), dtype=np.int64)
+        out[:5] = np.array((dp, tp, pp, cp, ep), dtype=np.int64)[:, None]
+        out[5] = np.tile(micro, len(sharding))
+        out[6] = np.repeat(sharding, len(micro))
+        out[7] = number
+        blocks.append(out)
+    return blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=1)
+
+
+def virtual_stages(num_layers: int, pp: int) -> tuple[int, ...]:
+    """Model chunks a stage may have: more than one only where layers divide evenly."""
+    return tuple(
+        one for one in _VIRTUAL_STAGES if one == 1 or (pp > 1 and num_layers % (pp * one) == 0)
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -102,23 +114,38 @@ def _micro_batches(rank_batch: int, most: int) -> IntArray:
     return np.array(sizes, dtype=np.int64)
 
 
+@lru_cache(maxsize=4096)
+def tensor_degrees(model: ModelSpec, gpus_per_node: int, count: int) -> tuple[int, ...]:
+    """Tensor-parallel degrees for `count` GPUs that stay in a node and divide the model."""
+    most = min(gpus_per_node, count, _MOST_TENSOR_PARALLEL)
+    return tuple(
+        one
+        for one in model_tensor_degrees(model)
+        if one <= most and (count <= gpus_per_node or gpus_per_node % one == 0)
+    )
+
+
 @lru_cache(maxsize=1024)
-def tensor_degrees(model: ModelSpec, gpus_per_node: int) -> tuple[int, ...]:
-    """Tensor-parallel degrees that stay in a node and divide heads and feed-forward."""
+def model_tensor_degrees(model: ModelSpec) -> tuple[int, ...]:
+    """Degrees that divide heads and feed-forward, and divide or repeat key-value heads."""
     common = 0
     for block in model.blocks:
         common = gcd(common, block.attention.num_heads)
         if not isinstance(block.feed_forward, Experts):
             common = gcd(common, block.feed_forward.ffn_size)
-    most = min(gpus_per_node, _MOST_TENSOR_PARALLEL)
-    return tuple(one for one in divisors(common) if one <= most)
+    kv_heads = [block.attention.num_kv_heads for block in model.blocks]
+    return tuple(
+        one
+        for one in divisors(common)
+        if all(number % one == 0 or one % number == 0 for number in kv_heads)
+    )
 
 
 def context_degrees(seq_len: int) -> tuple[int, ...]:
     """Powers of two that leave each rank enough of a sequence."""
     degrees = [1]
     while seq_len % (2 * degrees[-1]) == 0 and (
-        seq_len // (2 * degrees[-1]) >= _LEAST_TOKENS_PER_CONTEXT_RANK * 2
+        seq_len // (2 * degrees[-1]) >= _LEAST_TOKENS_PER_CONTEXT_RANK
     ):
         degrees.append(2 * degrees[-1])
     return tuple(degrees)

@@ -4,7 +4,9 @@ Every rank runs all layers, layer by layer over its micro-batches; its share of 
 its speed, and its share of weights, gradients and optimizer state follows the memory that is left
 (arXiv:2411.01075). The search is `assignment`; here it is fed with our estimates, and its answer
 becomes a plan. A rank's gradients are weighted by its samples, so the update equals that of one
-device with the whole batch.
+device with the whole batch. The search lets collectives hide behind compute as Cephalo does; the
+plan's time then adds what shows anyway, as `estimate.data_parallel` has it for equal GPUs, so that
+plans of all ways compare.
 """
 
 from __future__ import annotations
@@ -12,16 +14,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from drystone.describe.layout import Sharding
 from drystone.describe.model import ModelSpec
 from drystone.describe.pool import GpuGroup, Pool
 from drystone.describe.recipe import Offload, Recipe, Recompute, RecomputeKind
-from drystone.estimate.launchers import find_launcher
-from drystone.estimate.layer import LayerSeconds, compute_memory_bytes, layer_seconds
-from drystone.estimate.parameters import count_model
+from drystone.estimate.data_parallel import CONTENTION_SHARE
+from drystone.estimate.layer import (
+    LayerSeconds,
+    compute_memory_bytes,
+    layer_seconds,
+    sharded_state_bytes,
+)
+from drystone.estimate.network import START_SECONDS
+from drystone.estimate.residuals import memory_range
 from drystone.estimate.speed import prepare
-from drystone.estimate.state import state_bytes
+from drystone.estimate.step import STRAGGLER_SHARE, Prepared
 from drystone.plan.assignment import Assignment, AssignmentShortfall, plan_assignment
 from drystone.plan.assignment_spec import (
     AssignmentSpec,
@@ -32,17 +41,15 @@ from drystone.plan.assignment_spec import (
 )
 from drystone.plan.plan import GpuNeed, Plan, RankShare, StagePlan, Way
 
+FloatArray = npt.NDArray[np.float64]
+
 # Micro-batches beyond this gain nothing: the GPU is full, and memory only grows.
 _MOST_MICRO_BATCH = 64
-# The head's forward pass, of its forward and backward passes together.
-_HEAD_FORWARD_SHARE = 1 / 3
 
 
 def plan_uneven(model: ModelSpec, recipe: Recipe, pool: Pool) -> Plan | AssignmentShortfall:
     """The fastest division of batch and state over all GPUs of the pool."""
-    mine = replace(
-        recipe, recompute=Recompute(kind=RecomputeKind.FULL), offload=Offload.ACTIVATIONS
-    )
+    mine = uneven_recipe(recipe)
     spec = assignment_spec(model, mine, pool)
     found = plan_assignment(spec)
     if isinstance(found, AssignmentShortfall):
@@ -50,60 +57,84 @@ def plan_uneven(model: ModelSpec, recipe: Recipe, pool: Pool) -> Plan | Assignme
     return _make_plan(model, mine, pool, spec, found)
 
 
+def uneven_recipe(recipe: Recipe) -> Recipe:
+    """As the layer-major order runs it: every layer computed again, its input in host memory."""
+    return replace(
+        recipe, recompute=Recompute(kind=RecomputeKind.FULL), offload=Offload.ACTIVATIONS
+    )
+
+
 def assignment_spec(model: ModelSpec, recipe: Recipe, pool: Pool) -> AssignmentSpec:
     """The question for the search: times, memory and collectives from our estimates."""
     most = min(recipe.global_batch, _MOST_MICRO_BATCH)
-    kinds = tuple(_rank_kind(model, recipe, group, pool.num_gpus, most) for group in pool.groups)
-    params = count_model(model)
-    state = state_bytes(recipe, find_launcher(recipe.launcher))
-    per_param = state.weights + state.gradients + state.master + state.moments + state.step
     return AssignmentSpec(
-        kinds=kinds,
+        kinds=tuple(_rank_kind(model, recipe, group, pool.num_gpus, most) for group in pool.groups),
         batch=recipe.global_batch,
-        state_bytes=float(params.total * per_param),
-        regimes=_regimes(model, recipe, pool, params.blocks / model.num_layers),
+        state_bytes=sharded_state_bytes(model, recipe, pool.groups[0].machine),
+        regimes=_regimes(model, recipe, pool),
         may_idle=True,
     )
 
 
 def slowest_ring(pool: Pool) -> RingLink:
     """The slowest part of a ring through all GPUs: between nodes all cards of a node work."""
-    rates, hops = [], []
+    rates: list[float] = []
+    hops_seconds = START_SECONDS
     crosses = len(pool.groups) > 1
     for group in pool.groups:
         machine = group.machine
         inside = min(group.count, machine.gpus_per_node)
+        nodes = -(-group.count // machine.gpus_per_node)
         if inside > 1:
             rates.append(machine.intra.bandwidth_bytes_per_second)
-            hops.append(machine.intra.latency_seconds)
-        if crosses or group.count > machine.gpus_per_node:
+            hops_seconds += (group.count - nodes) * machine.intra.latency_seconds
+        if crosses or nodes > 1:
             link = pool.between if crosses else machine.inter
             rate = min(link.bandwidth_bytes_per_second, machine.inter.bandwidth_bytes_per_second)
             rates.append(rate * inside)
-            hops.append(link.latency_seconds)
+            hops_seconds += nodes * link.latency_seconds
     if not rates:
         return RingLink(bandwidth_bytes_per_second=1e12)
-    return RingLink(bandwidth_bytes_per_second=min(rates), latency_seconds=max(hops))
+    return RingLink(
+        bandwidth_bytes_per_second=min(rates),
+        latency_seconds=hops_seconds / max(1, pool.num_gpus - 1),
+    )
 
 
-def _regimes(
-    model: ModelSpec, recipe: Recipe, pool: Pool, layer_params: float
-) -> tuple[ShardRegime, ...]:
-    work = prepare(model, recipe, pool.groups[0].machine, None).work
+def _regimes(model: ModelSpec, recipe: Recipe, pool: Pool) -> tuple[ShardRegime, ...]:
+    """A layer's collectives, each with its part of embedding and head."""
+    prepared = prepare(model, recipe, pool.groups[0].machine, None)
+    work = prepared.work
+    params = (work.layer_params + work.outer_params) / work.num_layers
+    reached = _reached_share(prepared, pool)
     return ring_regimes(
         slowest_ring(pool),
         num_ranks=pool.num_gpus,
-        allgather_bytes=layer_params * work.element_bytes,
-        reduce_scatter_bytes=layer_params * work.reduce_bytes,
+        allgather_bytes=params * work.element_bytes / reached,
+        reduce_scatter_bytes=params * work.trained_share * work.reduce_bytes / reached,
     )
+
+
+def _reached_share(prepared: Prepared, pool: Pool) -> float:
+    """Of a link's bandwidth, what the launcher's gathers reach."""
+    alone = len(pool.groups) == 1
+    inside = alone and pool.groups[0].count <= pool.groups[0].machine.gpus_per_node
+    launcher = prepared.launcher
+    return launcher.gather_share if inside else launcher.network_gather_share
 
 
 def _rank_kind(
     model: ModelSpec, recipe: Recipe, group: GpuGroup, num_ranks: int, most: int
 ) -> RankKind:
     machine = group.machine
-    cost = layer_seconds(model, recipe, machine, micro_batch=np.arange(1, most + 1))
-    forward, backward = _with_head(cost, model.num_layers)
+    cost = layer_seconds(
+        model,
+        recipe,
+        machine,
+        micro_batch=np.arange(1, most + 1),
+        sharding=Sharding.ZERO3 if num_ranks > 1 else Sharding.NONE,
+    )
+    forward, backward = pass_seconds_of(cost, model.num_layers)
     memory = compute_memory_bytes(
         model, recipe, machine, num_ranks=num_ranks, most_micro_batch=most
     )
@@ -116,12 +147,14 @@ def _rank_kind(
     )
 
 
-def _with_head(cost: LayerSeconds, num_layers: int) -> tuple[np.ndarray, np.ndarray]:
-    """A layer with its part of the head, not faster than the host can enqueue it."""
-    slow = np.maximum(1.0, cost.host / (cost.forward + cost.backward + cost.recompute))
-    head = cost.head / num_layers
-    forward = cost.forward * slow + head * _HEAD_FORWARD_SHARE
-    return forward, cost.backward * slow + head * (1 - _HEAD_FORWARD_SHARE)
+def pass_seconds_of(cost: LayerSeconds, num_layers: int) -> tuple[FloatArray, FloatArray]:
+    """Forward, and backward without recomputation, not faster than the host can enqueue.
+
+    Backward has a layer's part of embedding and head, which are not computed again.
+    """
+    slow = np.maximum(1.0, cost.host / cost.busy)
+    outer = (cost.head + cost.embedding) / num_layers
+    return cost.forward * slow, cost.backward * slow + outer
 
 
 def _make_plan(
@@ -139,7 +172,7 @@ def _make_plan(
         )
         for group in found.groups
     )
-    items = _time_items(model, recipe, pool, found)
+    items = _time_items(model, recipe, pool, spec, found)
     return Plan(
         way=Way.UNEVEN,
         model=model,
@@ -153,36 +186,81 @@ def _make_plan(
 
 
 def _time_items(
-    model: ModelSpec, recipe: Recipe, pool: Pool, found: Assignment
+    model: ModelSpec, recipe: Recipe, pool: Pool, spec: AssignmentSpec, found: Assignment
 ) -> dict[str, float]:
     """Layers at the pace of the slowest rank, then the optimizer on the fullest rank."""
     prepared = [prepare(model, recipe, group.machine, None) for group in pool.groups]
-    params = count_model(model).total
-    optimizer = max(
-        group.state_share * params * prepared[group.kind_index].work.optimizer_bytes
-        / prepared[group.kind_index].device.bandwidth_bytes_per_second
-        for group in found.groups
-    )  # fmt: skip
-    host = max(one.launcher.step_host_seconds * one.host_slowness for one in prepared)
+    forward, backward = 0.0, 0.0
+    for group in found.groups:
+        kind, number = spec.kinds[group.kind_index], group.num_micro_batches
+        there = number * float(kind.forward_seconds[group.micro_batch])
+        forward = max(forward, there)
+        backward = max(backward, there + number * float(kind.backward_seconds[group.micro_batch]))
+    gather = found.regime.allgather_seconds
+    scatter = found.regime.reduce_scatter_seconds
+    first = prepared[0]
+    least = least_shown_share(first, pool)
+    overlap = first.launcher.overlap_share
+    shown = shown_seconds(gather, overlap * forward, least) + shown_seconds(
+        gather + scatter, overlap * backward, least
+    )
+    num = model.num_layers
+    busy = num * (forward + backward + shown)
     return {
-        "layers": model.num_layers * found.synchronised_layer_seconds,
-        "optimizer": optimizer,
-        "host": host,
+        "layers": num * (forward + backward),
+        "data_parallel": num * shown,
+        "straggler": straggler_share(pool.num_gpus) * busy,
+        "optimizer": max(
+            group.state_share * _optimizer_seconds(prepared[group.kind_index])
+            for group in found.groups
+        ),
+        "host": max(one.launcher.step_host_seconds * one.host_slowness for one in prepared),
     }
 
 
+def shown_seconds(transfer: float, hiding: float, least_share: float) -> float:
+    """What shows of a transfer behind compute."""
+    return max(transfer - hiding, transfer * least_share)
+
+
+def straggler_share(num_gpus: int) -> float:
+    """What waiting for the slowest of equal GPUs adds to a step."""
+    return STRAGGLER_SHARE * float(np.sqrt(2.0 * np.log(num_gpus)))
+
+
+def least_shown_share(prepared: Prepared, pool: Pool) -> float:
+    """The part of a collective that shows even behind endless compute."""
+    overlap = prepared.launcher.overlap_share
+    inside = min(group.machine.intra.bandwidth_bytes_per_second for group in pool.groups)
+    pace = min(1.0, slowest_ring(pool).bandwidth_bytes_per_second / inside)
+    first = 1.0 / prepared.work.num_layers
+    return max(first, 1.0 - overlap + overlap * CONTENTION_SHARE * pace)
+
+
+def _optimizer_seconds(prepared: Prepared) -> float:
+    """One GPU's update of all trained parameters."""
+    work = prepared.work
+    moved = work.trained_params * work.optimizer_bytes
+    return moved / prepared.device.bandwidth_bytes_per_second
+
+
 def _needs(pool: Pool, spec: AssignmentSpec, found: Assignment) -> tuple[GpuNeed, ...]:
+    _, high = memory_range()
     needs = []
     for index, group in enumerate(pool.groups):
         mine = [one for one in found.groups if one.kind_index == index]
-        held = max(one.compute_memory_bytes + one.state_share * spec.state_bytes for one in mine)
+        worst = max(
+            mine, key=lambda one: one.compute_memory_bytes + one.state_share * spec.state_bytes
+        )
+        state = worst.state_share * spec.state_bytes
         needs.append(
             GpuNeed(
                 gpu=group.gpu.name,
                 count=group.count,
-                required_bytes=held,
-                high_bytes=held,
+                required_bytes=(worst.compute_memory_bytes + state) / high,
+                high_bytes=worst.compute_memory_bytes + state,
                 usable_bytes=float(group.gpu.usable_bytes),
+                items={"compute": worst.compute_memory_bytes / high, "state": state / high},
             )
         )
     return tuple(needs)

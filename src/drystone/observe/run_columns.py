@@ -1,4 +1,4 @@
-"""What do the columns of a published run mean? From their words to a model, a layout and a recipe.
+"""What do the columns of a published run mean? From their words to a layout and a recipe.
 
 Each table of measurements has its own words for the same thing (`zero1 (distributed optimizer)`,
 `megatron-sp`, `qlora 4bit nf4 (bnb)`). The rules are here, one function per column.
@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, replace
 
 from drystone.describe.layout import Layout, Schedule, Sharding
-from drystone.describe.model import Attention, Block, Experts, Head, Mlp, ModelSpec, Norm, QkNorm
+from drystone.describe.model import ModelSpec
 from drystone.describe.recipe import (
     AttentionKernel,
     Lora,
@@ -25,133 +24,12 @@ from drystone.describe.recipe import (
     Tuning,
 )
 from drystone.errors import RequestError, UnknownName
-from drystone.estimate.parameters import count_model
 from drystone.observe.run_cells import Row, number_of, whole_number_of
 
 # Parameters as stated and as counted that are no further apart than this are the same model.
 _SAME_PARAMS = 0.03
 
 _MOST_LAYERS = 10_000
-
-# --- the model -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Style:
-    """What an architecture name implies beyond the numbers of a row."""
-
-    norm: Norm = Norm.RMS
-    bias: bool = False
-    qkv_bias: bool = False
-    positions: bool = False
-    qk_norm: QkNorm = QkNorm.NONE
-    num_norms: int = 2
-    parallel: bool = False
-    activation: str = "silu"
-    causal: bool = True
-
-
-_GPT = _Style(norm=Norm.LAYER, bias=True, qkv_bias=True, positions=True, activation="gelu")
-_STYLES = {
-    "gpt": _GPT,
-    "gpt_bigcode": _GPT,
-    "mpt": _Style(norm=Norm.LAYER_NO_BIAS, positions=True, activation="gelu"),
-    "bert": _Style(norm=Norm.LAYER, bias=True, qkv_bias=True, positions=True,
-                   activation="gelu", causal=False),
-    "gpt-neox": _Style(norm=Norm.LAYER, bias=True, qkv_bias=True, parallel=True, activation="gelu"),
-    "falcon": _Style(norm=Norm.LAYER, num_norms=1, parallel=True, activation="gelu"),
-    "phi": _Style(norm=Norm.LAYER, bias=True, qkv_bias=True, num_norms=1, parallel=True,
-                  activation="gelu"),
-    "phi3": _Style(),
-    "llama": _Style(),
-    "mistral": _Style(),
-    "mixtral": _Style(),
-    "moe": _GPT,
-    "qwen": _Style(qkv_bias=True),
-    "qwen2": _Style(qkv_bias=True),
-    "qwen3": _Style(qk_norm=QkNorm.HEAD),
-    "gemma": _Style(activation="gelu"),
-    "gemma2": _Style(num_norms=4, activation="gelu"),
-}  # fmt: skip
-
-
-def parse_shape(row: Row) -> ModelSpec:
-    """The model of a row: its numbers, and what the architecture's name implies."""
-    arch = row["arch"].split(" ")[0].lower()
-    if not arch:
-        raise RequestError("the architecture is not stated")
-    if arch not in _STYLES:
-        raise UnknownName("architecture", arch, _STYLES, where=row["run_id"])
-    style = _STYLES[arch]
-    hidden, heads = whole_number_of(row, "hidden"), whole_number_of(row, "heads")
-    num_layers = whole_number_of(row, "layers")
-    if num_layers > _MOST_LAYERS:
-        raise RequestError(f"column layers: {num_layers:,} are too many to be meant")
-    attention = Attention(
-        num_heads=heads,
-        num_kv_heads=whole_number_of(row, "kv_heads", heads),
-        head_dim=whole_number_of(row, "head_dim", hidden // max(1, heads)),
-        qkv_bias=style.qkv_bias,
-        out_bias=style.bias,
-        qk_norm=style.qk_norm,
-        causal=style.causal,
-    )
-    block = Block(
-        attention=attention,
-        feed_forward=_feed_forward(row, style, hidden),
-        norm=style.norm,
-        num_norms=style.num_norms,
-        parallel_residual=style.parallel,
-    )
-    model = ModelSpec(
-        name=row.get("model", "") or row["run_id"],
-        family=arch,
-        hidden_size=hidden,
-        stack=((block, num_layers),),
-        vocab_size=whole_number_of(row, "vocab"),
-        tied_embeddings=row.get("tied_emb", "") == "yes",
-        learned_positions=whole_number_of(row, "seq_len") if style.positions else 0,
-        final_norm=style.norm,
-        head=Head.MASKED if arch == "bert" else Head.LANGUAGE,
-    )
-    return _with_stated_experts(model, number_of(row, "params"))
-
-
-def _feed_forward(row: Row, style: _Style, hidden: int) -> Mlp | Experts:
-    ffn, gated = whole_number_of(row, "ffn", 4 * hidden), row.get("gated_mlp", "") == "yes"
-    if not row.get("moe_experts"):
-        return Mlp(ffn_size=ffn, gated=gated, bias=style.bias, activation=style.activation)
-    return Experts(
-        num_experts=whole_number_of(row, "moe_experts"),
-        top_k=whole_number_of(row, "moe_topk", 1),
-        ffn_size=ffn,
-        gated=gated,
-        bias=style.bias,
-        activation=style.activation,
-    )
-
-
-def _with_stated_experts(model: ModelSpec, stated_params: float) -> ModelSpec:
-    """The same with narrower or wider experts, where the stated parameters contradict `ffn`.
-
-    A table has one column for the feed-forward size; models whose experts have a size of their own
-    state it only through their number of parameters.
-    """
-    (block, num_layers), counted = model.stack[0], count_model(model)
-    experts = block.feed_forward
-    if not isinstance(experts, Experts) or not stated_params:
-        return model
-    if abs(counted.total / stated_params - 1) < _SAME_PARAMS:
-        return model
-    in_experts = sum(layer.expert * number for layer, number in counted.runs)
-    share = 1 + (stated_params - counted.total) / in_experts
-    if share <= 0:
-        raise RequestError(
-            f"column params: {stated_params:g} is less than the layers without experts"
-        )
-    experts = replace(experts, ffn_size=max(1, round(experts.ffn_size * share)))
-    return replace(model, stack=((replace(block, feed_forward=experts), num_layers),))
-
 
 # --- the layout ------------------------------------------------------------------------------
 
@@ -257,26 +135,25 @@ def parse_recipe(row: Row, layout: Layout) -> Recipe:
     )
 
 
+# The names of single projects first, then the families that many build on.
 _LAUNCHERS = (
     (r"Megatron-LM core.*transformer_engine", "megatron-te"),
     (r"Megatron-LM core.*local", "megatron-local"),
-    (r"Megatron-LM fork", "megatron-te"),
-    (r"Megatron.*DeepSpeed", "megatron-deepspeed"),
+    (r"Galvatron", "galvatron"),
     (r"NeMo|Megatron-Bridge", "nemo"),
     (r"MaxText", "maxtext"),
-    (r"Megatron-LM", "megatron-te"),
     (r"accelerate FSDP", "accelerate"),
-    (r"HF Trainer.*DeepSpeed|^DeepSpeed", "deepspeed"),
-    (r"HF Trainer", "hf-trainer"),
     (r"torchtitan", "torchtitan"),
     (r"litgpt", "litgpt"),
     (r"nanotron", "nanotron"),
     (r"composer|llm-foundry", "composer"),
-    (r"Galvatron", "galvatron"),
     (r"fsdp_qlora", "fsdp-qlora"),
-    (r"PEFT", "hf-trainer"),
     (r"DeepLearningExamples", "nvidia-examples"),
-    (r"PyTorch FSDP", "torch-fsdp"),
+    (r"Megatron.*DeepSpeed|NeoX", "megatron-deepspeed"),
+    (r"Megatron|libai|LiBai|InternEvo|Primus", "megatron-te"),
+    (r"DeepSpeed|EasyContext|[xX][tT]uner", "deepspeed"),
+    (r"HF |PEFT|[tT]ransformers|swift|LLaMA-Factory|[aA]xolotl|TRL|SFTTrainer", "hf-trainer"),
+    (r"FSDP|fsdp", "torch-fsdp"),
 )
 
 

@@ -17,7 +17,8 @@ from drystone.describe.model import ModelSpec
 from drystone.describe.recipe import Recipe
 from drystone.errors import DrystoneError, RequestError, UnreadableFile
 from drystone.observe.run_cells import number_of, whole_number_of
-from drystone.observe.run_columns import parse_layout, parse_recipe, parse_shape
+from drystone.observe.run_columns import parse_layout, parse_recipe
+from drystone.observe.run_model import parse_shape
 from drystone.units import GiB
 
 REQUIRED_COLUMNS = (

@@ -19,7 +19,8 @@ from drystone.describe.recipe import (
 from drystone.errors import DrystoneError, RequestError
 from drystone.estimate.parameters import count_model
 from drystone.observe.run_cells import number_of, whole_number_of
-from drystone.observe.run_columns import launcher_of, parse_layout, parse_recipe, parse_shape
+from drystone.observe.run_columns import launcher_of, parse_layout, parse_recipe
+from drystone.observe.run_model import parse_shape, style_of
 
 ROW = {
     "run_id": "mine-0001",
@@ -414,3 +415,17 @@ def test_numbers_that_cannot_be_meant_are_refused_in_words(text):
 def test_no_word_in_any_column_is_met_with_anything_but_an_error_of_ours(name, text):
     with contextlib.suppress(DrystoneError):
         recipe(**{name: text})
+
+
+@pytest.mark.parametrize(
+    ("arch", "gated", "like"),
+    [
+        ("llama3", True, "llama"),
+        ("Qwen2.5", True, "qwen2"),
+        ("internlm2", True, "llama"),
+        ("somebodys-new-model", True, "llama"),
+        ("somebodys-old-model", False, "gpt"),
+    ],
+)
+def test_an_architecture_nobody_knows_is_built_like_its_family(arch, gated, like):
+    assert style_of(arch.lower(), gated=gated) == style_of(like, gated=gated)

@@ -124,7 +124,7 @@ def test_the_dataset_is_the_start_of_the_run_id(run_id, dataset):
             {"heads": "24", "kv_heads": "6", "tp": "4"},
             "6 key-value heads can be neither divided nor repeated by tp=4",
         ),
-        ({"arch": "lstm"}, "unknown architecture 'lstm'"),
+        ({"arch": "lstm"}, "architecture 'lstm' has no formula"),
         ({"arch": ""}, "the architecture is not stated"),
         ({"precision": "int8"}, "unknown precision 'int8'"),
         ({"recompute": "some"}, "unknown recomputation 'some'"),

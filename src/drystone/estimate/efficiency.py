@@ -189,6 +189,15 @@ _LAUNCHERS: Final = MappingProxyType(
             _TORCH, hidden_passes=8, ffn_passes=3, layer_host_seconds=20e-6,
             uses_cudnn_attention=True, won_back_share=0.3,
         ),
+        # XLA too, by Alpa: each stage is one executable, and gradients are reduced after the last
+        # micro-batch, in order with the compute.
+        "alpa": replace(
+            _TORCH, hidden_passes=30,  # calibrated on BERT on A40 and A100; docs/speed.md
+            ffn_passes=3,  # assumed: as maxtext
+            loss_bytes=14,  # counted: 16-bit logits, biased, read three times; their gradient
+            layer_host_seconds=20e-6, send_host_seconds=0.0,  # assumed: as maxtext; none shows
+            overlap_share=0.0,  # assumed
+        ),
         "nanotron": replace(_TORCH, reduce_bytes=4),
         "galvatron": replace(_MEGATRON, layer_host_seconds=800e-6),
         "megatron-deepspeed": replace(

@@ -121,6 +121,18 @@ LAUNCHERS = {
         replace(
             _TORCH, name="deepspeed", keeps_master=True, gradients_persist=True, logits_bytes=14.0
         ),
+        replace(
+            _TORCH,
+            name="alpa",
+            keeps_master=True,
+            gradients_persist=True,
+            casts_gradients_for_step=False,
+            norm_is_fused=True,
+            keeps_gathered_inputs=False,
+            logits_bytes=4.0,
+            fused_logits_bytes=4.0,
+            copies_buckets=False,
+        ),
     )
 }
 

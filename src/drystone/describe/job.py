@@ -1,0 +1,51 @@
+"""What a training job asks for: how much work, by when, for how much, on which GPUs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from drystone.errors import InvalidSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """One job as it was submitted. Nothing in it changes while the job waits or runs."""
+
+    id: str
+    submit_seconds: float
+    model: str
+    total_samples: float
+    global_batch: int = 1
+    owner: str = ""
+    priority: float = 1.0  # a weight: 2 counts for two jobs of weight 1
+    deadline_seconds: float = math.inf
+    max_cost_dollars: float = math.inf
+    allowed_gpus: frozenset[str] = frozenset()  # empty: any type
+    min_gpus: int = 1
+    max_gpus: int = 1_000_000
+    requested_gpu: str = ""  # what its owner named, for policies that change nothing
+    requested_count: int = 0
+
+    def __post_init__(self) -> None:
+        problem = self._problem()
+        if problem:
+            raise InvalidSpec(f"job {self.id!r}: {problem}")
+
+    def _problem(self) -> str:
+        if not self.id:
+            return "the id is empty"
+        if not (math.isfinite(self.submit_seconds) and self.submit_seconds >= 0):
+            return f"submit_seconds is {self.submit_seconds}, must be 0 or more"
+        if not (math.isfinite(self.total_samples) and self.total_samples > 0):
+            return f"total_samples is {self.total_samples}, must be above 0"
+        if not (math.isfinite(self.priority) and self.priority > 0):
+            return f"priority is {self.priority}, must be above 0"
+        if not 1 <= self.min_gpus <= self.max_gpus:
+            return f"min_gpus {self.min_gpus} and max_gpus {self.max_gpus} leave nothing"
+        return ""
+
+    def allows(self, gpu: str, count: int) -> bool:
+        """Whether the job may run on `count` GPUs in all, some of this type."""
+        named = not self.allowed_gpus or gpu in self.allowed_gpus
+        return named and self.min_gpus <= count <= self.max_gpus

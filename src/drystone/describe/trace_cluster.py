@@ -1,0 +1,86 @@
+"""Which nodes a cluster has: named nodes with GPUs of one type, from a YAML file.
+
+nodes:
+  - {gpu: A100, count: 80, gpus_per_node: 4}
+  - {gpu: V100, count: 20, gpus_per_node: 16}
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from drystone.errors import InvalidSpec, UnknownName, UnreadableFile
+
+_KEYS = ("gpu", "count", "gpus_per_node", "memory_bytes")
+_MOST_NODES = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSpec:
+    """One machine: its name, and how many GPUs of which type it has."""
+
+    id: str
+    gpu: str
+    num_gpus: int
+    memory_bytes: float = 0.0  # of each GPU; 0: not stated, not checked
+
+    def __post_init__(self) -> None:
+        if not self.id or not self.gpu or self.num_gpus < 1 or self.memory_bytes < 0:
+            raise InvalidSpec(f"node {self.id!r}: needs an id, a GPU type and at least one GPU")
+
+
+def load_cluster(path: Path) -> tuple[NodeSpec, ...]:
+    """The nodes that a cluster file names, in its order."""
+    try:
+        table = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UnreadableFile(f"no cluster can be read: {error}", where=str(path)) from error
+    hint = "Write it like: nodes: [{gpu: A100, count: 2, gpus_per_node: 8}]"
+    if not isinstance(table, dict) or not isinstance(table.get("nodes"), list):
+        raise UnreadableFile("a cluster file has a list `nodes`", where=str(path), hint=hint)
+    nodes: list[NodeSpec] = []
+    for index, row in enumerate(table["nodes"]):
+        nodes.extend(_parse_row(row, first=len(nodes), where=f"{path}: nodes[{index}]"))
+    if not nodes:
+        raise InvalidSpec("the cluster has no nodes", where=str(path), hint=hint)
+    return tuple(nodes)
+
+
+def make_nodes(
+    gpu: str, *, count: int, gpus_per_node: int, memory_bytes: float = 0.0, first: int = 0
+) -> list[NodeSpec]:
+    """Equal nodes, named by type and number."""
+    return [
+        NodeSpec(
+            id=f"{gpu}-{first + index:04d}",
+            gpu=gpu,
+            num_gpus=gpus_per_node,
+            memory_bytes=memory_bytes,
+        )
+        for index in range(count)
+    ]
+
+
+def _parse_row(row: Any, *, first: int, where: str) -> list[NodeSpec]:
+    if not isinstance(row, dict):
+        raise InvalidSpec("a row is not a table of keys", where=where)
+    for key in row:
+        if key not in _KEYS:
+            raise UnknownName("key", str(key), _KEYS, where=where)
+    count, per_node = row.get("count", 1), row.get("gpus_per_node", 1)
+    if not _is_count(count) or not _is_count(per_node) or not isinstance(row.get("gpu"), str):
+        raise InvalidSpec("gpu must be a name, count and gpus_per_node whole numbers", where=where)
+    memory = row.get("memory_bytes", 0)
+    if not isinstance(memory, int | float):
+        raise InvalidSpec("memory_bytes must be a number", where=where)
+    return make_nodes(
+        row["gpu"], count=count, gpus_per_node=per_node, memory_bytes=float(memory), first=first
+    )
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MOST_NODES

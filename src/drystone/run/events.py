@@ -1,0 +1,166 @@
+"""What happened: events, frozen, with a JSON form that reads back to the same event.
+
+An event says all that is needed to fold it into the state (`run/state.py`): a start carries the
+speed and the time from which it counts, an end carries nothing more than its time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+from drystone.describe.job import JobSpec
+from drystone.errors import UnknownName, UnreadableFile
+from drystone.schedule.snapshot import Placement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened at a time."""
+
+    time_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted(Event):
+    """A job came in."""
+
+    job: JobSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started(Event):
+    """A job got GPUs; its progress counts from `productive_seconds` on."""
+
+    job_id: str
+    option: int
+    placement: Placement
+    samples_per_second: float
+    productive_seconds: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedChanged(Event):
+    """A running job goes faster or slower than before."""
+
+    job_id: str
+    samples_per_second: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped(Event):
+    """A decision took a job's GPUs; its progress is kept."""
+
+    job_id: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interrupted(Event):
+    """A job lost its GPUs to a fault, and its progress since the last checkpoint."""
+
+    job_id: str
+    lost_samples: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartFailed(Event):
+    """A job that was given GPUs did not come up."""
+
+    job_id: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished(Event):
+    """A job did all its work."""
+
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused(Event):
+    """A job was turned away."""
+
+    job_id: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancelled(Event):
+    """The owner of a job took it back."""
+
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLost(Event):
+    """A node is gone; the jobs on it are interrupted by events of their own, before this one."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeBack(Event):
+    """A lost node can be used again."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSlowed(Event):
+    """A node runs at this share of its speed; 1 is its full speed again."""
+
+    node: int
+    speed_share: float
+
+
+KINDS: Final = MappingProxyType(
+    {
+        kind.__name__: kind
+        for kind in (
+            Submitted, Started, SpeedChanged, Stopped, Interrupted, StartFailed, Finished, Refused,
+            Cancelled, NodeLost, NodeBack, NodeSlowed,
+        )
+    }
+)  # fmt: skip
+
+
+def render_event(event: Event) -> str:
+    """One line of JSON."""
+    fields = {one.name: getattr(event, one.name) for one in dataclasses.fields(event)}
+    if isinstance(event, Submitted):
+        job = dataclasses.asdict(event.job) | {"allowed_gpus": sorted(event.job.allowed_gpus)}
+        # JSON knows no infinity; a limit that is left out is no limit.
+        fields["job"] = {name: value for name, value in job.items() if value != math.inf}
+    return json.dumps({"event": type(event).__name__} | fields)
+
+
+def parse_event(line: str) -> Event:
+    """The event that a line of JSON says."""
+    try:
+        fields: dict[str, Any] = json.loads(line)
+        name = str(fields.pop("event"))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UnreadableFile(f"not an event: {line[:80]!r}") from error
+    if name not in KINDS:
+        raise UnknownName("event", name, KINDS)
+    if "placement" in fields:
+        fields["placement"] = tuple((int(node), int(count)) for node, count in fields["placement"])
+    if "job" in fields:
+        job = fields["job"]
+        fields["job"] = JobSpec(**(job | {"allowed_gpus": frozenset(job["allowed_gpus"])}))
+    event: Event = KINDS[name](**fields)
+    return event
+
+
+def parse_events(lines: Iterable[str]) -> Iterator[Event]:
+    """The events of a log, one a line."""
+    return (parse_event(line) for line in lines if line.strip())

@@ -1,0 +1,71 @@
+"""Which states a job goes through, as a table: what may happen to it, and where that leads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final
+
+from drystone.errors import DrystoneError
+from drystone.run.events import (
+    Cancelled,
+    Event,
+    Finished,
+    Interrupted,
+    Refused,
+    SpeedChanged,
+    Started,
+    StartFailed,
+    Stopped,
+)
+
+
+class JobState(StrEnum):
+    """Where a job stands."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    DONE = "done"
+    REFUSED = "refused"
+    CANCELLED = "cancelled"
+
+
+TERMINAL: Final = frozenset({JobState.DONE, JobState.REFUSED, JobState.CANCELLED})
+
+TRANSITIONS: Final[Mapping[tuple[JobState, type[Event]], JobState]] = MappingProxyType(
+    {
+        (JobState.QUEUED, Started): JobState.RUNNING,
+        (JobState.QUEUED, Refused): JobState.REFUSED,
+        (JobState.QUEUED, Cancelled): JobState.CANCELLED,
+        (JobState.RUNNING, SpeedChanged): JobState.RUNNING,
+        (JobState.RUNNING, Stopped): JobState.QUEUED,
+        (JobState.RUNNING, Interrupted): JobState.QUEUED,
+        (JobState.RUNNING, StartFailed): JobState.QUEUED,
+        (JobState.RUNNING, Finished): JobState.DONE,
+        (JobState.RUNNING, Cancelled): JobState.CANCELLED,
+    }
+)
+
+
+class IllegalTransition(DrystoneError):
+    """Something happened to a job that cannot happen in its state; tells its whole story."""
+
+    def __init__(
+        self, job_id: str, state: JobState, event: Event, history: Sequence[Event]
+    ) -> None:
+        story = "; ".join(f"{type(one).__name__} at {one.time_seconds:.0f} s" for one in history)
+        super().__init__(
+            f"job {job_id} is {state} and cannot take {type(event).__name__} "
+            f"at {event.time_seconds:.0f} s. So far: {story or 'nothing'}"
+        )
+
+
+def next_state(
+    job_id: str, state: JobState, event: Event, history: Sequence[Event] = ()
+) -> JobState:
+    """The state after an event; an event that is not in the table is an error."""
+    move = (state, type(event))
+    if move not in TRANSITIONS:
+        raise IllegalTransition(job_id, state, event, history)
+    return TRANSITIONS[move]

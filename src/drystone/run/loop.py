@@ -1,0 +1,41 @@
+"""The one control loop: look, decide, check, act, wait. Simulated and real clusters share it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from drystone.errors import DrystoneError
+from drystone.run.world import World, apply
+from drystone.schedule.check import check_decisions
+from drystone.schedule.policy import Memory, Policy
+
+
+class UnsoundDecisions(DrystoneError):
+    """A policy decided what cannot be done; nothing of its list was carried out."""
+
+    def __init__(self, problems: list[str]) -> None:
+        shown = "; ".join(problems[:5]) + ("; ..." if len(problems) > 5 else "")
+        super().__init__(f"the policy's decisions are unsound: {shown}")
+
+
+def drive(
+    world: World, policy: Policy, *, on_decision: Callable[[float, float], None] | None = None
+) -> None:
+    """Run a world under a policy until nothing is left to do.
+
+    `on_decision` hears the time in the world and the seconds that the policy took.
+    """
+    memory: Memory = None
+    while world.has_work():
+        snapshot = world.observe()
+        before = time.perf_counter()
+        decisions, memory = policy(snapshot, memory)
+        policy_seconds = time.perf_counter() - before
+        problems = check_decisions(snapshot, decisions)
+        if problems:
+            raise UnsoundDecisions(problems)
+        apply(decisions, world, snapshot)
+        if on_decision is not None:
+            on_decision(snapshot.now_seconds, policy_seconds)
+        world.advance()

@@ -1,0 +1,56 @@
+"""What goes wrong, and when? Nodes lost, nodes slow, starts that fail: all from one seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from drystone.errors import InvalidSpec
+from drystone.units import HOUR_SECONDS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultSpec:
+    """How often what goes wrong. All zero: nothing does."""
+
+    seed: int = 0
+    node_losses_per_hour: float = 0.0  # of the whole cluster
+    repair_seconds: float = 3600.0
+    node_slowdowns_per_hour: float = 0.0  # of the whole cluster
+    slow_speed_share: float = 0.5
+    slow_seconds: float = 3600.0
+    failed_start_share: float = 0.0
+    checkpoint_seconds: float = 600.0  # a lost node costs the work since the last one
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.failed_start_share < 1 or not 0 < self.slow_speed_share <= 1:
+            raise InvalidSpec("faults: failed_start_share is 0 to 1, slow_speed_share above 0 to 1")
+        if min(self.node_losses_per_hour, self.node_slowdowns_per_hour) < 0:
+            raise InvalidSpec("faults: rates must not be negative")
+        if min(self.repair_seconds, self.slow_seconds, self.checkpoint_seconds) <= 0:
+            raise InvalidSpec("faults: durations must be above 0")
+
+
+class Dice:
+    """The chance of one run: the same seed gives the same faults."""
+
+    def __init__(self, spec: FaultSpec) -> None:
+        self.spec = spec
+        losses, starts = np.random.SeedSequence(spec.seed).spawn(2)
+        # Apart, so that how many jobs a policy starts does not move the nodes' faults.
+        self._nodes = np.random.default_rng(losses)
+        self._starts = np.random.default_rng(starts)
+
+    def seconds_until(self, per_hour: float) -> float:
+        """How long until the next fault of a kind that happens so often."""
+        return float(self._nodes.exponential(HOUR_SECONDS / per_hour))
+
+    def pick_node(self, num_nodes: int) -> int:
+        """Which node it hits."""
+        return int(self._nodes.integers(num_nodes))
+
+    def start_fails(self) -> bool:
+        """Whether the start that is being made will fail."""
+        share = self.spec.failed_start_share
+        return share > 0 and bool(self._starts.random() < share)

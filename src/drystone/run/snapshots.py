@@ -1,0 +1,111 @@
+"""From the state of a cluster to what a policy sees: records as tables of arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from drystone.describe.job import JobSpec
+from drystone.describe.trace_cluster import NodeSpec
+from drystone.run.state import ClusterState, JobRecord
+from drystone.schedule.snapshot import (
+    JobTable,
+    NodeTable,
+    OptionSet,
+    OptionTable,
+    Snapshot,
+    StartupCost,
+    stack_options,
+)
+
+
+class SnapshotMaker:
+    """Keeps what does not change between snapshots: nodes, and the options of each kind of job."""
+
+    def __init__(
+        self,
+        nodes: tuple[NodeSpec, ...],
+        gpu_types: tuple[str, ...],
+        options_of: Callable[[JobSpec], OptionSet],
+        startup: StartupCost,
+    ) -> None:
+        self._nodes, self._gpu_types, self._startup = nodes, gpu_types, startup
+        self._options_of = options_of
+        self._sets: list[OptionSet] = []
+        self._set_rows: dict[int, int] = {}  # by identity of the set
+        self._job_rows: dict[str, tuple[int, int]] = {}  # by job: its set, its requested option
+        self._table: OptionTable | None = None
+        self._ids = tuple(node.id for node in nodes)
+        self._type_index = np.array([gpu_types.index(node.gpu) for node in nodes], dtype=np.int64)
+        self._num_gpus = np.array([node.num_gpus for node in nodes], dtype=np.int64)
+        self._memory = np.array([node.memory_bytes for node in nodes])
+
+    def speed(self, job: JobSpec, option: int) -> float:
+        """Samples a second of one option."""
+        return float(self._sets[self._rows(job)[0]].samples_per_second[option])
+
+    def make(self, state: ClusterState, now_seconds: float) -> Snapshot:
+        """The snapshot of a state."""
+        return Snapshot(
+            now_seconds=now_seconds,
+            gpu_types=self._gpu_types,
+            nodes=self._node_table(state),
+            jobs=self._job_table(list(state.active.values()), now_seconds),
+            options=self._option_table(),
+            startup=self._startup,
+        )
+
+    def _node_table(self, state: ClusterState) -> NodeTable:
+        usable = self._num_gpus
+        if state.lost:
+            usable = usable.copy()
+            usable[sorted(state.lost)] = 0
+        return NodeTable(
+            ids=self._ids,
+            type_index=self._type_index,
+            num_gpus=usable,
+            free=np.array(state.free, dtype=np.int64),
+            memory_bytes=self._memory,
+        )
+
+    def _job_table(self, records: list[JobRecord], now_seconds: float) -> JobTable:
+        rows = [self._rows(record.spec) for record in records]
+        return JobTable(
+            specs=tuple(record.spec for record in records),
+            option_set=np.array([row for row, _ in rows], dtype=np.int64),
+            requested=np.array([option for _, option in rows], dtype=np.int64),
+            option=np.array([record.option for record in records], dtype=np.int64),
+            placements=tuple(record.placement for record in records),
+            remaining_samples=np.array(
+                [record.spec.total_samples - record.done_at(now_seconds) for record in records]
+            ),
+            attained_gpu_seconds=np.array([record.attained_at(now_seconds) for record in records]),
+            num_starts=np.array([record.num_starts for record in records], dtype=np.int64),
+            waiting_since_seconds=np.array([record.waiting_seconds for record in records]),
+            running_since_seconds=np.array([record.started_seconds for record in records]),
+        )
+
+    def _option_table(self) -> OptionTable:
+        if self._table is None:
+            self._table = stack_options(self._sets, len(self._gpu_types))
+        return self._table
+
+    def _rows(self, job: JobSpec) -> tuple[int, int]:
+        if job.id not in self._job_rows:
+            found = self._options_of(job)
+            row = self._set_rows.setdefault(id(found), len(self._sets))
+            if row == len(self._sets):
+                self._sets.append(found)  # which also keeps its identity from being used again
+                self._table = None
+            self._job_rows[job.id] = (row, self._requested(job, found))
+        return self._job_rows[job.id]
+
+    def _requested(self, job: JobSpec, options: OptionSet) -> int:
+        """The option with just the GPUs that the owner named; -1 where there is none."""
+        if job.requested_gpu not in self._gpu_types:
+            return -1
+        wanted = np.zeros(len(self._gpu_types), dtype=np.int64)
+        wanted[self._gpu_types.index(job.requested_gpu)] = job.requested_count
+        matches = np.flatnonzero((options.counts == wanted).all(axis=1))
+        return int(matches[0]) if len(matches) else -1

@@ -1,0 +1,159 @@
+"""What is the state of the cluster? A fold over events: the log replays to the same state.
+
+Nothing else changes the state, so a world that keeps its log can be started again from it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from drystone.describe.job import JobSpec
+from drystone.describe.trace_cluster import NodeSpec
+from drystone.errors import DrystoneError
+from drystone.run.events import (
+    Event,
+    Interrupted,
+    NodeBack,
+    NodeLost,
+    NodeSlowed,
+    SpeedChanged,
+    Started,
+    Submitted,
+)
+from drystone.run.lifecycle import TERMINAL, JobState, next_state
+from drystone.schedule.snapshot import Placement
+
+
+@dataclass(slots=True, kw_only=True)
+class JobRecord:
+    """One job as the events left it."""
+
+    spec: JobSpec
+    state: JobState = JobState.QUEUED
+    option: int = -1
+    placement: Placement = ()
+    num_gpus: int = 0
+    done_samples: float = 0.0  # up to `counted_seconds`
+    counted_seconds: float = 0.0
+    samples_per_second: float = 0.0
+    started_seconds: float = math.nan
+    waiting_seconds: float = math.nan  # since when it waits
+    first_start_seconds: float = math.nan
+    end_seconds: float = math.nan
+    attained_gpu_seconds: float = 0.0  # of the runs that ended
+    num_starts: int = 0
+    history: list[Event] = field(default_factory=list)
+
+    def done_at(self, now_seconds: float) -> float:
+        """Samples done by now."""
+        return self.done_samples + self.samples_per_second * max(
+            0.0, now_seconds - self.counted_seconds
+        )
+
+    def attained_at(self, now_seconds: float) -> float:
+        """GPU seconds held by now."""
+        held = now_seconds - self.started_seconds if self.state is JobState.RUNNING else 0.0
+        return self.attained_gpu_seconds + self.num_gpus * held
+
+
+@dataclass(slots=True)
+class ClusterState:
+    """Jobs and nodes, changed by `record` alone."""
+
+    nodes: tuple[NodeSpec, ...]
+    now_seconds: float = 0.0
+    jobs: dict[str, JobRecord] = field(default_factory=dict)
+    active: dict[str, JobRecord] = field(default_factory=dict)  # waits or runs, by submission
+    free: list[int] = field(default_factory=list)
+    lost: set[int] = field(default_factory=set)
+    speed_share: dict[int, float] = field(default_factory=dict)  # of nodes that are slow
+    keeps_history: bool = False
+
+    def __post_init__(self) -> None:
+        self.free = [node.num_gpus for node in self.nodes]
+
+    def record(self, event: Event) -> None:
+        """Fold one event into the state."""
+        if event.time_seconds < self.now_seconds - 1e-6:
+            raise DrystoneError(
+                f"{type(event).__name__} at {event.time_seconds} s comes after {self.now_seconds} s"
+            )
+        self.now_seconds = max(self.now_seconds, event.time_seconds)
+        if isinstance(event, Submitted):
+            self._submit(event)
+        elif isinstance(event, NodeLost):
+            self._lose(event.node)
+        elif isinstance(event, NodeBack):
+            self.lost.discard(event.node)
+            self.free[event.node] = self.nodes[event.node].num_gpus
+        elif isinstance(event, NodeSlowed):
+            self.speed_share[event.node] = event.speed_share
+        else:
+            self._change_job(event)
+
+    def _submit(self, event: Submitted) -> None:
+        if event.job.id in self.jobs:
+            raise DrystoneError(f"job {event.job.id} is submitted twice")
+        record = JobRecord(spec=event.job, waiting_seconds=event.time_seconds)
+        self.jobs[event.job.id] = self.active[event.job.id] = record
+
+    def _lose(self, node: int) -> None:
+        if self.free[node] != self.nodes[node].num_gpus:
+            raise DrystoneError(f"node {self.nodes[node].id} is lost while jobs run on it")
+        self.lost.add(node)
+        self.free[node] = 0
+
+    def _change_job(self, event: Event) -> None:
+        job_id: str = getattr(event, "job_id", "")
+        if job_id not in self.jobs:
+            raise DrystoneError(f"{type(event).__name__}: there is no job {job_id!r}")
+        job = self.jobs[job_id]
+        before = job.state
+        job.state = next_state(job_id, before, event, job.history)
+        if self.keeps_history:
+            job.history.append(event)
+        if isinstance(event, Started):
+            self._start(job, event)
+            return
+        if isinstance(event, SpeedChanged):
+            job.done_samples = job.done_at(event.time_seconds)
+            job.counted_seconds = max(job.counted_seconds, event.time_seconds)
+            job.samples_per_second = event.samples_per_second
+            return
+        if before is JobState.RUNNING:
+            self._stop(job, event)
+        if job.state in TERMINAL:
+            job.end_seconds = event.time_seconds
+            del self.active[job_id]
+
+    def _start(self, job: JobRecord, event: Started) -> None:
+        job.option, job.placement = event.option, event.placement
+        job.num_gpus = sum(count for _, count in event.placement)
+        job.samples_per_second = event.samples_per_second
+        job.counted_seconds = event.productive_seconds
+        job.started_seconds, job.waiting_seconds = event.time_seconds, math.nan
+        job.num_starts += 1
+        if job.num_starts == 1:
+            job.first_start_seconds = event.time_seconds
+        for node, count in event.placement:
+            self.free[node] -= count
+
+    def _stop(self, job: JobRecord, event: Event) -> None:
+        lost = event.lost_samples if isinstance(event, Interrupted) else 0.0
+        done = job.spec.total_samples if job.state is JobState.DONE else None
+        job.attained_gpu_seconds += job.num_gpus * (event.time_seconds - job.started_seconds)
+        job.done_samples = job.done_at(event.time_seconds) - lost if done is None else done
+        for node, count in job.placement:
+            self.free[node] += count
+        job.option, job.placement, job.num_gpus, job.samples_per_second = -1, (), 0, 0.0
+        job.started_seconds, job.waiting_seconds = math.nan, event.time_seconds
+
+
+def replay(nodes: Sequence[NodeSpec], events: Iterable[Event]) -> ClusterState:
+    """The state that a log leads to."""
+    state = ClusterState(tuple(nodes))
+    for event in events:
+        state.record(event)
+    return state

@@ -1,0 +1,70 @@
+"""From measured steps to the options of a job: one row a GPU type and count."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from drystone.describe.job import JobSpec
+from drystone.describe.trace_cluster import NodeSpec
+from drystone.describe.trace_speeds import MeasuredStep
+from drystone.errors import UnknownName
+from drystone.schedule.snapshot import OptionSet
+
+
+def measured_options(
+    steps: Sequence[MeasuredStep], nodes: Sequence[NodeSpec]
+) -> Callable[[JobSpec], OptionSet]:
+    """A function from a job to its options on these nodes.
+
+    Only measurements on as few nodes as the count needs are options: that is how jobs are placed.
+    """
+    gpu_types = types_of(nodes)
+    largest = {gpu: max(one.num_gpus for one in nodes if one.gpu == gpu) for gpu in gpu_types}
+    total = {gpu: sum(one.num_gpus for one in nodes if one.gpu == gpu) for gpu in gpu_types}
+    by_work: dict[tuple[str, int], list[MeasuredStep]] = defaultdict(list)
+    for step in steps:
+        if not step.succeeded or step.num_gpus > total.get(step.gpu, 0):
+            continue
+        if step.num_nodes == math.ceil(step.num_gpus / largest[step.gpu]):
+            by_work[step.model, step.global_batch].append(step)
+    cache: dict[tuple[object, ...], OptionSet] = {}
+
+    def options_of(job: JobSpec) -> OptionSet:
+        work = (job.model, job.global_batch)
+        if work not in by_work:
+            known = [f"{model}, batch {batch}" for model, batch in by_work]
+            raise UnknownName("work", f"{job.model}, batch {job.global_batch}", known)
+        key = (*work, job.allowed_gpus, job.min_gpus, job.max_gpus)
+        if key not in cache:
+            cache[key] = _option_set(job, by_work[work], gpu_types)
+        return cache[key]
+
+    return options_of
+
+
+def types_of(nodes: Sequence[NodeSpec]) -> tuple[str, ...]:
+    """The GPU types of some nodes, in order of appearance."""
+    return tuple(dict.fromkeys(node.gpu for node in nodes))
+
+
+def _option_set(
+    job: JobSpec, steps: Sequence[MeasuredStep], gpu_types: tuple[str, ...]
+) -> OptionSet:
+    rows = sorted(
+        (gpu_types.index(step.gpu), step.num_gpus, step.step_seconds)
+        for step in steps
+        if job.allows(step.gpu, step.num_gpus)
+    )
+    counts = np.zeros((len(rows), len(gpu_types)), dtype=np.int64)
+    for row, (kind, number, _) in enumerate(rows):
+        counts[row, kind] = number
+    seconds = np.array([one for _, _, one in rows])
+    return OptionSet(
+        counts=counts,
+        samples_per_second=job.global_batch / seconds,
+        memory_bytes=np.zeros(len(rows)),
+    )

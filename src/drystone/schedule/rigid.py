@@ -1,0 +1,85 @@
+"""For policies that change nothing about a job: its one option, and giving GPUs out by rank."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from drystone.schedule.decision import Decision, Preempt, Refuse, Start
+from drystone.schedule.packing import Style, make_room
+from drystone.schedule.snapshot import FloatArray, IntArray, Snapshot
+
+
+def rigid_options(snapshot: Snapshot) -> IntArray:
+    """The one option of each job: what its owner named; -1 where that cannot run at all.
+
+    A job whose owner named nothing gets the option with the most work from each GPU, and of equals
+    the fastest.
+    """
+    jobs, speeds = snapshot.jobs, snapshot.job_speeds
+    if speeds.shape[1] == 0:
+        return np.full(len(jobs), -1, dtype=np.int64)
+    per_gpu = np.where(speeds > 0, speeds / np.maximum(snapshot.job_num_gpus, 1), -1.0)
+    best = per_gpu.max(axis=1, keepdims=True)
+    frugal = np.argmax(np.where(per_gpu >= best * (1 - 1e-9), speeds, -1.0), axis=1)
+    frugal = np.where(best[:, 0] > 0, frugal, -1)
+    named = np.array([bool(spec.requested_gpu) for spec in jobs.specs], dtype=bool)
+    return np.where(named, jobs.requested, frugal).astype(np.int64)
+
+
+def refuse_impossible(snapshot: Snapshot, options: IntArray) -> list[Decision]:
+    """Refuse the waiting jobs that have no option."""
+    return [
+        Refuse(
+            job_id=snapshot.jobs.specs[row].id,
+            reason="it cannot run on the GPUs that were asked for, and this policy changes none",
+        )
+        for row in np.flatnonzero((options < 0) & ~snapshot.jobs.is_running)
+    ]
+
+
+def give_by_rank(
+    snapshot: Snapshot,
+    *,
+    rank: FloatArray,
+    options: IntArray,
+    reason: str,
+    style: Style = "tight",
+) -> list[Decision]:
+    """Preemptive: the jobs of least rank get their option, whoever runs now; later ones may pass.
+
+    A running job that keeps its turn keeps its nodes. Who gets GPUs is settled by counts first;
+    then whoever lost them is stopped, and whoever won them is placed.
+    """
+    jobs = snapshot.jobs
+    order = np.lexsort((np.arange(len(jobs)), rank))
+    left = snapshot.capacity.copy()
+    chosen: list[int] = []
+    for row in order:
+        if options[row] >= 0:
+            counts = snapshot.counts(int(row), int(options[row]))
+            if (counts <= left).all():
+                left -= counts
+                chosen.append(int(row))
+    keeps = set(chosen)
+    decisions: list[Decision] = []
+    room = make_room(snapshot)
+    for row in np.flatnonzero(jobs.is_running):
+        if int(row) not in keeps:
+            room.give_back(jobs.placements[row])
+            decisions.append(
+                Preempt(job_id=jobs.specs[row].id, reason=f"others come first: {reason}")
+            )
+    for row in chosen:
+        if not jobs.is_running[row]:
+            placement = room.place(snapshot.counts(row, int(options[row])), style)
+            if placement is not None:
+                decisions.append(
+                    Start(
+                        job_id=jobs.specs[row].id,
+                        option=int(options[row]),
+                        placement=placement,
+                        reason=reason,
+                        numbers={"rank": float(rank[row])},
+                    )
+                )
+    return decisions

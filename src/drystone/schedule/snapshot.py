@@ -1,0 +1,172 @@
+"""What a policy sees: time, jobs with their options and progress, nodes, offers, money. Frozen.
+
+Jobs and nodes are tables of arrays, one row each. Many jobs have the same options (the same model
+on the same GPUs), so options are kept once per set: `OptionTable.counts` is (sets, options, types),
+and a gather by `JobTable.option_set` gives (jobs, options, types).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from drystone.describe.job import JobSpec
+from drystone.describe.market import Offer
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+Placement = tuple[tuple[int, int], ...]  # (row of the node, GPUs on it), nodes ascending
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OptionSet:
+    """What one job can choose from: GPUs of each type, and its speed on them."""
+
+    counts: IntArray  # (options, types)
+    samples_per_second: FloatArray
+    memory_bytes: FloatArray  # of the hungriest rank; 0: known to fit
+
+    def __len__(self) -> int:
+        return len(self.samples_per_second)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OptionTable:
+    """The option sets of all jobs, padded to one width; a speed of 0 marks a row of padding."""
+
+    counts: IntArray  # (sets, options, types)
+    samples_per_second: FloatArray  # (sets, options)
+    memory_bytes: FloatArray  # (sets, options)
+
+    @cached_property
+    def num_gpus(self) -> IntArray:
+        """GPUs of any type, (sets, options)."""
+        total: IntArray = self.counts.sum(axis=2)
+        return total
+
+
+def stack_options(sets: Sequence[OptionSet], num_types: int) -> OptionTable:
+    """Option sets of unlike length as one table."""
+    width = max((len(one) for one in sets), default=0)
+    counts = np.zeros((len(sets), width, num_types), dtype=np.int64)
+    speeds = np.zeros((len(sets), width))
+    memory = np.zeros((len(sets), width))
+    for row, one in enumerate(sets):
+        counts[row, : len(one)] = one.counts
+        speeds[row, : len(one)] = one.samples_per_second
+        memory[row, : len(one)] = one.memory_bytes
+    return OptionTable(counts=counts, samples_per_second=speeds, memory_bytes=memory)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartupCost:
+    """Seconds without progress after every start: so many for each GPU, up to a limit."""
+
+    seconds_per_gpu: float = 0.0
+    most_seconds: float = 0.0
+    free_gpus: int = 0  # that many start at once
+
+    def seconds(self, num_gpus: IntArray) -> FloatArray:
+        """For jobs on so many GPUs."""
+        paid = np.maximum(num_gpus - self.free_gpus, 0)
+        result: FloatArray = np.minimum(self.seconds_per_gpu * paid, self.most_seconds)
+        return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NodeTable:
+    """The nodes, one row each."""
+
+    ids: tuple[str, ...]
+    type_index: IntArray
+    num_gpus: IntArray  # that can be used: 0 on a node that is lost
+    free: IntArray
+    memory_bytes: FloatArray  # of each GPU; 0: not stated
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class JobTable:
+    """The jobs that wait or run, one row each, in order of submission."""
+
+    specs: tuple[JobSpec, ...]
+    option_set: IntArray  # row of the OptionTable
+    requested: IntArray  # the option that the owner named, or -1
+    option: IntArray  # the option it runs, or -1 while it waits
+    placements: tuple[Placement, ...]  # empty while it waits
+    remaining_samples: FloatArray
+    attained_gpu_seconds: FloatArray
+    num_starts: IntArray
+    waiting_since_seconds: FloatArray  # nan while it runs
+    running_since_seconds: FloatArray  # nan while it waits
+
+    def __len__(self) -> int:
+        return len(self.specs)
+
+    @cached_property
+    def row_of(self) -> dict[str, int]:
+        """From an id to its row."""
+        return {spec.id: row for row, spec in enumerate(self.specs)}
+
+    @cached_property
+    def is_running(self) -> BoolArray:
+        """Whether each job has GPUs now."""
+        running: BoolArray = self.option >= 0
+        return running
+
+    @cached_property
+    def weights(self) -> FloatArray:
+        """The priority of each job."""
+        return np.array([spec.priority for spec in self.specs])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Snapshot:
+    """Everything a policy may know. The same snapshot gives the same decisions."""
+
+    now_seconds: float
+    gpu_types: tuple[str, ...]
+    nodes: NodeTable
+    jobs: JobTable
+    options: OptionTable
+    startup: StartupCost = StartupCost()
+    offers: tuple[Offer, ...] = ()
+    spent_dollars: float = 0.0
+    budget_dollars_per_hour: float = float("inf")
+    knows_lengths: bool = True
+    notes: dict[str, float] = field(default_factory=dict)  # numbers of the world, for reasons
+
+    @cached_property
+    def capacity(self) -> IntArray:
+        """Usable GPUs by type, taken or not."""
+        return np.bincount(
+            self.nodes.type_index, weights=self.nodes.num_gpus, minlength=len(self.gpu_types)
+        ).astype(np.int64)
+
+    @cached_property
+    def job_speeds(self) -> FloatArray:
+        """Samples a second, (jobs, options); 0 where there is no such option."""
+        speeds: FloatArray = self.options.samples_per_second[self.jobs.option_set]
+        return speeds
+
+    @cached_property
+    def job_num_gpus(self) -> IntArray:
+        """GPUs of any type, (jobs, options)."""
+        total: IntArray = self.options.num_gpus[self.jobs.option_set]
+        return total
+
+    def counts(self, row: int, option: int) -> IntArray:
+        """GPUs of each type that one option of one job takes."""
+        counts: IntArray = self.options.counts[self.jobs.option_set[row], option]
+        return counts
+
+    def speed(self, row: int, option: int) -> float:
+        """Samples a second of one option of one job."""
+        return float(self.options.samples_per_second[self.jobs.option_set[row], option])

@@ -1,0 +1,151 @@
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "schedule"))
+from tiny import job, node, option_set
+
+from drystone.errors import DrystoneError, InvalidSpec
+from drystone.run.events import (
+    Finished,
+    Interrupted,
+    NodeLost,
+    Started,
+    StartFailed,
+    parse_events,
+    render_event,
+)
+from drystone.run.lifecycle import JobState
+from drystone.run.loop import UnsoundDecisions, drive
+from drystone.run.simulator.faults import FaultSpec
+from drystone.run.simulator.queue import TimeQueue
+from drystone.run.simulator.world import SimulatedWorld
+from drystone.run.state import ClusterState, replay
+from drystone.schedule.decision import Start
+from drystone.schedule.policies.fifo import fifo
+from drystone.schedule.snapshot import StartupCost
+
+NODES = [node("a0"), node("a1")]
+OPTIONS = option_set(([4], 2.0))
+FAULTS = FaultSpec(
+    seed=1,
+    node_losses_per_hour=6,
+    repair_seconds=300,
+    node_slowdowns_per_hour=6,
+    failed_start_share=0.2,
+    checkpoint_seconds=60,
+)
+
+
+def jobs(number: int, samples: float = 100.0):
+    return [replace(job(f"j{i}", samples), submit_seconds=10.0 * i) for i in range(number)]
+
+
+def run(number: int = 3, samples: float = 100.0, **settings) -> SimulatedWorld:
+    world = SimulatedWorld(
+        jobs=jobs(number, samples),
+        nodes=NODES,
+        options_of=lambda _: OPTIONS,
+        gpu_types=("A",),
+        **settings,
+    )
+    drive(world, fifo)
+    return world
+
+
+def ends(world: SimulatedWorld) -> dict[str, float]:
+    return {one.job_id: one.time_seconds for one in world.log if isinstance(one, Finished)}
+
+
+def test_jobs_take_their_work_over_their_speed():
+    assert ends(run()) == {"j0": 50.0, "j1": 60.0, "j2": 100.0}
+
+
+def test_a_start_costs_time():
+    world = run(1, startup=StartupCost(seconds_per_gpu=10, most_seconds=30))
+
+    assert ends(world) == {"j0": 80.0}
+
+
+def test_rounds_delay_decisions_but_not_ends():
+    assert ends(run(round_seconds=40)) == {"j0": 50.0, "j1": 90.0, "j2": 130.0}
+
+
+def test_what_does_not_end_by_the_horizon_stays_unfinished():
+    world = run(horizon_seconds=70)
+
+    assert sorted(ends(world)) == ["j0", "j1"]
+    assert world.state.jobs["j2"].state is JobState.RUNNING
+    assert world.now_seconds == 70
+
+
+def test_a_policy_that_leaves_jobs_waiting_ends_the_run():
+    world = SimulatedWorld(
+        jobs=jobs(2), nodes=NODES, options_of=lambda _: OPTIONS, gpu_types=("A",)
+    )
+    drive(world, lambda snapshot, memory: ([], memory))
+
+    assert len(world.state.active) == 2
+
+
+def test_unsound_decisions_are_not_carried_out():
+    def greedy(snapshot, memory):
+        name = snapshot.jobs.specs[0].id
+        return [Start(job_id=name, option=0, placement=((0, 9),), reason="")], memory
+
+    world = SimulatedWorld(
+        jobs=jobs(1), nodes=NODES, options_of=lambda _: OPTIONS, gpu_types=("A",)
+    )
+    with pytest.raises(UnsoundDecisions, match="needs"):
+        drive(world, greedy)
+    assert not [one for one in world.log if isinstance(one, Started)]
+
+
+def test_faults_lose_no_job():
+    world = run(20, 2000.0, faults=FAULTS)
+
+    kinds = {type(one) for one in world.log}
+    assert {Interrupted, NodeLost, StartFailed} <= kinds
+    assert len(ends(world)) == 20
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another():
+    first, again = run(20, 2000.0, faults=FAULTS), run(20, 2000.0, faults=FAULTS)
+    other = run(20, 2000.0, faults=replace(FAULTS, seed=2))
+
+    assert first.log == again.log
+    assert first.log != other.log
+
+
+def test_the_log_replays_to_the_same_state():
+    world = run(20, 2000.0, faults=FAULTS, horizon_seconds=5000)
+    lines = [render_event(event) for event in world.log]
+
+    state = replay(NODES, parse_events(lines))
+
+    state.now_seconds = world.state.now_seconds  # the clock runs on after the last event
+    assert repr(state) == repr(world.state)
+    assert state.free == world.state.free
+
+
+def test_a_log_out_of_order_is_refused():
+    state = ClusterState(tuple(NODES))
+    state.record(NodeLost(time_seconds=5, node=0))
+    with pytest.raises(DrystoneError, match="comes after"):
+        state.record(NodeLost(time_seconds=4, node=1))
+
+
+def test_equal_times_come_out_in_order():
+    queue: TimeQueue[str] = TimeQueue()
+    for item in "abc":
+        queue.push(1.0, item)
+    queue.push(0.5, "first")
+
+    assert [queue.pop()[1] for _ in range(4)] == ["first", "a", "b", "c"]
+
+
+def test_wrong_faults_are_refused():
+    with pytest.raises(InvalidSpec):
+        FaultSpec(failed_start_share=1.0)

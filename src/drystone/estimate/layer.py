@@ -39,6 +39,7 @@ class LayerSeconds:
     head: FloatArray  # the head and the loss, forward and backward, and its gradients
     embedding: FloatArray  # adding up the embedding's gradients
     host: FloatArray  # the host needs at least this to enqueue the layer, both directions
+    hiding: FloatArray  # of backward and recomputation, what can hide a reduction of gradients
 
     @property
     def busy(self) -> FloatArray:
@@ -91,6 +92,7 @@ def layer_seconds(
         head=head + 0.5 * work.outer_params * accumulate,
         embedding=0.5 * work.outer_params * accumulate,
         host=host_seconds(prepared, split, layouts) / num,
+        hiding=prepared.launcher.overlap_share * stage.backward / num,
     )
 
 

@@ -48,7 +48,7 @@ class Cells:
 
     def counts(self) -> IntArray:
         """The numbers of GPUs for which something fits, ascending."""
-        return np.unique(self.layouts.num_gpus)
+        return np.array(sorted(set(self.layouts.num_gpus.tolist())), dtype=np.int64)
 
     def best(self) -> Cells:
         """For each count the fastest layout; ties go to less memory, then to the simpler split."""
@@ -57,8 +57,8 @@ class Cells:
             (layouts.virtual_stages, layouts.sharding, layouts.pp, layouts.tp, self.high_bytes,
              self.step_seconds, layouts.num_gpus)
         )  # fmt: skip
-        _, first = np.unique(layouts.num_gpus[order], return_index=True)
-        return self.take(order[first])
+        is_first = np.diff(layouts.num_gpus[order], prepend=0) > 0
+        return self.take(order[is_first])
 
     def frontier(self, count: int) -> Cells:
         """For one count, what is not beaten in both time and memory, the fastest first."""

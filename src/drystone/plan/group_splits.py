@@ -1,173 +1,297 @@
-"""Which ways are there to cut a group of equal GPUs into pipeline stages, and how do they combine?
+"""Which ways are there to cut a group of equal GPUs into pipeline stages? All of them, as arrays.
 
-Each way has the pace of a layer and the memory that a layer takes; the time of every combination of
-ways over all groups is guessed in one array operation.
+A way has a number of stages, a tensor-parallel degree and as many data-parallel ranks as the GPUs
+and the micro-batch allow. What a stage costs is a line in its number of layers: its time, the
+reduction of its gradients, and at each moment its memory, which also grows with the micro-batches
+in flight. Where layers differ in kind, a stage counts as if all its layers were of the hungriest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from drystone.describe.cluster import Link
 from drystone.describe.layout import Layouts, Sharding
 from drystone.describe.model import ModelSpec
-from drystone.describe.pool import GpuGroup, Pool
+from drystone.describe.pool import GpuGroup
 from drystone.describe.recipe import Recipe
-from drystone.estimate.activations import activation_width
-from drystone.estimate.layer import layer_seconds
-from drystone.estimate.memory import estimate_memory
+from drystone.estimate.data_parallel import CONTENTION_SHARE
+from drystone.estimate.layer import LayerSeconds, layer_seconds
+from drystone.estimate.memory_stage import stage_memory
+from drystone.estimate.memory_terms import memory_terms
+from drystone.estimate.network import START_SECONDS, gather_seconds, make_group, send_seconds
+from drystone.estimate.residuals import memory_range
+from drystone.estimate.speed import prepare
 from drystone.plan.space import tensor_degrees
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-_STAGES_PER_GROUP = (1, 2, 3, 4, 6, 8, 12, 16)
-_MOST_COMBINATIONS = 20_000  # of splits of all groups, the fastest splits first
-_LINE_STAGES = 9  # pipeline depth at which the line of memory is drawn
+STAGES_OF_FEW = (1, 2, 3, 4, 6, 8, 12, 16)  # that a group may have, among up to three groups
+STAGES_OF_MANY = (1, 2, 4, 8)
+# Where a stage is in the pipeline: this decides about embedding, head and logits.
+MIDDLE, FIRST, LAST, ONLY = range(4)
+_NO_ROOM = -1e9
+DEEPEST = 48  # stages of a pipeline for which memory is looked up; deeper ones count as this deep
+_ROLE_STAGES = np.array([1, 0, 2, 0])  # a stage of that role in a pipeline of ...
+_ROLE_DEPTHS = np.array([3, 3, 3, 1])  # ... so many
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupSplit:
-    """One way to cut a group into stages."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GroupSplits:
+    """Ways to cut groups into stages, one row each. Seconds are of one micro-batch."""
 
-    group: GpuGroup
-    num_stages: int
-    tp: int
-    dp: int
-    local_micro: int  # sequences of a micro-batch on one data-parallel rank
-    layer_seconds: float
-    head_seconds: float
-    send_seconds: float
-    room_bytes: float  # for layers: what is usable, less what a stage needs anyway
-    state_bytes: float  # of one layer
-    kept_bytes: float  # activations of one layer and one micro-batch in flight
+    group_index: IntArray
+    micro_batch: IntArray  # of the whole pipeline
+    num_stages: IntArray
+    tp: IntArray
+    dp: IntArray
+    local_micro: IntArray  # sequences of a micro-batch on one data-parallel rank
+    layer_seconds: FloatArray
+    head_seconds: FloatArray
+    embedding_seconds: FloatArray
+    inner_send_seconds: FloatArray  # to the next stage of the same group
+    outer_send_seconds: FloatArray  # to a stage of another group
+    # Once a step, by layers: max(layers x reduce, least reduce) + layers x update + fixed.
+    reduce_layer_seconds: FloatArray
+    reduce_least_seconds: FloatArray
+    update_layer_seconds: FloatArray
+    update_fixed_seconds: FloatArray
+    outer_layers: FloatArray  # half of embedding and head, in layers
+    # Memory, (rows, roles, moments): fixed + layers x layer + in flight x (fixed + layers x layer).
+    room_bytes: FloatArray  # (rows,)
+    fixed_bytes: FloatArray
+    layer_bytes: FloatArray
+    flight_fixed_bytes: FloatArray
+    flight_layer_bytes: FloatArray
+    # What the last n stages of a pipeline hold at most, (rows, 0 to DEEPEST): the n-th last keeps n
+    # micro-batches. Far below zero where it does not hold one layer.
+    held_layers: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.tp)
+
+    @property
+    def num_gpus(self) -> IntArray:
+        """GPUs that are used; the others of the group idle."""
+        return self.num_stages * self.tp * self.dp
+
+    def most_layers(self, rows: IntArray, roles: IntArray, in_flight: IntArray) -> IntArray:
+        """How many layers a stage of each row holds in its role."""
+        flight = in_flight[:, None]
+        fixed = self.fixed_bytes[rows, roles] + flight * self.flight_fixed_bytes[rows, roles]
+        each = self.layer_bytes[rows, roles] + flight * self.flight_layer_bytes[rows, roles]
+        most = ((self.room_bytes[rows, None] - fixed) / np.maximum(each, 1.0)).min(axis=1)
+        whole: IntArray = np.floor(most + 1e-9).astype(np.int64)
+        return whole
 
 
+def join_splits(parts: list[GroupSplits]) -> GroupSplits:
+    """The ways of several groups, numbered by their place in the list."""
+    columns = {
+        one.name: np.concatenate([getattr(part, one.name) for part in parts])
+        for one in fields(GroupSplits)
+    }
+    columns["group_index"] = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    return GroupSplits(**columns)
+
+
+@lru_cache(maxsize=256)
 def group_splits(
-    model: ModelSpec, recipe: Recipe, pool: Pool, group: GpuGroup, micro_batch: int
-) -> list[GroupSplit]:
-    """The ways to cut one group into stages, for one size of micro-batch."""
-    shapes = [
-        (stages, tp, group.count // (stages * tp))
-        for tp in tensor_degrees(model, group.machine.gpus_per_node, group.count)
-        for stages in _STAGES_PER_GROUP
-        if stages * tp <= group.count and stages <= model.num_layers
-    ]
-    shapes = [one for one in shapes if one[2] <= micro_batch]
-    if not shapes:
-        return []
-    local = np.array([-(-micro_batch // dp) for _, _, dp in shapes])
-    cost = layer_seconds(
-        model, recipe, group.machine, tp=np.array([tp for _, tp, _ in shapes]), micro_batch=local
-    )
-    room, state, kept = _line(model, recipe, group, shapes, local)
-    element = activation_width(recipe.precision)
-    link = pool.between
-    splits = [
-        GroupSplit(
-            group=group,
-            num_stages=stages,
-            tp=tp,
-            dp=dp,
-            local_micro=int(local[index]),
-            layer_seconds=float(cost.both[index]),
-            head_seconds=float(cost.head[index]),
-            send_seconds=2.0 * (
-                int(local[index]) * recipe.seq_len * model.hidden_size * element / tp
-                / link.bandwidth_bytes_per_second + link.latency_seconds
-            ),
-            room_bytes=float(room[index]),
-            state_bytes=float(state[index]),
-            kept_bytes=float(kept[index]),
-        )
-        for index, (stages, tp, dp) in enumerate(shapes)
-    ]  # fmt: skip
-    splits = _undominated(splits)
-    splits.sort(key=lambda one: one.layer_seconds / one.num_stages)
-    return splits[: max(2, int(_MOST_COMBINATIONS ** (1 / len(pool.groups))))]
-
-
-def _undominated(splits: list[GroupSplit]) -> list[GroupSplit]:
-    """Of those with equally many stages, the ones that no other beats in pace and memory."""
-
-    def beats(one: GroupSplit, other: GroupSplit) -> bool:
-        mine = (one.layer_seconds, one.state_bytes, one.kept_bytes, -one.room_bytes)
-        theirs = (other.layer_seconds, other.state_bytes, other.kept_bytes, -other.room_bytes)
-        return all(a <= b for a, b in zip(mine, theirs, strict=True)) and mine != theirs
-
-    return [
-        split
-        for split in splits
-        if not any(beats(o, split) for o in splits if o.num_stages == split.num_stages)
-    ]
-
-
-def _line(
     model: ModelSpec,
     recipe: Recipe,
     group: GpuGroup,
-    shapes: list[tuple[int, int, int]],
-    local: IntArray,
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Room for layers, bytes of a layer's state, and of what it keeps per micro-batch in flight.
-
-    Memory is a line in the number of layers and in the micro-batches in flight; three points of a
-    stage in the middle of a pipeline give it.
-    """
-    repeated = [shape for shape in shapes for _ in range(3)]
-    stage = np.tile([1, 1, _LINE_STAGES - 2], len(shapes))
-    number = np.tile([1, 2, 2], len(shapes))
-    dp = np.array([one[2] for one in repeated])
-    tp = np.array([one[1] for one in repeated])
-    layouts = Layouts.build(
-        dp=dp,
+    between: Link,
+    sizes: tuple[int, ...],
+) -> GroupSplits:
+    """The ways to cut one group, for each size of micro-batch."""
+    shapes = _shapes(model, group, sizes)
+    size, number, tp, dp = np.array(shapes, dtype=np.int64).reshape(-1, 4).T
+    local = -(-size // dp)
+    cost = layer_seconds(model, recipe, group.machine, tp=tp, micro_batch=local)
+    inner, outer = _send_seconds(model, recipe, group, between, (number, tp, dp, local))
+    tail = _tail(model, recipe, group, tp, dp, cost)
+    memory = _memory(model, recipe, group, tp, dp, local)
+    found = GroupSplits(
+        group_index=np.zeros_like(tp),
+        micro_batch=size,
+        num_stages=number,
         tp=tp,
-        pp=_LINE_STAGES,
-        micro_batch=np.repeat(local, 3),
-        sharding=np.where(dp > 1, int(Sharding.ZERO1), int(Sharding.NONE)),
-        sequence_parallel=tp > 1,
+        dp=dp,
+        local_micro=local,
+        layer_seconds=cost.both,
+        head_seconds=cost.head,
+        embedding_seconds=cost.embedding,
+        inner_send_seconds=inner,
+        outer_send_seconds=outer,
+        reduce_layer_seconds=tail.reduce_layer,
+        reduce_least_seconds=tail.reduce_least,
+        update_layer_seconds=tail.update_layer,
+        update_fixed_seconds=tail.update_fixed,
+        outer_layers=tail.outer_layers,
+        room_bytes=memory.room,
+        fixed_bytes=memory.fixed,
+        layer_bytes=memory.layer,
+        flight_fixed_bytes=memory.flight_fixed,
+        flight_layer_bytes=memory.flight_layer,
+        held_layers=np.zeros((len(tp), 0)),
     )
-    memory = estimate_memory(model, recipe, layouts, stage=stage, layers=(number * 0, number))
-    one, two, later = memory.required_range().high.reshape(-1, 3).T
-    per_layer = two - one  # with _LINE_STAGES - 1 micro-batches in flight
-    kept = np.maximum(0.0, (two - later) / 2 / (_LINE_STAGES - 3))
-    state = np.maximum(1.0, per_layer - kept * (_LINE_STAGES - 1))
-    return group.gpu.usable_bytes - (one - per_layer), state, kept
+    return replace(found, held_layers=_held_layers(found, recipe.global_batch // size))
 
 
-def guess_seconds(num_layers: int, options: list[list[GroupSplit]], num_micro: int) -> FloatArray:
-    """Every combination at once: balanced stages as far as memory allows.
+def _held_layers(splits: GroupSplits, num_micro: IntArray) -> FloatArray:
+    num_rows = len(splits)
+    depth = np.tile(np.arange(1, DEEPEST + 1), num_rows)
+    rows = np.repeat(np.arange(num_rows), DEEPEST)
+    most = splits.most_layers(
+        rows, np.full(len(rows), MIDDLE), np.minimum(depth, num_micro[rows])
+    ).reshape(num_rows, DEEPEST)
+    held = np.cumsum(np.where(most >= 1, most, _NO_ROOM), axis=1)
+    return np.concatenate([np.zeros((num_rows, 1)), held], axis=1)
 
-    Half a layer is lost on each stage to whole numbers, and a stage keeps half as many
-    micro-batches as there are stages, as the middle ones do.
-    """
-    stages = _outer(options, lambda split: split.num_stages).sum(axis=0)
-    number = _outer(options, lambda split: split.num_stages)
-    pace = _outer(options, lambda split: split.layer_seconds)
-    in_flight = np.minimum(num_micro, 0.5 * (stages + 1))
-    most = _outer(options, lambda split: split.room_bytes) / (
-        _outer(options, lambda split: split.state_bytes)
-        + _outer(options, lambda split: split.kept_bytes) * in_flight
+
+def _shapes(
+    model: ModelSpec, group: GpuGroup, sizes: tuple[int, ...]
+) -> list[tuple[int, int, int, int]]:
+    """(micro-batch, stages, tp, dp); at most as many data-parallel ranks as sequences."""
+    count = group.count
+    return [
+        (size, number, tp, min(size, count // (number * tp)))
+        for size in sizes
+        for tp in tensor_degrees(model, group.machine.gpus_per_node, count)
+        for number in STAGES_OF_FEW
+        if number * tp <= count and number <= model.num_layers
+    ]
+
+
+def _send_seconds(
+    model: ModelSpec,
+    recipe: Recipe,
+    group: GpuGroup,
+    between: Link,
+    shape: tuple[IntArray, IntArray, IntArray, IntArray],
+) -> tuple[FloatArray, FloatArray]:
+    """Activations on and gradients back, inside the group and out of it."""
+    stages, tp, dp, local = shape
+    prepared = prepare(model, recipe, group.machine, None)
+    work = prepared.work
+    row_bytes = local * work.tokens_per_sequence * (work.hidden_size * work.element_bytes) / tp
+    wait = prepared.launcher.send_host_seconds * prepared.host_slowness
+    inner = send_seconds(row_bytes, stages.astype(float), (tp * dp).astype(float), group.machine)
+    rate = min(between.bandwidth_bytes_per_second, group.machine.inter.bandwidth_bytes_per_second)
+    outer = row_bytes / rate + between.latency_seconds + START_SECONDS
+    return 2.0 * np.where(stages > 1, inner + wait, 0.0), 2.0 * (outer + wait)
+
+
+class _Tail(NamedTuple):
+    reduce_layer: FloatArray
+    reduce_least: FloatArray
+    update_layer: FloatArray
+    update_fixed: FloatArray
+    outer_layers: FloatArray
+
+
+def _tail(
+    model: ModelSpec,
+    recipe: Recipe,
+    group: GpuGroup,
+    tp: IntArray,
+    dp: IntArray,
+    cost: LayerSeconds,
+) -> _Tail:
+    """Gradients reduced behind the backward pass, weights gathered and updated, as under ZeRO-1."""
+    prepared = prepare(model, recipe, group.machine, None)
+    work, launcher = prepared.work, prepared.launcher
+    ranks = make_group(dp.astype(np.float64), tp.astype(np.float64), group.machine)
+    trained = work.layer_params / work.num_layers * work.trained_share / tp
+    reduce = gather_seconds(trained * work.reduce_bytes, ranks)
+    pace = ranks.bandwidth_bytes_per_second / group.machine.intra.bandwidth_bytes_per_second
+    overlap = launcher.overlap_share
+    least = 1.0 - overlap + overlap * CONTENTION_SHARE * pace
+    fixed = np.where(dp > 1, ranks.ring_seconds + START_SECONDS, 0.0)
+    gather = gather_seconds(trained * work.element_bytes, ranks) - fixed
+    update = trained / dp * work.optimizer_bytes / prepared.device.bandwidth_bytes_per_second
+    outer = 0.5 * work.outer_params / (work.layer_params / work.num_layers)
+    return _Tail(
+        reduce_layer=np.maximum(reduce - cost.hiding, reduce * least),
+        reduce_least=reduce,
+        update_layer=gather + update,
+        update_fixed=fixed,
+        outer_layers=np.full(len(tp), outer),
     )
-    most = np.maximum(0.0, most)
-    wanted = num_layers + 0.5 * stages
-    slowest = wanted / (number / pace).sum(axis=0)
-    for _ in range(3):  # what one group cannot hold, the others take
-        is_full = slowest / pace > most
-        held = (number * most * is_full).sum(axis=0)
-        free_rate = (number / pace * ~is_full).sum(axis=0)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            slowest = np.where(free_rate > 0, (wanted - held) / free_rate, np.inf)
-    holds = (number * most).sum(axis=0) >= num_layers
-    possible = holds & (stages <= num_layers) & (most.min(axis=0) >= 1)
-    guess: FloatArray = np.where(possible, (num_micro - 1 + stages) * slowest, np.inf)
-    return guess
 
 
-def _outer(options: list[list[GroupSplit]], value: Callable[[GroupSplit], float]) -> FloatArray:
-    """One number of every group's split, for every combination: (groups, splits, splits, ...)."""
-    axes = [np.array([value(split) for split in splits], dtype=np.float64) for splits in options]
-    return np.stack(np.meshgrid(*axes, indexing="ij"))
+class _Memory(NamedTuple):
+    room: FloatArray
+    fixed: FloatArray
+    layer: FloatArray
+    flight_fixed: FloatArray
+    flight_layer: FloatArray
+
+
+def _memory(
+    model: ModelSpec, recipe: Recipe, group: GpuGroup, tp: IntArray, dp: IntArray, local: IntArray
+) -> _Memory:
+    """Lines of memory in the number of layers, from stages of one layer and of two."""
+    if len(memory_terms(model, recipe).layers) == 1:
+        kinds = [model]
+    else:
+        kinds = [replace(model, stack=((one, model.num_layers),)) for one in model.blocks]
+    found = [_kind_memory(one, recipe, group, tp, dp, local) for one in kinds]
+    joined = [
+        np.concatenate(columns, axis=2) for columns in zip(*(one[1:] for one in found), strict=True)
+    ]
+    return _Memory(found[0].room, *joined)
+
+
+def _kind_memory(
+    model: ModelSpec, recipe: Recipe, group: GpuGroup, tp: IntArray, dp: IntArray, local: IntArray
+) -> _Memory:
+    """Arrays of (rows, roles, moments) for a model whose layers are all alike."""
+    num_rows, roles, numbers = len(tp), len(_ROLE_STAGES), 2
+    layouts = Layouts.build(
+        dp=np.repeat(dp, roles * numbers),
+        tp=np.repeat(tp, roles * numbers),
+        pp=np.tile(np.repeat(_ROLE_DEPTHS, numbers), num_rows),
+        micro_batch=np.repeat(local, roles * numbers),
+        sharding=np.repeat(group_sharding(dp), roles * numbers),
+        sequence_parallel=np.repeat(tp > 1, roles * numbers),
+    )
+    stage = np.tile(np.repeat(_ROLE_STAGES, numbers), num_rows)
+    end = np.tile([1, min(2, model.num_layers)], num_rows * roles)
+    found = stage_memory(
+        memory_terms(model, recipe), layouts, stage[None], group.gpu, ((0 * end)[None], end[None])
+    )
+    shape = (num_rows, roles, numbers)
+    in_flight = np.minimum(
+        layouts.pp - stage, -(-recipe.global_batch // (layouts.dp * layouts.micro_batch))
+    )
+    flight = np.broadcast_to(found.moments.loss.activations[0] / in_flight, len(stage))
+    lasting = (found.weights + found.optimizer)[0] + found.context
+    # Only at the loss and in the backward pass is every micro-batch in flight still kept.
+    kept_at = (1.0, 1.0, 0.0, 0.0, 0.0)
+    bases = [
+        lasting + np.broadcast_to(moment.total[0], len(stage)) - kept * flight * in_flight
+        for moment, kept in zip(found.moments, kept_at, strict=True)
+    ]
+    base = np.stack([one.reshape(shape) for one in bases], axis=-1)
+    flights = np.stack([kept * flight.reshape(shape) for kept in kept_at], axis=-1)
+    _, high = memory_range()
+    layer, flight_layer = base[:, :, 1] - base[:, :, 0], flights[:, :, 1] - flights[:, :, 0]
+    return _Memory(
+        np.full(num_rows, group.gpu.usable_bytes / high - found.workspace),
+        base[:, :, 0] - layer,
+        layer,
+        flights[:, :, 0] - flight_layer,
+        flight_layer,
+    )
+
+
+def group_sharding(dp: IntArray) -> IntArray:
+    """Optimizer state is divided wherever there is somebody to divide it with."""
+    return np.where(dp > 1, int(Sharding.ZERO1), int(Sharding.NONE))

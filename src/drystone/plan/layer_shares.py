@@ -53,12 +53,14 @@ def _least_room(
     num_layers: int, pace: FloatArray, other: FloatArray, most: IntArray, exists: BoolArray
 ) -> IntArray:
     """Layers that each stage finishes within the least time in which all of them have a place."""
-    low = np.where(exists, pace + other, 0.0).max(axis=1)
+    one_each = np.where(exists, pace + other, 0.0).max(axis=1)
+    low = one_each
     high = np.where(exists, other + most * pace, 0.0).max(axis=1)
     # Without whole numbers and memory all would end together; with whole numbers a layer later.
     together = (num_layers + (exists * other / pace).sum(axis=1)) / (exists / pace).sum(axis=1)
     later = together + np.where(exists, pace, 0.0).max(axis=1)
-    for tried in (later, together, low):  # `low` last: the interval is open at its lower end
+    for value in (later, together, one_each):  # the interval is open at its lower end
+        tried = np.maximum(value, one_each)
         enough = _room(tried, pace, other, most).sum(axis=1) >= num_layers
         high = np.where(enough, np.minimum(high, tried), high)
         low = np.where(enough, low, np.maximum(low, tried))

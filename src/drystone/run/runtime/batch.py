@@ -1,0 +1,66 @@
+"""Which samples does each rank compute in a step? The same ones in total, however they are split.
+
+A step that begins at position p takes the global samples `[p, p + B)`. The ranks take consecutive
+runs of them, as long as their batches; each run falls into micro-batches. So the order of samples
+depends neither on the number of ranks nor on their shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from drystone.errors import InvalidSpec
+from drystone.plan.plan import Plan, Way
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankWork:
+    """What one rank computes in a step, and what it holds; either may be nothing."""
+
+    batch: int
+    micro_batch: int
+    state_share: float
+
+    def __post_init__(self) -> None:
+        if self.batch < 0 or self.state_share < 0:
+            raise InvalidSpec(f"a rank with batch {self.batch} and share {self.state_share}")
+        if self.batch and self.micro_batch < 1:
+            raise InvalidSpec(f"a rank with batch {self.batch} and micro_batch {self.micro_batch}")
+
+
+def rank_works(plan: Plan) -> tuple[RankWork, ...]:
+    """Every rank of a plan without tensor or pipeline parallelism, in the order of the plan."""
+    if len(plan.stages) != 1 or plan.stages[0].tp * plan.stages[0].cp != 1:
+        raise InvalidSpec(
+            f"a plan of kind {plan.way.value} with tensor, context or pipeline parallelism",
+            hint="The runtime executes uneven plans, and cells with dp only, so far",
+        )
+    works = [
+        RankWork(
+            batch=share.batch,
+            micro_batch=share.micro_batch,
+            state_share=share.state_share if plan.way is Way.UNEVEN else 1.0,
+        )
+        for share in plan.stages[0].ranks
+        for _ in range(share.count)
+    ]
+    total = sum(work.batch for work in works)
+    if total != plan.recipe.global_batch:
+        raise InvalidSpec(
+            f"the ranks' batches sum to {total}, the global batch is {plan.recipe.global_batch}"
+        )
+    return tuple(works)
+
+
+def micro_batches(works: Sequence[RankWork], rank: int, position: int) -> list[range]:
+    """The global sample numbers of each micro-batch of one rank in the step at `position`."""
+    ends = list(accumulate(work.batch for work in works))
+    work = works[rank]
+    start = position + ends[rank] - work.batch
+    end = start + work.batch
+    return [
+        range(first, min(first + work.micro_batch, end))
+        for first in range(start, end, max(work.micro_batch, 1))
+    ]

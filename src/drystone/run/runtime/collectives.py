@@ -1,0 +1,208 @@
+"""Gather and reduce pieces of unequal size, on gloo and NCCL, counting what is sent.
+
+A flat tensor of N elements is divided among the ranks by `cuts`: rank r owns `[cuts[r],
+cuts[r+1])`, which may be empty. Every form gives the same result; which is fastest depends on the
+backend, on the sizes and on how unequal they are (RUNTIME notes in docs/runtime.md,
+`benchmarks/runtime_collectives.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+
+# Below this, one padded call is cheaper than a call for each rank: latency outweighs volume.
+SMALL_BYTES = 32 * 1024
+
+
+class Form(StrEnum):
+    """How a collective over pieces is carried out."""
+
+    EVEN = "even"  # the backend's own collective for equal pieces
+    PADDED = "padded"  # the same, every piece as long as the longest
+    GROUPED = "grouped"  # one broadcast, or one reduction, for each owner
+    SPLIT = "split"  # all-to-all with unequal splits, then a local sum in the order of ranks
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What this rank took part in and sent, by kind; `payload_bytes` counts what must leave it."""
+
+    calls: Counter[str] = field(default_factory=Counter)
+    payload_bytes: Counter[str] = field(default_factory=Counter)
+
+    def count(self, kind: str, payload_bytes: int) -> None:
+        """One more collective."""
+        self.calls[kind] += 1
+        self.payload_bytes[kind] += payload_bytes
+
+
+class Pending:
+    """A collective on its way; `wait` ends it, once."""
+
+    def __init__(self, works: Sequence[dist.Work], finish: Callable[[], None]) -> None:
+        self._works, self._finish = list(works), finish
+
+    def wait(self) -> None:
+        """Until the result is there."""
+        for work in self._works:
+            work.wait()
+        self._works = []
+        self._finish()
+        self._finish = _nothing
+
+
+class Wire:
+    """The process group, for unequal pieces. Every rank calls in the same order."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self.group = group
+        self.is_alone = not dist.is_initialized()
+        self.rank = 0 if self.is_alone else dist.get_rank(group)
+        self.num_ranks = 1 if self.is_alone else dist.get_world_size(group)
+        self.backend = "none" if self.is_alone else dist.get_backend(group)
+        self.traffic = Traffic()
+
+    def gather(
+        self,
+        piece: torch.Tensor,
+        flat: torch.Tensor,
+        cuts: Sequence[int],
+        form: Form | None = None,
+    ) -> Pending:
+        """Fill `flat` from every rank's `piece`; both are 1-D and of one dtype."""
+        self.traffic.count("gather", piece.nbytes * (self.num_ranks - 1))
+        sizes = [end - start for start, end in pairwise(cuts)]
+        if self.num_ranks == 1:
+            flat.copy_(piece)
+            return Pending((), _nothing)
+        match form or choose_gather(sizes, flat.element_size(), self.backend):
+            case Form.EVEN:
+                work = dist.all_gather_single(flat, piece, group=self.group, async_op=True)
+                return Pending([work], _nothing)
+            case Form.PADDED:
+                return self._gather_padded(piece, flat, sizes)
+            case _:
+                flat[cuts[self.rank] : cuts[self.rank + 1]].copy_(piece)
+                return Pending(self._broadcasts(flat, cuts), _nothing)
+
+    def reduce(
+        self,
+        flat: torch.Tensor,
+        out: torch.Tensor,
+        cuts: Sequence[int],
+        form: Form | None = None,
+    ) -> Pending:
+        """Sum `flat` over the ranks and put this rank's piece of the sum into `out`."""
+        self.traffic.count("reduce", flat.nbytes - out.nbytes)
+        sizes = [end - start for start, end in pairwise(cuts)]
+        if self.num_ranks == 1:
+            out.copy_(flat)
+            return Pending((), _nothing)
+        match form or choose_reduce(sizes, flat.element_size(), self.backend):
+            case Form.EVEN:
+                work = dist.reduce_scatter_single(out, flat, group=self.group, async_op=True)
+                return Pending([work], _nothing)
+            case Form.PADDED:
+                return self._reduce_padded(flat, out, sizes)
+            case Form.SPLIT:
+                return self._reduce_split(flat, out, sizes)
+            case _:
+                pieces = [part.contiguous() for part in flat.split(sizes)]
+                work = dist.reduce_scatter(out, pieces, group=self.group, async_op=True)
+                return Pending([work], _nothing)
+
+    def sum(self, values: torch.Tensor) -> Pending:
+        """Sum a few numbers over all ranks, in place."""
+        self.traffic.count("sum", values.nbytes)
+        if self.num_ranks == 1:
+            return Pending((), _nothing)
+        return Pending([dist.all_reduce(values, group=self.group, async_op=True)], _nothing)
+
+    def _broadcasts(self, flat: torch.Tensor, cuts: Sequence[int]) -> list[dist.Work]:
+        return [
+            dist.broadcast(flat[start:end], group_src=owner, group=self.group, async_op=True)
+            for owner, (start, end) in enumerate(pairwise(cuts))
+            if end > start
+        ]
+
+    def _gather_padded(
+        self, piece: torch.Tensor, flat: torch.Tensor, sizes: Sequence[int]
+    ) -> Pending:
+        longest = max(sizes)
+        mine = flat.new_zeros(longest)
+        mine[: piece.numel()] = piece
+        table = flat.new_empty(self.num_ranks * longest)
+        work = dist.all_gather_single(table, mine, group=self.group, async_op=True)
+
+        def finish() -> None:
+            rows = table.view(self.num_ranks, longest)
+            for part, row in zip(flat.split(list(sizes)), rows, strict=True):
+                part.copy_(row[: part.numel()])
+
+        return Pending([work], finish)
+
+    def _reduce_padded(
+        self, flat: torch.Tensor, out: torch.Tensor, sizes: Sequence[int]
+    ) -> Pending:
+        longest = max(sizes)
+        table = flat.new_zeros(self.num_ranks, longest)
+        for part, row in zip(flat.split(list(sizes)), table, strict=True):
+            row[: part.numel()] = part
+        mine = flat.new_empty(longest)
+        work = dist.reduce_scatter_single(mine, table.view(-1), group=self.group, async_op=True)
+        return Pending([work], lambda: _copy(out, mine[: out.numel()]))
+
+    def _reduce_split(self, flat: torch.Tensor, out: torch.Tensor, sizes: Sequence[int]) -> Pending:
+        table = flat.new_empty(self.num_ranks, out.numel())
+        work = dist.all_to_all_single(
+            table.view(-1),
+            flat,
+            output_split_sizes=[out.numel()] * self.num_ranks,
+            input_split_sizes=list(sizes),
+            group=self.group,
+            async_op=True,
+        )
+        return Pending([work], lambda: _copy(out, table.sum(0, dtype=out.dtype)))
+
+
+def choose_gather(sizes: Sequence[int], element_bytes: int, backend: str) -> Form:
+    """The form to gather pieces of these sizes with."""
+    if len(set(sizes)) == 1:
+        return Form.EVEN
+    if sum(sizes) * element_bytes <= SMALL_BYTES:
+        return Form.PADDED
+    if backend == "gloo":
+        return Form.GROUPED
+    return Form.PADDED if _padding_is_cheaper(sizes) else Form.GROUPED
+
+
+def choose_reduce(sizes: Sequence[int], element_bytes: int, backend: str) -> Form:
+    """The form to reduce pieces of these sizes with."""
+    if backend == "gloo":
+        # gloo's own reduce-scatter is an all-reduce: twice the bytes, equal pieces or not.
+        return Form.SPLIT
+    if len(set(sizes)) == 1:
+        return Form.EVEN
+    if sum(sizes) * element_bytes <= SMALL_BYTES or _padding_is_cheaper(sizes):
+        return Form.PADDED
+    return Form.GROUPED
+
+
+def _padding_is_cheaper(sizes: Sequence[int]) -> bool:
+    """A padded ring moves (W-1) x the longest piece, a group of broadcasts the whole once."""
+    return (len(sizes) - 1) * max(sizes) <= sum(sizes)
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    target.copy_(source)
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,91 @@
+"""Which tokens does sample i hold? The same ones however the samples are split over ranks.
+
+A source is addressed by global sample numbers, counted on through all epochs, so the position of a
+job is one number and a job that is resized goes on where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from drystone.errors import InvalidSpec, UnreadableFile
+
+_DTYPES = {".bin": np.uint16, ".u16": np.uint16, ".u32": np.uint32, ".txt": np.uint8}
+_MOST_STRIDE = 4
+
+
+class TokenSource(Protocol):
+    """Samples by number."""
+
+    def read(self, samples: Sequence[int]) -> torch.Tensor:
+        """Tokens of shape (samples, seq_len + 1), 64-bit."""
+
+
+def open_tokens(name: str, *, seq_len: int, vocab_size: int, seed: int = 0) -> TokenSource:
+    """`synthetic`, a file of 16-bit (.bin, .u16) or 32-bit (.u32) tokens, or a text (.txt)."""
+    if name == "synthetic":
+        return SyntheticTokens(seq_len=seq_len, vocab_size=vocab_size, seed=seed)
+    return TokenFile(Path(name), seq_len=seq_len, vocab_size=vocab_size, seed=seed)
+
+
+class SyntheticTokens:
+    """Made-up tokens with something to learn: each sample counts up by a stride of its own."""
+
+    def __init__(self, *, seq_len: int, vocab_size: int, seed: int = 0) -> None:
+        self._seq_len, self._vocab_size, self._seed = seq_len, vocab_size, seed
+
+    def read(self, samples: Sequence[int]) -> torch.Tensor:
+        """Computed, not stored."""
+        at = np.arange(self._seq_len + 1)
+        rows = []
+        for sample in samples:
+            chance = np.random.default_rng((self._seed, sample))
+            start, stride = chance.integers(self._vocab_size), chance.integers(1, _MOST_STRIDE + 1)
+            rows.append((start + stride * at) % self._vocab_size)
+        return torch.from_numpy(np.array(rows, dtype=np.int64).reshape(-1, self._seq_len + 1))
+
+
+class TokenFile:
+    """A memory-mapped file of tokens, or of text as bytes; every epoch in an order of its own."""
+
+    def __init__(self, path: Path, *, seq_len: int, vocab_size: int, seed: int = 0) -> None:
+        dtype = _DTYPES.get(path.suffix)
+        if dtype is None:
+            raise InvalidSpec("is no known kind of token file", where=str(path),
+                              hint="Known: " + ", ".join(_DTYPES))  # fmt: skip
+        try:
+            self._tokens = np.memmap(path, dtype=dtype, mode="r")
+        except (OSError, ValueError) as error:
+            raise UnreadableFile(f"cannot be read: {error}", where=str(path)) from None
+        # Neighbours share one token: the last of one is only predicted, the next begins with it.
+        self._num_samples = (len(self._tokens) - 1) // seq_len
+        if self._num_samples < 1:
+            raise InvalidSpec(
+                f"holds {len(self._tokens)} tokens, one sample needs {seq_len + 1}", where=str(path)
+            )
+        self._where, self._seq_len, self._vocab_size, self._seed = (
+            str(path), seq_len, vocab_size, seed,
+        )  # fmt: skip
+        self._order = lru_cache(maxsize=2)(self._make_order)
+
+    def read(self, samples: Sequence[int]) -> torch.Tensor:
+        """Copied out of the file."""
+        rows = np.empty((len(samples), self._seq_len + 1), dtype=np.int64)
+        for row, sample in zip(rows, samples, strict=True):
+            epoch, index = divmod(sample, self._num_samples)
+            start = int(self._order(epoch)[index]) * self._seq_len
+            row[:] = self._tokens[start : start + self._seq_len + 1]
+        if rows.size and rows.max() >= self._vocab_size:
+            raise InvalidSpec(
+                f"holds token {rows.max()}, the model knows {self._vocab_size}", where=self._where
+            )
+        return torch.from_numpy(rows)
+
+    def _make_order(self, epoch: int) -> np.ndarray:
+        return np.random.default_rng((self._seed, epoch)).permutation(self._num_samples)

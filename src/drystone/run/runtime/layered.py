@@ -1,0 +1,140 @@
+"""A model as the engine sees it: something before the blocks, the blocks, something after them.
+
+`LayeredModel` is what the engine drives. `NamedBlocks` makes one of any `nn.Module` whose forward
+pass returns a mean loss and runs through a list of blocks, one after another: it calls the module's
+own `forward`, stops it at the first block to learn what enters there, and later lets it run with
+the blocks replaced by what came out of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from drystone.errors import InvalidSpec, UnknownName
+
+Batch = Any  # what the model takes: a tensor, a tuple of tensors, a dict
+Extras = Any  # what every block takes besides the hidden state
+
+
+class LayeredModel(Protocol):
+    """A model in three acts."""
+
+    @property
+    def module(self) -> nn.Module:
+        """Where the parameters have their names."""
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        """The layers, first to last."""
+
+    @property
+    def front(self) -> Sequence[nn.Parameter]:
+        """What is used before the blocks."""
+
+    @property
+    def back(self) -> Sequence[nn.Parameter]:
+        """What is used after the blocks; a shared parameter stands in both."""
+
+    def embed(self, batch: Batch) -> tuple[torch.Tensor, Extras]:
+        """What enters the first block."""
+
+    def run_block(self, index: int, hidden: torch.Tensor, extras: Extras) -> torch.Tensor:
+        """What leaves block `index`."""
+
+    def loss_sum(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """The losses of the batch, summed over what counts (tokens, or samples)."""
+
+    def weight(self, batch: Batch) -> float:
+        """How much counts in the batch: the losses of a step are divided by the global sum."""
+
+
+class NamedBlocks:
+    """Any module with a list of blocks by name, e.g. `transformer.h`, whose forward returns a loss.
+
+    The loss must be a mean over the batch in which each of `weight(batch)` counts equally; by
+    default these are samples. Blocks are called in order, once, the hidden state first; nothing
+    that needs a gradient may reach a block by another way.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        blocks: str,
+        *,
+        weight: Callable[[Batch], float] | None = None,
+    ) -> None:
+        found = dict(module.named_modules()).get(blocks)
+        if not isinstance(found, nn.ModuleList) or not len(found):
+            lists = [name for name, one in module.named_modules() if isinstance(one, nn.ModuleList)]
+            raise UnknownName("list of blocks", blocks, lists)
+        self.module, self.blocks = module, list(found)
+        self._weight = weight or _num_samples
+        inside = {id(one) for block in self.blocks for one in block.parameters()}
+        around = [one for one in module.parameters() if id(one) not in inside]
+        self.front = self.back = around
+
+    def embed(self, batch: Batch) -> tuple[torch.Tensor, Extras]:
+        """Run the module's forward up to its first block."""
+        with self._replaced(_stop):
+            try:
+                self._call(batch)
+            except _Reached as reached:
+                return reached.hidden, reached.extras
+        raise InvalidSpec(f"{type(self.module).__name__}.forward never calls its first block")
+
+    def run_block(self, index: int, hidden: torch.Tensor, extras: Extras) -> torch.Tensor:
+        """One block, as the module itself would call it."""
+        args, kwargs = extras
+        out = self.blocks[index](hidden, *args, **kwargs)
+        return out[0] if isinstance(out, tuple) else out
+
+    def loss_sum(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Run the module's forward with the blocks' result in place of the blocks."""
+
+        def skip(*_: Any, **__: Any) -> torch.Tensor:
+            return hidden
+
+        with self._replaced(skip):
+            out = self._call(batch)
+        loss = out if isinstance(out, torch.Tensor) else out["loss"]
+        return loss.float() * self.weight(batch)
+
+    def weight(self, batch: Batch) -> float:
+        """Samples, or what the caller counts."""
+        return self._weight(batch)
+
+    def _call(self, batch: Batch) -> Any:
+        if isinstance(batch, dict):
+            return self.module(**batch)
+        return self.module(*batch) if isinstance(batch, (tuple, list)) else self.module(batch)
+
+    @contextmanager
+    def _replaced(self, forward: Callable[..., Any]) -> Iterator[None]:
+        for block in self.blocks:
+            block.forward = forward
+        try:
+            yield
+        finally:
+            for block in self.blocks:
+                del block.forward
+
+
+class _Reached(Exception):
+    def __init__(self, hidden: torch.Tensor, extras: Extras) -> None:
+        super().__init__("the first block")
+        self.hidden, self.extras = hidden, extras
+
+
+def _stop(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+    raise _Reached(hidden, (args, kwargs))
+
+
+def _num_samples(batch: Batch) -> float:
+    while not isinstance(batch, torch.Tensor):
+        batch = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
+    return float(batch.shape[0])

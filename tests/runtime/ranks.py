@@ -1,0 +1,44 @@
+"""Start a few gloo processes, run a function in each, and collect what they return."""
+
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+SECONDS = 90
+
+
+def run_ranks(function: Callable[..., Any], num_ranks: int, *args: Any) -> list[Any]:
+    """What `function(*args)` returns on each rank; it must live in an importable module."""
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_enter, args=(num_ranks, folder, function, args), nprocs=num_ranks)
+        return [
+            torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(num_ranks)
+        ]
+
+
+def _enter(rank: int, num_ranks: int, folder: str, function: Callable[..., Any], args: tuple):
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=num_ranks,
+        timeout=timedelta(seconds=SECONDS),
+    )
+    try:
+        torch.save(function(*args), Path(folder) / f"{rank}.pt")
+        dist.barrier()
+        dist.destroy_process_group()
+    except BaseException:
+        # A normal exit would hang on what the others still wait for.
+        traceback.print_exc()
+        os._exit(1)

@@ -1,9 +1,10 @@
 """What can a scheduler choose from, for one job? Resources against speed, as arrays.
 
 An option is a number of GPUs of each type, and what the job does with them: samples a second,
-memory, dollars an hour. What another option beats in everything is left out. The best Cell of each
-type and count comes from one array search per type; mixed options join two types at the pace that
-uneven shares allow. The list is cached by job and hardware; a measurement rescales it at once.
+memory, dollars an hour. The best Cell of each type and count comes from one array search per type;
+two types together are estimated for a grid of counts at once (`pairs`). What another option beats
+in everything is left out. The parts are cached by job and hardware; a measurement rescales the list
+at once.
 """
 
 from __future__ import annotations
@@ -11,18 +12,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
 
 from drystone.describe.cluster import Machine
 from drystone.describe.model import ModelSpec
-from drystone.describe.pool import GpuGroup, Pool
+from drystone.describe.pool import Pool
 from drystone.describe.recipe import Recipe
 from drystone.plan.cells import Cells, search_cells
+from drystone.plan.pairs import pair_speeds
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+
+_MOST_MICRO_BATCH = 16  # of Cells; larger ones are never much faster
 
 
 def count_grid(most: int) -> tuple[int, ...]:
@@ -36,15 +41,28 @@ def count_grid(most: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
+def pair_grid(most: int) -> tuple[int, ...]:
+    """Counts tried beside another type: powers of two, half-way between from four on, `most`."""
+    counts = {most}
+    power = 1
+    while power <= most:
+        counts.add(power)
+        if power >= 4 and power * 3 // 2 <= most:
+            counts.add(power * 3 // 2)
+        power *= 2
+    return tuple(sorted(counts))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Options:
-    """The options of one job: one row each, ordered by GPUs of each type."""
+    """The options of one job: one row each, each type alone first, then pairs."""
 
     gpus: tuple[str, ...]  # the types, in the order of the columns of `counts`
     counts: IntArray  # (options, types)
     samples_per_second: FloatArray
     high_bytes: FloatArray  # of the hungriest rank
     dollars_per_hour: FloatArray  # nan where no price is known
+    batch_shares: FloatArray  # (options, types): of the batch that each type computes
     cell: IntArray  # row of `cells[type]`, or -1 for a mixed option
     cells: tuple[Cells, ...]  # by type: the best Cell of each count
 
@@ -53,33 +71,48 @@ class Options:
 
     def undominated(self) -> Options:
         """Without those that are beaten: no more GPUs of any type, and at least as fast."""
-        fewer = (self.counts[:, None, :] <= self.counts[None, :, :]).all(axis=2)
-        faster = self.samples_per_second[:, None] >= self.samples_per_second[None, :]
-        beats = fewer & faster
-        # Of equals, the first stays.
-        same = beats & beats.T
-        beats &= ~same | np.triu(np.ones_like(same), k=1)
-        np.fill_diagonal(beats, False)
+        speed = self.samples_per_second
+        beats = speed[:, None] >= speed[None, :]
+        for column in self.counts.T:
+            beats &= column[:, None] <= column[None, :]
+        # Of equals, the first stays; nobody beats itself.
+        beats &= ~beats.T | np.triu(np.ones_like(beats), k=1)
         return self.take(np.flatnonzero(~beats.any(axis=0)))
+
+    def alone(self, gpu: str) -> Options:
+        """Of one type alone, by count."""
+        column = self.gpus.index(gpu)
+        rows = np.flatnonzero(
+            (self.counts[:, column] > 0) & (self.counts.sum(axis=1) == self.counts[:, column])
+        )
+        return self.take(rows[np.argsort(self.counts[rows, column], kind="stable")])
+
+    def monotone(self, gpu: str, most: int) -> FloatArray:
+        """The best speed with at most 0, 1, ... `most` GPUs of one type alone."""
+        mine = self.alone(gpu)
+        speeds = np.zeros(most + 1)
+        counts = mine.counts[:, self.gpus.index(gpu)]
+        within = counts <= most
+        np.maximum.at(speeds, counts[within], mine.samples_per_second[within])
+        best: FloatArray = np.maximum.accumulate(speeds)
+        return best
 
     def hull(self, gpu: str) -> Options:
         """Of one type alone: the counts on the upper concave hull of speed, from zero."""
-        column = self.gpus.index(gpu)
-        alone = np.flatnonzero(
-            (self.counts[:, column] > 0) & (self.counts.sum(axis=1) == self.counts[:, column])
-        )
-        order = alone[np.argsort(self.counts[alone, column], kind="stable")]
-        return self.take(
-            order[concave_hull(self.counts[order, column], self.samples_per_second[order])]
-        )
+        mine = self.alone(gpu)
+        counts = mine.counts[:, self.gpus.index(gpu)]
+        return mine.take(concave_hull(counts, mine.samples_per_second))
 
     def corrected(self, factors: Mapping[str, float]) -> Options:
-        """With speeds rescaled by what was measured on some types."""
+        """With speeds rescaled by what was measured on some types, measured over estimated.
+
+        A mixed option gains or loses with the part of the batch that each type computes, since its
+        shares follow the new speeds.
+        """
         by_type = np.array([factors.get(name, 1.0) for name in self.gpus])
-        used = self.counts > 0
-        # A mixed option is as slow as its slowest correction.
-        factor = np.where(used, by_type, np.inf).min(axis=1)
-        return replace(self, samples_per_second=self.samples_per_second * factor)
+        return replace(
+            self, samples_per_second=self.samples_per_second * (self.batch_shares @ by_type)
+        )
 
     def take(self, rows: IntArray) -> Options:
         """Some of them."""
@@ -89,15 +122,15 @@ class Options:
             samples_per_second=self.samples_per_second[rows],
             high_bytes=self.high_bytes[rows],
             dollars_per_hour=self.dollars_per_hour[rows],
+            batch_shares=self.batch_shares[rows],
             cell=self.cell[rows],
         )
 
 
 def concave_hull(counts: IntArray, speeds: FloatArray) -> IntArray:
     """Positions on the upper concave hull of (count, speed), the origin included; counts ascend."""
-    hull: list[int] = []
     points = [(0.0, 0.0), *zip(counts.tolist(), speeds.tolist(), strict=True)]
-    kept: list[int] = [0]
+    kept = [0]
     for index in range(1, len(points)):
         while len(kept) > 1 and _slope(points, kept[-2], kept[-1]) <= _slope(
             points, kept[-1], index
@@ -105,8 +138,7 @@ def concave_hull(counts: IntArray, speeds: FloatArray) -> IntArray:
             kept.pop()
         if points[index][1] > points[kept[-1]][1]:
             kept.append(index)
-    hull = [index - 1 for index in kept if index > 0]
-    return np.array(hull, dtype=np.int64)
+    return np.array([index - 1 for index in kept[1:]], dtype=np.int64)
 
 
 def _slope(points: list[tuple[float, float]], one: int, other: int) -> float:
@@ -123,81 +155,78 @@ def enumerate_options(
 ) -> Options:
     """Every option worth having on the pool: each type alone, and pairs of types."""
     prices = dollars_per_gpu_hour or {}
+    names = tuple(group.gpu.name for group in pool.groups)
     cells = tuple(_best_cells(model, recipe, group.machine, group.count) for group in pool.groups)
-    alone = [_alone(column, found, len(cells)) for column, found in enumerate(cells)]
-    mixed = _mixed(pool.groups, cells, recipe)
-    parts = [part for part in (*alone, mixed) if len(part[1])]
-    counts = (
-        np.concatenate([part[0] for part in parts]) if parts else np.zeros((0, len(cells)), int)
-    )
-    column = np.array([prices.get(group.gpu.name, np.nan) for group in pool.groups])
-    with np.errstate(invalid="ignore"):
-        dollars = np.where(counts > 0, counts * column, 0.0).sum(axis=1)
+    parts = [_alone(column, found, len(cells)) for column, found in enumerate(cells)]
+    parts += [
+        _together(model, recipe, pool, columns) for columns in combinations(range(len(cells)), 2)
+    ]
+    counts = np.concatenate([part.counts for part in parts])
+    column = np.array([prices.get(name, np.nan) for name in names])
     found = Options(
-        gpus=tuple(group.gpu.name for group in pool.groups),
-        counts=counts.astype(np.int64),
-        samples_per_second=_joined(parts, 1),
-        high_bytes=_joined(parts, 2),
-        dollars_per_hour=dollars,
-        cell=_joined(parts, 3).astype(np.int64),
+        gpus=names,
+        counts=counts,
+        samples_per_second=np.concatenate([part.samples_per_second for part in parts]),
+        high_bytes=np.concatenate([part.high_bytes for part in parts]),
+        dollars_per_hour=np.where(counts > 0, counts * column, 0.0).sum(axis=1),
+        batch_shares=np.concatenate([part.batch_shares for part in parts]),
+        cell=np.concatenate([part.cell for part in parts]),
         cells=cells,
     )
     return found.undominated()
 
 
-Part = tuple[IntArray, FloatArray, FloatArray, IntArray]  # counts, speed, bytes, cell
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Part:
+    """The options of one type or of one pair."""
 
-
-def _joined(parts: list[Part], column: int) -> FloatArray:
-    return (
-        np.concatenate([np.asarray(part[column], dtype=np.float64) for part in parts])
-        if parts
-        else np.zeros(0)
-    )
+    counts: IntArray
+    samples_per_second: FloatArray
+    high_bytes: FloatArray
+    batch_shares: FloatArray
+    cell: IntArray
 
 
 @lru_cache(maxsize=256)
 def _best_cells(model: ModelSpec, recipe: Recipe, machine: Machine, most: int) -> Cells:
-    return search_cells(model, recipe, machine, count_grid(most), most_micro_batch=16).best()
+    return search_cells(
+        model, recipe, machine, count_grid(most), most_micro_batch=_MOST_MICRO_BATCH
+    ).best()
 
 
-def _alone(column: int, cells: Cells, num_types: int) -> Part:
+def _alone(column: int, cells: Cells, num_types: int) -> _Part:
     counts = np.zeros((len(cells), num_types), dtype=np.int64)
     counts[:, column] = cells.layouts.num_gpus
-    speed = cells.recipe.global_batch / cells.step_seconds
-    return counts, speed, cells.high_bytes, np.arange(len(cells))
+    return _Part(
+        counts=counts,
+        samples_per_second=cells.recipe.global_batch / cells.step_seconds,
+        high_bytes=cells.high_bytes,
+        batch_shares=(counts > 0).astype(np.float64),
+        cell=np.arange(len(cells)),
+    )
 
 
-# What uneven shards and the wait for unlike ranks leave of the sum of two speeds; the plan of a
-# mixed option is worked out exactly when it is chosen (`plan_uneven`).
-_MIXED_SHARE = 0.9
-
-
-def _mixed(groups: tuple[GpuGroup, ...], cells: tuple[Cells, ...], recipe: Recipe) -> Part:
-    """Pairs of types, whole powers of two of each, at a share of the sum of their speeds."""
-    counts, speeds, sizes = [], [], []
-    for i, first in enumerate(cells):
-        for j in range(i + 1, len(cells)):
-            second = cells[j]
-            rows, columns = _powers(first), _powers(second)
-            if not len(rows) or not len(columns):
-                continue
-            left, right = (axis.ravel() for axis in np.meshgrid(rows, columns, indexing="ij"))
-            block = np.zeros((len(left), len(groups)), dtype=np.int64)
-            block[:, i] = first.layouts.num_gpus[left]
-            block[:, j] = second.layouts.num_gpus[right]
-            both = recipe.global_batch / first.step_seconds[left]
-            both = both + recipe.global_batch / second.step_seconds[right]
-            counts.append(block)
-            speeds.append(_MIXED_SHARE * both)
-            sizes.append(np.maximum(first.high_bytes[left], second.high_bytes[right]))
-    if not counts:
-        empty = np.zeros(0)
-        return np.zeros((0, len(groups)), dtype=np.int64), empty, empty, empty.astype(np.int64)
-    speed = np.concatenate(speeds)
-    return np.concatenate(counts), speed, np.concatenate(sizes), np.full(len(speed), -1)
-
-
-def _powers(cells: Cells) -> IntArray:
-    number = cells.layouts.num_gpus
-    return np.flatnonzero((number & (number - 1)) == 0)
+def _together(model: ModelSpec, recipe: Recipe, pool: Pool, columns: tuple[int, int]) -> _Part:
+    """Two types: the counts of a grid that fit."""
+    first, second = (pool.groups[column] for column in columns)
+    speeds = pair_speeds(
+        model,
+        recipe,
+        (first.machine, second.machine),
+        pool.between,
+        (pair_grid(first.count), pair_grid(second.count)),
+    )
+    rows = np.flatnonzero(np.isfinite(speeds.step_seconds))
+    counts = np.zeros((len(rows), len(pool.groups)), dtype=np.int64)
+    counts[:, columns[0]] = speeds.first_count[rows]
+    counts[:, columns[1]] = speeds.second_count[rows]
+    shares = np.zeros(counts.shape)
+    shares[:, columns[0]] = speeds.first_share[rows]
+    shares[:, columns[1]] = 1.0 - speeds.first_share[rows]
+    return _Part(
+        counts=counts,
+        samples_per_second=recipe.global_batch / speeds.step_seconds[rows],
+        high_bytes=speeds.high_bytes[rows],
+        batch_shares=shares,
+        cell=np.full(len(rows), -1),
+    )

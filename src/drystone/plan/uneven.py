@@ -4,9 +4,12 @@ Every rank runs all layers, layer by layer over its micro-batches; its share of 
 its speed, and its share of weights, gradients and optimizer state follows the memory that is left
 (arXiv:2411.01075). The search is `assignment`; here it is fed with our estimates, and its answer
 becomes a plan. A rank's gradients are weighted by its samples, so the update equals that of one
-device with the whole batch. The search lets collectives hide behind compute as Cephalo does; the
-plan's time then adds what shows anyway, as `estimate.data_parallel` has it for equal GPUs, so that
-plans of all ways compare.
+device with the whole batch.
+
+What shows of collectives behind compute is as `estimate.data_parallel` has it for equal GPUs, so
+that plans of all ways compare. It grows with the collectives' time, which the regime of shards
+fixes, and a step grows with compute. So under each regime the assignment with the least compute is
+the fastest, and a regime is only searched if the least compute of all regimes leaves it a chance.
 """
 
 from __future__ import annotations
@@ -51,10 +54,32 @@ def plan_uneven(model: ModelSpec, recipe: Recipe, pool: Pool) -> Plan | Assignme
     """The fastest division of batch and state over all GPUs of the pool."""
     mine = uneven_recipe(recipe)
     spec = assignment_spec(model, mine, pool)
-    found = plan_assignment(spec)
-    if isinstance(found, AssignmentShortfall):
-        return found
-    return _make_plan(model, mine, pool, spec, found)
+    loosest = min(spec.regimes, key=lambda one: (one.least_share, -one.largest_share))
+    least = _least_compute(spec, loosest)
+    if isinstance(least, AssignmentShortfall):
+        return least
+    best, best_items = least, _time_items(model, mine, pool, spec, least)
+    for regime in spec.regimes:
+        bound = _time_items(model, mine, pool, spec, replace(least, regime=regime))
+        if _but_optimizer(bound) >= sum(best_items.values()):
+            continue
+        found = _least_compute(spec, regime)
+        if isinstance(found, Assignment):
+            items = _time_items(model, mine, pool, spec, found)
+            if sum(items.values()) < sum(best_items.values()):
+                best, best_items = found, items
+    return _make_plan(model, mine, pool, spec, best, best_items)
+
+
+def _least_compute(spec: AssignmentSpec, regime: ShardRegime) -> Assignment | AssignmentShortfall:
+    """The assignment with the least compute time whose shards are within the regime's bounds."""
+    free = replace(regime, allgather_seconds=0.0, reduce_scatter_seconds=0.0)
+    found = plan_assignment(replace(spec, regimes=(free,)))
+    return replace(found, regime=regime) if isinstance(found, Assignment) else found
+
+
+def _but_optimizer(items: dict[str, float]) -> float:
+    return sum(seconds for name, seconds in items.items() if name != "optimizer")
 
 
 def uneven_recipe(recipe: Recipe) -> Recipe:
@@ -158,7 +183,12 @@ def pass_seconds_of(cost: LayerSeconds, num_layers: int) -> tuple[FloatArray, Fl
 
 
 def _make_plan(
-    model: ModelSpec, recipe: Recipe, pool: Pool, spec: AssignmentSpec, found: Assignment
+    model: ModelSpec,
+    recipe: Recipe,
+    pool: Pool,
+    spec: AssignmentSpec,
+    found: Assignment,
+    items: dict[str, float],
 ) -> Plan:
     names = [group.gpu.name for group in pool.groups]
     shares = tuple(
@@ -172,7 +202,6 @@ def _make_plan(
         )
         for group in found.groups
     )
-    items = _time_items(model, recipe, pool, spec, found)
     return Plan(
         way=Way.UNEVEN,
         model=model,

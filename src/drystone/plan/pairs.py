@@ -1,0 +1,214 @@
+"""How fast would one job be on two types of GPU at once, for all pairs of counts?
+
+The estimate of `uneven`, worked out for a grid of counts and micro-batches in one array operation:
+each type at one micro-batch, whole numbers of micro-batches a rank, all memory together, and
+collectives over the ring that the two form. What is left out: ranks of one type that differ, and
+shards that are even for some layers only. The plan itself is made when the option is chosen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from drystone.describe.cluster import Link, Machine
+from drystone.describe.layout import Sharding
+from drystone.describe.model import ModelSpec
+from drystone.describe.recipe import Recipe
+from drystone.estimate.data_parallel import CONTENTION_SHARE
+from drystone.estimate.layer import compute_memory_bytes, layer_seconds, sharded_state_bytes
+from drystone.estimate.network import START_SECONDS
+from drystone.estimate.speed import prepare
+from drystone.estimate.step import STRAGGLER_SHARE
+from drystone.plan.uneven import pass_seconds_of, uneven_recipe
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+_MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PairSpeeds:
+    """Two types together, one entry a pair of counts."""
+
+    first_count: IntArray
+    second_count: IntArray
+    step_seconds: FloatArray  # infinite where it does not fit
+    high_bytes: FloatArray  # of the fullest rank
+    first_share: FloatArray  # of the batch that the first type computes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Side:
+    """One type: its ranks at each micro-batch, as an axis of the grid."""
+
+    count: FloatArray
+    micro: FloatArray
+    forward: FloatArray
+    backward: FloatArray  # with recomputation
+    memory_bytes: FloatArray
+    usable_bytes: float
+
+
+@lru_cache(maxsize=1024)
+def pair_speeds(
+    model: ModelSpec,
+    recipe: Recipe,
+    machines: tuple[Machine, Machine],
+    between: Link,
+    counts: tuple[tuple[int, ...], tuple[int, ...]],
+) -> PairSpeeds:
+    """Every count of the first type with every count of the second."""
+    mine = uneven_recipe(recipe)
+    sides = [
+        _side(model, mine, machine, numbers, axis)
+        for axis, (machine, numbers) in enumerate(zip(machines, counts, strict=True))
+    ]
+    first, second = sides
+    state = sharded_state_bytes(model, mine, machines[0])
+    ranks = first.count + second.count
+    room = [side.count * (side.usable_bytes - side.memory_bytes) for side in sides]
+    fits = room[0] + room[1] >= state
+    for side in sides:
+        fits = fits & (side.memory_bytes <= side.usable_bytes)
+    even = fits
+    for side in sides:
+        even = even & (side.memory_bytes + state / ranks <= side.usable_bytes)
+    numbers = _micro_batches(recipe.global_batch, first, second)
+    seconds = _step_seconds(model, mine, machines, between, sides, numbers, even)
+    seconds = np.where(fits, seconds, np.inf)
+    shape = (len(counts[0]) * len(counts[1]), -1)
+    flat = seconds.reshape(shape)
+    best = flat.argmin(axis=1)
+    rows = np.arange(len(best))
+
+    def at_best(values: FloatArray) -> FloatArray:
+        picked: FloatArray = np.broadcast_to(values, seconds.shape).reshape(shape)[rows, best]
+        return picked
+
+    samples = [
+        number * side.count * side.micro for number, side in zip(numbers, sides, strict=True)
+    ]
+    full = np.maximum(first.memory_bytes, second.memory_bytes) + state / ranks
+    left, right = np.meshgrid(*counts, indexing="ij")
+    return PairSpeeds(
+        first_count=left.ravel(),
+        second_count=right.ravel(),
+        step_seconds=flat[rows, best],
+        high_bytes=np.minimum(at_best(full), max(first.usable_bytes, second.usable_bytes)),
+        first_share=at_best(samples[0] / (samples[0] + samples[1])),
+    )
+
+
+def _side(
+    model: ModelSpec, recipe: Recipe, machine: Machine, counts: tuple[int, ...], axis: int
+) -> _Side:
+    """Axes of the grid: counts of the first and second type, micro-batches of each."""
+    sizes, forward, backward, memory = _ranks(model, recipe, machine)
+    along_counts, along_sizes = [1, 1, 1, 1], [1, 1, 1, 1]
+    along_counts[axis], along_sizes[axis + 2] = -1, -1
+    return _Side(
+        count=np.array(counts, dtype=np.float64).reshape(along_counts),
+        micro=sizes.astype(np.float64).reshape(along_sizes),
+        forward=forward.reshape(along_sizes),
+        backward=(forward + backward).reshape(along_sizes),
+        memory_bytes=memory.reshape(along_sizes),
+        usable_bytes=float(machine.gpu.usable_bytes),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _ranks(
+    model: ModelSpec, recipe: Recipe, machine: Machine
+) -> tuple[IntArray, FloatArray, FloatArray, FloatArray]:
+    """Micro-batches, seconds of both passes of a layer, and memory beside the state."""
+    sizes = np.array([one for one in _MICRO_BATCHES if one <= recipe.global_batch])
+    cost = layer_seconds(model, recipe, machine, micro_batch=sizes, sharding=Sharding.ZERO3)
+    forward, backward = pass_seconds_of(cost, model.num_layers)
+    memory = compute_memory_bytes(
+        model, recipe, machine, num_ranks=2, most_micro_batch=int(sizes[-1])
+    )
+    return sizes, forward, backward, memory[sizes]
+
+
+def _micro_batches(batch: int, first: _Side, second: _Side) -> tuple[FloatArray, FloatArray]:
+    """Micro-batches on a rank of each type that together are the batch, the slower soonest done.
+
+    If samples could be cut, both would end together; then one, the other or both do one more.
+    """
+    each = [first.forward + first.backward, second.forward + second.backward]
+    per_round = [first.count * first.micro, second.count * second.micro]
+    together = batch / (per_round[0] / each[0] + per_round[1] / each[1])
+    least = [np.floor(together / one + 1e-9) for one in each]
+    left = batch - (least[0] * per_round[0] + least[1] * per_round[1])
+    best = np.full(np.broadcast_shapes(each[0].shape, together.shape), np.inf)
+    found = [np.zeros_like(best), np.zeros_like(best)]
+    for more in ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0), (1.0, 1.0)):
+        done = more[0] * per_round[0] + more[1] * per_round[1] >= left - 1e-9
+        seconds = np.maximum((least[0] + more[0]) * each[0], (least[1] + more[1]) * each[1])
+        better = done & (seconds < best)
+        best = np.where(better, seconds, best)
+        for side in (0, 1):
+            found[side] = np.where(better, least[side] + more[side], found[side])
+    return found[0], found[1]
+
+
+def _step_seconds(
+    model: ModelSpec,
+    recipe: Recipe,
+    machines: tuple[Machine, Machine],
+    between: Link,
+    sides: list[_Side],
+    numbers: tuple[FloatArray, FloatArray],
+    even: BoolArray,
+) -> FloatArray:
+    """A step, as `uneven` has it."""
+    prepared = [prepare(model, recipe, machine, None) for machine in machines]
+    work, launcher = prepared[0].work, prepared[0].launcher
+    forward = np.maximum(*(n * side.forward for n, side in zip(numbers, sides, strict=True)))
+    backward = np.maximum(*(n * side.backward for n, side in zip(numbers, sides, strict=True)))
+    ranks = sides[0].count + sides[1].count
+    bandwidth, hops = _ring(machines, between, sides)
+    params = (work.layer_params + work.outer_params) / work.num_layers
+    reached = bandwidth * launcher.network_gather_share
+    # Shards that cannot be even are sent one by one.
+    part = np.where(even, (ranks - 1.0) / ranks, 1.0)
+    gather = params * work.element_bytes / reached * part + hops
+    scatter = params * work.trained_share * work.reduce_bytes / reached * part + hops
+    overlap = launcher.overlap_share
+    inside = min(machine.intra.bandwidth_bytes_per_second for machine in machines)
+    pace = np.minimum(1.0, bandwidth / inside)
+    least = np.maximum(1.0 / work.num_layers, 1.0 - overlap + overlap * CONTENTION_SHARE * pace)
+    shown = np.maximum(gather - overlap * forward, gather * least)
+    shown = shown + np.maximum(gather + scatter - overlap * backward, (gather + scatter) * least)
+    layers = work.num_layers * (forward + backward + shown)
+    optimizer = max(
+        one.work.trained_params * one.work.optimizer_bytes / one.device.bandwidth_bytes_per_second
+        for one in prepared
+    )
+    host = max(one.launcher.step_host_seconds * one.host_slowness for one in prepared)
+    waits = STRAGGLER_SHARE * np.sqrt(2.0 * np.log(ranks))
+    seconds: FloatArray = layers * (1.0 + waits) + optimizer / ranks + host
+    return seconds
+
+
+def _ring(
+    machines: tuple[Machine, Machine], between: Link, sides: list[_Side]
+) -> tuple[FloatArray, FloatArray]:
+    """Bandwidth of the slowest part of a ring through all ranks, and its hops in seconds."""
+    slowest: FloatArray = np.full((1, 1, 1, 1), np.inf)
+    hops: FloatArray = np.full((1, 1, 1, 1), START_SECONDS)
+    for machine, side in zip(machines, sides, strict=True):
+        inside = np.minimum(side.count, machine.gpus_per_node)
+        nodes = np.ceil(side.count / machine.gpus_per_node)
+        rate = min(between.bandwidth_bytes_per_second, machine.inter.bandwidth_bytes_per_second)
+        link = np.where(inside > 1, machine.intra.bandwidth_bytes_per_second, np.inf)
+        slowest = np.minimum(slowest, np.minimum(link, rate * inside))
+        hops = hops + (side.count - nodes) * machine.intra.latency_seconds
+        hops = hops + nodes * between.latency_seconds
+    return slowest, hops

@@ -10,6 +10,7 @@ the estimate over the whole space, and no heuristic can miss it.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,8 @@ from drystone.describe.layout import Layout, Layouts, Schedule, Sharding
 from drystone.describe.model import ModelSpec
 from drystone.describe.recipe import Recipe, Recompute, RecomputeKind
 from drystone.estimate.memory import estimate_memory
+from drystone.estimate.memory_stage import workspace_bytes
+from drystone.estimate.residuals import memory_range
 from drystone.estimate.speed import estimate_speed
 from drystone.plan.space import enumerate_layouts
 
@@ -52,13 +55,17 @@ class Cells:
 
     def best(self) -> Cells:
         """For each count the fastest layout; ties go to less memory, then to the simpler split."""
-        layouts = self.layouts
+        counts = self.layouts.num_gpus
+        fastest = np.full(int(counts.max(initial=0)) + 1, np.inf)
+        np.minimum.at(fastest, counts, self.step_seconds)
+        tied = self.take(np.flatnonzero(self.step_seconds == fastest[counts]))
+        layouts = tied.layouts
         order = np.lexsort(
-            (layouts.virtual_stages, layouts.sharding, layouts.pp, layouts.tp, self.high_bytes,
-             self.step_seconds, layouts.num_gpus)
+            (layouts.virtual_stages, layouts.sharding, layouts.pp, layouts.tp, tied.high_bytes,
+             layouts.num_gpus)
         )  # fmt: skip
         is_first = np.diff(layouts.num_gpus[order], prepend=0) > 0
-        return self.take(order[is_first])
+        return tied.take(order[is_first])
 
     def frontier(self, count: int) -> Cells:
         """For one count, what is not beaten in both time and memory, the fastest first."""
@@ -108,39 +115,66 @@ def search_cells(
     most_micro_batch: int = 0,
 ) -> Cells:
     """All layouts that fit, on any of `counts` GPUs of one machine type."""
+    found: list[Cells] = []
+    for recompute in recomputes:
+        mine = replace(recipe, recompute=recompute)
+        space = _measure_space(model, mine, machine.gpus_per_node, counts, most_micro_batch)
+        found.append(_estimate(model, mine, machine, space, RECOMPUTES.index(recompute)))
+    return _join(recipe, found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Space:
+    """Every layout for nodes of one size, and the memory that each takes on any GPU."""
+
+    layouts: Layouts
+    required_bytes: FloatArray  # without library workspaces, which differ by architecture
+    stage: IntArray  # the hungriest
+
+
+@lru_cache(maxsize=64)
+def _measure_space(
+    model: ModelSpec,
+    recipe: Recipe,
+    gpus_per_node: int,
+    counts: tuple[int, ...],
+    most_micro_batch: int,
+) -> _Space:
     layouts = enumerate_layouts(
         model,
         seq_len=recipe.seq_len,
         global_batch=recipe.global_batch,
-        gpus_per_node=machine.gpus_per_node,
+        gpus_per_node=gpus_per_node,
         counts=counts,
         most_micro_batch=most_micro_batch,
     )
-    found: list[Cells] = []
-    for recompute in recomputes:
-        mine = replace(recipe, recompute=recompute)
-        found.append(_estimate(model, mine, machine, layouts, RECOMPUTES.index(recompute)))
-    return _join(recipe, found)
+    if not len(layouts):
+        return _Space(
+            layouts=layouts, required_bytes=np.zeros(0), stage=np.zeros(0, dtype=np.int64)
+        )
+    memory = estimate_memory(model, recipe, layouts)
+    return _Space(
+        layouts=layouts, required_bytes=memory.required - memory.workspace, stage=memory.stage
+    )
 
 
 def _estimate(
-    model: ModelSpec, recipe: Recipe, machine: Machine, layouts: Layouts, recompute: int
+    model: ModelSpec, recipe: Recipe, machine: Machine, space: _Space, recompute: int
 ) -> Cells:
     """Memory for all, speed for those that fit."""
+    layouts, gpu = space.layouts, machine.gpu
     if not len(layouts):
         empty = np.zeros(0)
         return Cells(recipe=recipe, layouts=layouts, recompute=np.zeros(0, dtype=np.int64),
                      step_seconds=empty, high_bytes=empty, nearest=None)  # fmt: skip
-    gpu = machine.gpu
-    memory = estimate_memory(model, recipe, layouts, gpu=gpu)
-    high = memory.required_range().high
+    high = (space.required_bytes + workspace_bytes(gpu)) * memory_range()[1]
     fitting = np.flatnonzero(high <= gpu.usable_bytes)
     closest = int(high.argmin())
     nearest = NearestMiss(
         layout=layout_at(layouts, closest),
         recompute=RECOMPUTES[recompute],
         missing_bytes=float(high[closest] - gpu.usable_bytes),
-        stage=int(memory.stage[closest]),
+        stage=int(space.stage[closest]),
     )
     chosen = take_layouts(layouts, fitting)
     seconds = (

@@ -31,9 +31,9 @@ _MOST_MICRO_BATCH = 16  # of Cells; larger ones are never much faster
 
 
 def count_grid(most: int) -> tuple[int, ...]:
-    """Counts worth trying: all up to 32, then in steps of an eighth, and `most` itself."""
-    counts = list(range(1, min(most, 32) + 1))
-    step = 4
+    """Counts worth trying: all up to 64, then in steps of an eighth, and `most` itself."""
+    counts = list(range(1, min(most, 64) + 1))
+    step = 8
     while counts[-1] < most:
         if counts[-1] >= 8 * step:
             step *= 2
@@ -71,13 +71,15 @@ class Options:
 
     def undominated(self) -> Options:
         """Without those that are beaten: no more GPUs of any type, and at least as fast."""
-        speed = self.samples_per_second
-        beats = speed[:, None] >= speed[None, :]
-        for column in self.counts.T:
-            beats &= column[:, None] <= column[None, :]
-        # Of equals, the first stays; nobody beats itself.
-        beats &= ~beats.T | np.triu(np.ones_like(beats), k=1)
-        return self.take(np.flatnonzero(~beats.any(axis=0)))
+        # The fastest first, of equals the one with fewer GPUs, then the first: only earlier ones
+        # can beat.
+        order = np.lexsort((self.counts.sum(axis=1), -self.samples_per_second))
+        counts = self.counts[order].astype(np.int32)
+        beaten = np.zeros(len(order), dtype=bool)
+        for row in range(len(order)):
+            if not beaten[row]:
+                beaten[row + 1 :] |= (counts[row + 1 :] >= counts[row]).all(axis=1)
+        return self.take(np.sort(order[~beaten]))
 
     def alone(self, gpu: str) -> Options:
         """Of one type alone, by count."""

@@ -79,19 +79,30 @@ def _product(shape: Shape, global_batch: int, most_micro_batch: int) -> IntArray
     """All micro-batches, shardings and virtual stages of one shape, one column each."""
     dp, tp, pp, cp, ep, virtual = shape
     rank_batch = -(-global_batch // dp)
-    sharding = _SHARDINGS if dp * cp > 1 else _SHARDINGS[:1]
+    inner = _inner_columns(rank_batch, most_micro_batch, dp * cp > 1, pp, virtual)
+    out = np.empty((len(_COLUMNS), inner.shape[1]), dtype=np.int64)
+    out[:5] = np.array((dp, tp, pp, cp, ep), dtype=np.int64)[:, None]
+    out[5:] = inner
+    return out
+
+
+@lru_cache(maxsize=4096)
+def _inner_columns(
+    rank_batch: int, most_micro_batch: int, shards: bool, pp: int, virtual: tuple[int, ...]
+) -> IntArray:
+    """Micro-batch, sharding and virtual stages."""
+    sharding = _SHARDINGS if shards else _SHARDINGS[:1]
     blocks = []
     for number in virtual:
         micro = _micro_batches(rank_batch, most_micro_batch)
         if number > 1:  # interleaving takes micro-batches in rounds of as many as there are stages
             micro = micro[(rank_batch // micro) % pp == 0]
-        out = np.empty((len(_COLUMNS), len(micro) * len(sharding)), dtype=np.int64)
-        out[:5] = np.array((dp, tp, pp, cp, ep), dtype=np.int64)[:, None]
-        out[5] = np.tile(micro, len(sharding))
-        out[6] = np.repeat(sharding, len(micro))
-        out[7] = number
-        blocks.append(out)
-    return blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=1)
+        block = np.empty((3, len(micro) * len(sharding)), dtype=np.int64)
+        block[0] = np.tile(micro, len(sharding))
+        block[1] = np.repeat(sharding, len(micro))
+        block[2] = number
+        blocks.append(block)
+    return np.concatenate(blocks, axis=1)
 
 
 def virtual_stages(num_layers: int, pp: int) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ POLICIES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "fifo": "drystone.schedule.policies.fifo:fifo",
         "shortest": "drystone.schedule.policies.shortest:shortest",
+        "prices": "drystone.schedule.policies.prices:prices",
         "least-attained": "drystone.schedule.policies.least_attained:least_attained",
     }
 )

@@ -1,0 +1,145 @@
+"""Everything has a price: each job picks its best option at the shadow prices of the GPU types.
+
+One decision in four steps. (1) What is each option of each job worth? The share of its fastest
+speed that it gives, weighted so that jobs with little left count more, less what a restart would
+lose. (2) Prices from the dual (`schedule/prices.py`), from the last prices on. (3) Every job picks;
+picks are packed onto nodes, those that keep their GPUs first, then by worth per price. (4) What is
+left over goes to whoever still waits or gains most from more.
+
+Nobody starves. A job that was just started keeps its GPUs for `KEEP_SECONDS`. A job that has waited
+for `PATIENCE_SECONDS` is served before all prices, the longest waiting first, from anyone who is
+not protected, and is then protected for `PROTECTED_SECONDS`. So a job waits longer than
+`PATIENCE_SECONDS` + `KEEP_SECONDS` only while protected jobs hold every GPU that it could use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+
+from drystone.schedule.decision import Decision
+from drystone.schedule.hand_out import HandOut
+from drystone.schedule.policy import Memory
+from drystone.schedule.prices import Market, choose_options, solve_prices
+from drystone.schedule.snapshot import FloatArray, IntArray, Snapshot
+
+PATIENCE_SECONDS: Final = 24 * 3600.0
+PROTECTED_SECONDS: Final = 2 * 3600.0
+# A fresh start is left alone for this long: many times what it cost.
+KEEP_SECONDS: Final = 600.0
+# How long a decision is expected to hold; a restart must pay for itself in that time.
+HOLD_SECONDS: Final = 3600.0
+# How much shortness counts: weight = (seconds left at full speed) ** -SHORTNESS. Between 0 (all
+# seconds count the same) and 1 (the most jobs finished an hour); chosen on Arena's Philly trace.
+SHORTNESS: Final = 0.5
+_SHORTEST_SECONDS: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PricesMemory:
+    """What is carried from one decision to the next, and the certificate of the last."""
+
+    prices: FloatArray
+    protected: Mapping[str, float] = field(default_factory=dict)  # job: until when
+    value: float = 0.0  # what the last decision is worth
+    bound: float = 0.0  # what no decision could exceed
+
+    @property
+    def gap(self) -> float:
+        """How far the last decision may be from the best, as a share of the bound."""
+        return (self.bound - self.value) / self.bound if self.bound > 0 else 0.0
+
+
+def prices(snapshot: Snapshot, memory: Memory) -> tuple[list[Decision], Memory]:
+    """Decide by prices; remembered are the last prices, as a place to start from."""
+    before: PricesMemory | None = memory
+    if len(snapshot.jobs) == 0:
+        return [], before
+    values = worth(snapshot)
+    hand_out = HandOut(snapshot, values)
+    protected = _still_protected(snapshot, before)
+    for row in _left_alone(snapshot, protected):
+        hand_out.leave_alone(int(row))
+    for row in overdue(snapshot):
+        if hand_out.settle(row, hand_out.least_first(row), evicts=True, reason=_OVERDUE):
+            until = snapshot.now_seconds + PROTECTED_SECONDS
+            protected[snapshot.jobs.specs[row].id] = until
+    market = make_market(snapshot, values, hand_out.settled())
+    solution = solve_prices(market, before.prices if before is not None else None)
+    picks, surplus = choose_options(market, solution.prices)
+    hand_out.price(solution.prices)
+    hand_out.place(picks, surplus)
+    hand_out.leave_nothing_over()
+    return hand_out.decisions(), PricesMemory(
+        prices=solution.prices,
+        protected=protected,
+        value=hand_out.value(),
+        bound=solution.bound + hand_out.settled_value,
+    )
+
+
+_OVERDUE: Final = f"it has waited for {PATIENCE_SECONDS / 3600:.0f} h, and nobody waits longer"
+
+
+def worth(snapshot: Snapshot) -> FloatArray:
+    """The worth of each option, (jobs, options); 0 where there is no such option."""
+    jobs, speeds = snapshot.jobs, snapshot.job_speeds
+    fastest = speeds.max(axis=1, initial=0.0)[:, None]
+    fastest = np.where(fastest > 0, fastest, 1.0)
+    remaining = np.maximum(jobs.remaining_samples, 1e-9)[:, None]
+    startup = snapshot.startup.seconds(snapshot.job_num_gpus)
+    running = np.flatnonzero(jobs.is_running)
+    startup[running, jobs.option[running]] = 0.0
+    held = np.minimum(remaining / np.where(speeds > 0, speeds, 1.0), HOLD_SECONDS)
+    share = speeds / fastest * held / (held + startup)
+    left_seconds = np.maximum(remaining / fastest, _SHORTEST_SECONDS)
+    result: FloatArray = jobs.weights[:, None] * share * left_seconds**-SHORTNESS
+    return result
+
+
+def make_market(
+    snapshot: Snapshot, values: FloatArray, settled: Mapping[int, int] | None = None
+) -> Market:
+    """The problem of prices: what options are worth and take, without jobs that are settled."""
+    counts = snapshot.options.counts[snapshot.jobs.option_set].astype(np.float64)
+    capacity = snapshot.capacity.astype(np.float64)
+    market = Market(
+        values=values,
+        counts=tuple(counts[:, :, kind] for kind in range(len(snapshot.gpu_types))),
+        capacity=capacity,
+    )
+    if not settled:
+        return market
+    left = values.copy()
+    for row, option in settled.items():
+        left[row] = 0.0
+        capacity -= snapshot.counts(row, option)
+    return replace(market, values=left, capacity=np.maximum(capacity, 0.0))
+
+
+def overdue(snapshot: Snapshot) -> list[int]:
+    """The jobs that have waited too long, the longest first."""
+    waited = snapshot.now_seconds - snapshot.jobs.waiting_since_seconds
+    rows = np.flatnonzero(np.nan_to_num(waited, nan=-1.0) >= PATIENCE_SECONDS)
+    return [int(row) for row in rows[np.argsort(-waited[rows], kind="stable")]]
+
+
+def _still_protected(snapshot: Snapshot, memory: PricesMemory | None) -> dict[str, float]:
+    if memory is None:
+        return {}
+    now, known = snapshot.now_seconds, snapshot.jobs.row_of
+    return {
+        name: until for name, until in memory.protected.items() if until > now and name in known
+    }
+
+
+def _left_alone(snapshot: Snapshot, protected: Mapping[str, float]) -> IntArray:
+    """Rows of running jobs that keep what they have, whatever it is worth."""
+    jobs = snapshot.jobs
+    ran = snapshot.now_seconds - np.nan_to_num(jobs.running_since_seconds, nan=-np.inf)
+    is_fresh = jobs.is_running & (ran < KEEP_SECONDS)
+    is_safe = np.array([spec.id in protected for spec in jobs.specs], dtype=bool)
+    return np.flatnonzero(is_fresh | (is_safe & jobs.is_running))

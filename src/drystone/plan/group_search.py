@@ -102,42 +102,40 @@ class PipelineSearch:
         if not all(len(one) for one in choices):
             return best
         loose = bound_seconds(setting, choices) * self.num_layers + self.host_seconds
-        found = [
-            self._open(setting, choices, order, loose < _seconds(best)) for order in self.orders
-        ]
-        pipelines = np.concatenate([rows for rows, _ in found])
-        loose = np.concatenate([loose.ravel()[flat] for _, flat in found])
-        sorting = np.argsort(loose, kind="stable")
-        for start in range(0, len(sorting), _BLOCK):
-            block = sorting[start : start + _BLOCK]
+        shape, loose = loose.shape, loose.ravel()
+        flat = np.flatnonzero(loose < _seconds(best))
+        flat = flat[np.argsort(loose[flat], kind="stable")]
+        size = max(1, _BLOCK // len(self.orders))
+        for start in range(0, len(flat), size):
+            block = flat[start : start + size]
             block = block[loose[block] < _seconds(best)]
             if not len(block):
                 break
-            bounds = order_bound_seconds(setting, pipelines[block], self.num_layers)
-            bounds = bounds + self.host_seconds
-            block, bounds = block[bounds < _seconds(best)], bounds[bounds < _seconds(best)]
-            order = np.argsort(bounds, kind="stable")
-            for chunk in range(0, len(order), _CHUNK):
-                rows = order[chunk : chunk + _CHUNK]
-                rows = rows[bounds[rows] < _seconds(best)]
-                if not len(rows):
-                    break
-                best = self._improve(setting, pipelines[block[rows]], best)
+            indices = np.unravel_index(block, shape)
+            columns = [one[index] for one, index in zip(choices, indices, strict=True)]
+            combinations = np.stack(columns, axis=1)
+            pipelines = np.concatenate([combinations[:, order] for order in self.orders])
+            best = self._search_block(setting, pipelines, best)
         return best
 
-    def _open(
-        self,
-        setting: Setting,
-        choices: tuple[IntArray, ...],
-        order: tuple[int, ...],
-        wanted: BoolArray,
-    ) -> tuple[IntArray, IntArray]:
-        """Wanted combinations that hold all layers in that order, and their flat indices."""
-        holds = held_layers(setting, choices, order)
-        flat = np.flatnonzero(wanted & (holds >= self.num_layers))
-        indices = np.unravel_index(flat, wanted.shape)
-        columns = [choices[group][indices[group]] for group in order]
-        return np.stack(columns, axis=1), flat
+    def _search_block(
+        self, setting: Setting, pipelines: IntArray, best: BestPipeline | None
+    ) -> BestPipeline | None:
+        """The best of some pipelines, if it is better: those with the lowest bound first."""
+        holds = held_layers(setting.splits, pipelines)
+        possible = holds.sum(axis=1) >= self.num_layers
+        pipelines, holds = pipelines[possible], holds[possible]
+        bounds = order_bound_seconds(setting, pipelines, holds, self.num_layers)
+        bounds = bounds + self.host_seconds
+        order = np.flatnonzero(bounds < _seconds(best))
+        order = order[np.argsort(bounds[order], kind="stable")]
+        for start in range(0, len(order), _CHUNK):
+            rows = order[start : start + _CHUNK]
+            rows = rows[bounds[rows] < _seconds(best)]
+            if not len(rows):
+                break
+            best = self._improve(setting, pipelines[rows], best)
+        return best
 
     def _improve(
         self, setting: Setting, pipelines: IntArray, best: BestPipeline | None
@@ -200,20 +198,15 @@ def bound_seconds(setting: Setting, choices: tuple[IntArray, ...]) -> FloatArray
     return _layer_worth(_weight(setting, gpus), number, _axes(splits.layer_seconds, choices))
 
 
-def held_layers(
-    setting: Setting, choices: tuple[IntArray, ...], order: tuple[int, ...]
-) -> FloatArray:
-    """At most so many layers have a place in each combination, in that order of the groups."""
-    number = _axes(setting.splits.num_stages, choices)
-    rows = _axes(np.arange(len(setting.splits)), choices)
-    table = setting.splits.held_layers
-    total: FloatArray = np.zeros((1,) * len(choices))
-    behind: IntArray = np.zeros((1,) * len(choices), dtype=np.int64)
-    for group in reversed(order):
-        front = np.minimum(behind + number[group], DEEPEST)
-        total = total + table[rows[group], front] - table[rows[group], front - number[group]]
-        behind = behind + number[group]
-    return total
+def held_layers(splits: GroupSplits, pipelines: IntArray) -> FloatArray:
+    """At most so many layers have a place on each group of a pipeline, (rows, groups in order)."""
+    number = splits.num_stages[pipelines]
+    behind = number.sum(axis=1)[:, None] - np.cumsum(number, axis=1)  # stages of later groups
+    front = np.minimum(behind + number, DEEPEST)
+    held: FloatArray = (
+        splits.held_layers[pipelines, front] - splits.held_layers[pipelines, front - number]
+    )
+    return held
 
 
 def _axes(values: npt.NDArray[Number], choices: tuple[IntArray, ...]) -> list[npt.NDArray[Number]]:
@@ -249,15 +242,14 @@ def _weight(setting: Setting, num_gpus: FloatArray) -> FloatArray:
     return setting.num_micro * (1.0 + straggler_shares(num_gpus)) - 1.0
 
 
-def order_bound_seconds(setting: Setting, pipelines: IntArray, num_layers: int) -> FloatArray:
+def order_bound_seconds(
+    setting: Setting, pipelines: IntArray, holds: FloatArray, num_layers: int
+) -> FloatArray:
     """The same for groups in order, (rows, groups), with memory by place and whole layers."""
     splits = setting.splits
     number = splits.num_stages[pipelines]
     pace = splits.layer_seconds[pipelines]
     send = _least_send(splits, pipelines.shape[1])[pipelines]
-    behind = number.sum(axis=1)[:, None] - np.cumsum(number, axis=1)  # stages of later groups
-    front = np.minimum(behind + number, DEEPEST)
-    holds = splits.held_layers[pipelines, front] - splits.held_layers[pipelines, front - number]
     weight = _weight(setting, splits.num_gpus[pipelines].sum(axis=1).astype(np.float64))
     slowest = _least_slowest(num_layers, number, pace, send, holds)
     # Above the least, is a slower slowest stage paid back by layers moved to faster stages?
@@ -267,8 +259,7 @@ def order_bound_seconds(setting: Setting, pipelines: IntArray, num_layers: int) 
     total = _least_total(num_layers, number, pace, most)
     head = splits.head_seconds[pipelines[:, -1]]
     bound = weight * slowest + total + (number * send).sum(axis=1) + head
-    possible = (holds.sum(axis=1) >= num_layers) & (number.sum(axis=1) <= num_layers)
-    return np.where(possible, bound, np.inf)
+    return np.where(number.sum(axis=1) <= num_layers, bound, np.inf)
 
 
 def _least_slowest(

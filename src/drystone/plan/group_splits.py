@@ -145,14 +145,19 @@ def group_splits(
 
 
 def _held_layers(splits: GroupSplits, num_micro: IntArray) -> FloatArray:
-    num_rows = len(splits)
-    depth = np.tile(np.arange(1, DEEPEST + 1), num_rows)
-    rows = np.repeat(np.arange(num_rows), DEEPEST)
-    most = splits.most_layers(
-        rows, np.full(len(rows), MIDDLE), np.minimum(depth, num_micro[rows])
-    ).reshape(num_rows, DEEPEST)
+    flight = np.minimum(np.arange(1, DEEPEST + 1), num_micro[:, None])
+    room = splits.room_bytes[:, None]
+    least = np.full(flight.shape, np.inf)
+    for moment in range(splits.fixed_bytes.shape[2]):
+        fixed = splits.fixed_bytes[:, MIDDLE, moment, None]
+        each = splits.layer_bytes[:, MIDDLE, moment, None]
+        if splits.flight_layer_bytes[:, MIDDLE, moment].any():
+            fixed = fixed + flight * splits.flight_fixed_bytes[:, MIDDLE, moment, None]
+            each = each + flight * splits.flight_layer_bytes[:, MIDDLE, moment, None]
+        least = np.minimum(least, (room - fixed) / np.maximum(each, 1.0))
+    most = np.floor(least + 1e-9)
     held = np.cumsum(np.where(most >= 1, most, _NO_ROOM), axis=1)
-    return np.concatenate([np.zeros((num_rows, 1)), held], axis=1)
+    return np.concatenate([np.zeros((len(splits), 1)), held], axis=1)
 
 
 def _shapes(

@@ -68,7 +68,9 @@ def pipeline_search(model: ModelSpec, recipe: Recipe, pool: Pool) -> PipelineSea
         splits = join_splits(
             [group_splits(model, own, group, pool.between, sizes) for group in pool.groups]
         )
-        is_open = np.isin(splits.num_stages, stages)
+        # Not even at the end of the pipeline would each stage hold a layer: no need to try.
+        holds = splits.held_layers[np.arange(len(splits)), splits.num_stages]
+        is_open = np.isin(splits.num_stages, stages) & (holds > 0)
         settings += [
             Setting(
                 splits=splits,

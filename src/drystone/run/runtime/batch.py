@@ -21,7 +21,7 @@ class RankWork:
 
     batch: int
     micro_batch: int
-    state_share: float
+    state_share: float = 1.0  # relative to those of the other ranks
 
     def __post_init__(self) -> None:
         if self.batch < 0 or self.state_share < 0:

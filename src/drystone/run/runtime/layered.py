@@ -74,6 +74,7 @@ class NamedBlocks:
             raise UnknownName("list of blocks", blocks, lists)
         self.module, self.blocks = module, list(found)
         self._weight = weight or _num_samples
+        self._rest: tuple[None, ...] | None = None  # what blocks return besides, if a tuple
         inside = {id(one) for block in self.blocks for one in block.parameters()}
         around = [one for one in module.parameters() if id(one) not in inside]
         self.front = self.back = around
@@ -91,13 +92,16 @@ class NamedBlocks:
         """One block, as the module itself would call it."""
         args, kwargs = extras
         out = self.blocks[index](hidden, *args, **kwargs)
-        return out[0] if isinstance(out, tuple) else out
+        if not isinstance(out, tuple):
+            return out
+        self._rest = (None,) * (len(out) - 1)
+        return out[0]
 
     def loss_sum(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Run the module's forward with the blocks' result in place of the blocks."""
 
-        def skip(*_: Any, **__: Any) -> torch.Tensor:
-            return hidden
+        def skip(*_: Any, **__: Any) -> Any:
+            return hidden if self._rest is None else (hidden, *self._rest)
 
         with self._replaced(skip):
             out = self._call(batch)

@@ -1,0 +1,228 @@
+"""Save a job from any split, load it into any other; what is half-written is never taken for whole.
+
+A checkpoint is a folder `step-00000012`. It is written under another name, every file is hashed,
+the hashes and the position of the job go into `checkpoint.json`, and only then the folder gets its
+name. Loading takes the newest folder whose files are what their hashes say. All ranks must see the
+same file system.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+from drystone.errors import UnreadableFile
+from drystone.run.runtime.engine import Engine
+from drystone.run.runtime.slices import Slice
+
+FORMAT = 1
+RECORD = "checkpoint.json"
+_NAME = re.compile(r"step-(\d{8,})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a job is."""
+
+    step: int = 0
+    position: int = 0  # samples seen
+    seed: int = 0
+    # Torch's global one, of rank 0, in hexadecimal: for loops that draw from it. What the engine
+    # itself draws follows from seed, step and layer.
+    rng_state: str = ""
+
+
+def save_checkpoint(
+    folder: Path,
+    engine: Engine,
+    optimizer: torch.optim.Optimizer,
+    progress: Progress,
+    *,
+    keep: int = 3,
+) -> Path:
+    """Write a checkpoint together with all ranks; whole or not at all. The last `keep` stay."""
+    wire = engine.wire
+    target = folder / f"step-{progress.step:08d}"
+    scratch = folder / f".{target.name}.part"
+    if wire.rank == 0:
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(parents=True)
+    _barrier(engine)
+    state = dict(_state(engine, optimizer))
+    dcp.save(
+        state,
+        storage_writer=dcp.FileSystemWriter(scratch),
+        process_group=wire.group,
+        no_dist=wire.is_alone,
+    )
+    hashes = _gather_hashes(engine, scratch)
+    if wire.rank == 0:
+        record = {"format": FORMAT, "files": hashes, **asdict(progress)}
+        _write_synced(scratch / RECORD, json.dumps(record, indent=2))
+        shutil.rmtree(target, ignore_errors=True)
+        scratch.rename(target)
+        _sync_folder(folder)
+        _remove_old(folder, keep)
+    _barrier(engine)
+    return target
+
+
+def load_latest(folder: Path, engine: Engine, optimizer: torch.optim.Optimizer) -> Progress | None:
+    """Load the newest whole checkpoint into this split; None where there is none."""
+    wire = engine.wire
+    choice = [find_whole(folder) if wire.rank == 0 else None]
+    if not wire.is_alone:
+        dist.broadcast_object_list(choice, group_src=0, group=wire.group)
+    return None if choice[0] is None else load_checkpoint(choice[0], engine, optimizer)
+
+
+def load_checkpoint(path: Path, engine: Engine, optimizer: torch.optim.Optimizer) -> Progress:
+    """Load one checkpoint, whatever split it was saved from."""
+    _make_optimizer_state(optimizer)
+    wire = engine.wire
+    dcp.load(
+        dict(_state(engine, optimizer)),
+        storage_reader=dcp.FileSystemReader(path),
+        process_group=wire.group,
+        no_dist=wire.is_alone,
+    )
+    record = json.loads((path / RECORD).read_text(encoding="utf-8"))
+    progress = Progress(**{key: record[key] for key in asdict(Progress())})
+    engine.num_steps = progress.step
+    if progress.rng_state:
+        torch.set_rng_state(
+            torch.tensor(list(bytes.fromhex(progress.rng_state)), dtype=torch.uint8)
+        )
+    return progress
+
+
+def find_whole(folder: Path) -> Path | None:
+    """The newest checkpoint that is what its hashes say; damaged ones are named on the way."""
+    for path in reversed(_checkpoints(folder)):
+        problems = check_checkpoint(path)
+        if not problems:
+            return path
+        sys.stderr.write(f"{path}: passed over, {'; '.join(problems)}\n")
+    return None
+
+
+def check_checkpoint(path: Path) -> list[str]:
+    """What is wrong with a checkpoint; empty when nothing is."""
+    try:
+        record = json.loads((path / RECORD).read_text(encoding="utf-8"))
+        files = dict(record["files"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return [f"no readable {RECORD}: {error}"]
+    if record.get("format") != FORMAT:
+        return [f"is of format {record.get('format')}, not {FORMAT}"]
+    problems = []
+    for name, expected in files.items():
+        try:
+            if _hash(path / name) != expected:
+                problems.append(f"{name} is damaged")
+        except OSError as error:
+            problems.append(f"{name} cannot be read: {error.strerror}")
+    return problems
+
+
+def _state(engine: Engine, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
+    """Pieces of parameters and optimizer state, under the names of the whole."""
+    for one in engine.owned:
+        value = one.value.detach()
+        yield f"model.{one.name}", Slice(value, one.shape, one.start)
+        for key, entry in optimizer.state.get(one.value, {}).items():
+            name = f"optimizer.{one.name}.{key}"
+            if not isinstance(entry, torch.Tensor):
+                continue
+            is_piece = entry.shape == value.shape
+            yield name, Slice(entry, one.shape, one.start) if is_piece else entry
+
+
+def _make_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
+    """A step of length 0, so that there is something to load into."""
+    lengths = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+        for value in group["params"]:
+            value.grad = torch.zeros_like(value)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    for group, length in zip(optimizer.param_groups, lengths, strict=True):
+        group["lr"] = length
+
+
+def _gather_hashes(engine: Engine, scratch: Path) -> dict[str, str]:
+    """Every rank hashes the files that it wrote; the first also what belongs to none."""
+    wire = engine.wire
+    _barrier(engine)
+    mine = {
+        path.name: _hash(path, sync=True)
+        for path in sorted(scratch.iterdir())
+        if _writer(path.name) == wire.rank
+    }
+    gathered: list[Any] = [mine]
+    if not wire.is_alone:
+        gathered = [None] * wire.num_ranks
+        dist.all_gather_object(gathered, mine, group=wire.group)
+    return {name: value for one in gathered for name, value in one.items()}
+
+
+def _writer(name: str) -> int:
+    """The rank that wrote a file: torch names them `__<rank>_<number>.distcp`."""
+    match = re.fullmatch(r"__(\d+)_\d+\.distcp", name)
+    return int(match.group(1)) if match else 0
+
+
+def _hash(path: Path, *, sync: bool = False) -> str:
+    with path.open("rb") as file:
+        if sync:
+            os.fsync(file.fileno())
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write_synced(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """All that have a name, oldest first."""
+    try:
+        found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UnreadableFile(f"cannot be read: {error.strerror}", where=str(folder)) from None
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+
+
+def _remove_old(folder: Path, keep: int) -> None:
+    for path in _checkpoints(folder)[: -max(keep, 1)]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _barrier(engine: Engine) -> None:
+    if not engine.wire.is_alone:
+        dist.barrier(group=engine.wire.group)

@@ -1,0 +1,150 @@
+"""Training for those who have a loop of their own: wrap the model, iterate, call `step`.
+
+    with joined() as wire:
+        trainer = Trainer(NamedBlocks(model, "blocks"), works, optimizer=..., wire=wire)
+        for batches in trainer.iterate(source.read, num_steps=100):
+            report = trainer.step(batches)
+
+`iterate` yields this rank's micro-batches of a step and ends early when any rank was asked to
+leave.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from drystone.errors import InvalidSpec
+from drystone.run.runtime.batch import RankWork, micro_batches
+from drystone.run.runtime.checkpoint import Progress, load_latest, save_checkpoint
+from drystone.run.runtime.collectives import Wire
+from drystone.run.runtime.engine import Engine
+from drystone.run.runtime.group import this_device
+from drystone.run.runtime.layered import Batch, LayeredModel
+from drystone.run.runtime.step_report import StepReport
+
+MakeOptimizer = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
+
+
+class Trainer:
+    """A model held in unequal pieces, its optimizer, and how far it is."""
+
+    def __init__(
+        self,
+        model: LayeredModel,
+        works: Sequence[RankWork],
+        *,
+        optimizer: MakeOptimizer,
+        wire: Wire | None = None,
+        device: torch.device | None = None,  # None: the GPU of this rank, or the processor
+        dtype: torch.dtype = torch.float32,
+        offload: bool = False,
+        clip: float = 0.0,  # the largest gradient norm; 0: any
+        weight_decay: float = 0.0,
+        checkpoints: Path | None = None,
+        keep: int = 3,
+        seed: int = 0,
+    ) -> None:
+        self.works, self._clip = tuple(works), clip
+        if not any(work.batch for work in works):
+            raise InvalidSpec("no rank has a batch")
+        self.engine = Engine(
+            model,
+            [work.state_share for work in works],
+            wire=wire,
+            device=device or this_device(),
+            dtype=dtype,
+            offload=offload,
+            seed=seed,
+        )
+        self.optimizer = optimizer(self.engine.parameter_groups(weight_decay=weight_decay))
+        self._checkpoints, self._keep = checkpoints, keep
+        self.progress = Progress(seed=seed)
+        self.is_leaving = False
+        self._data_seconds = 0.0
+        self._started = time.perf_counter()
+
+    @property
+    def global_batch(self) -> int:
+        """Samples in a step, over all ranks."""
+        return sum(work.batch for work in self.works)
+
+    def resume(self) -> bool:
+        """Go on from the newest whole checkpoint, if there is one."""
+        if self._checkpoints is None:
+            return False
+        progress = load_latest(self._checkpoints, self.engine, self.optimizer)
+        self.progress = progress or self.progress
+        return progress is not None
+
+    def save(self) -> Path | None:
+        """Write a checkpoint, together with all ranks."""
+        if self._checkpoints is None:
+            return None
+        chance = bytes(torch.get_rng_state().tolist()).hex()
+        progress = replace(self.progress, rng_state=chance)
+        return save_checkpoint(
+            self._checkpoints, self.engine, self.optimizer, progress, keep=self._keep
+        )
+
+    def leave_on_sigterm(self) -> None:
+        """From now on SIGTERM means: finish the step, then `is_leaving` is true on all ranks."""
+
+        def ask(_: int, __: FrameType | None) -> None:
+            self.engine.stop_asked = True
+
+        signal.signal(signal.SIGTERM, ask)
+
+    def iterate(
+        self, read: Callable[[Sequence[int]], Batch], *, num_steps: int
+    ) -> Iterator[list[Batch]]:
+        """Micro-batches of this rank, step by step, up to step `num_steps` of the whole job."""
+        while self.progress.step < num_steps and not self.is_leaving:
+            self._started = time.perf_counter()
+            runs = micro_batches(self.works, self.engine.wire.rank, self.progress.position)
+            batches = [_to_device(read(run), self.engine.device) for run in runs]
+            self._data_seconds = time.perf_counter() - self._started
+            yield batches
+
+    def step(self, batches: Sequence[Batch]) -> StepReport:
+        """Gradients over all ranks, clipped by their true norm; then the optimizer."""
+        result = self.engine.compute_gradients(batches)
+        if self._clip:
+            self.engine.clip_gradients(result, self._clip)
+        updating = time.perf_counter()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        now = time.perf_counter()
+        self.is_leaving = result.stop_asked
+        self.progress = Progress(
+            step=self.progress.step + 1,
+            position=self.progress.position + self.global_batch,
+            seed=self.progress.seed,
+        )
+        whole = now - self._started
+        return StepReport(
+            step=self.progress.step,
+            loss=result.loss,
+            gradient_norm=result.gradient_norm,
+            tokens=result.weight,
+            step_seconds=whole,
+            tokens_per_second=result.weight / whole,
+            seconds={"data": self._data_seconds, **result.seconds, "optimizer": now - updating},
+            compute_seconds=result.compute_seconds,
+            peak_memory_bytes=result.peak_memory_bytes,
+        )
+
+
+def _to_device(batch: Batch, device: torch.device) -> Batch:
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {key: _to_device(one, device) for key, one in batch.items()}
+    return [_to_device(one, device) for one in batch]

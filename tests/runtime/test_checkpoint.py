@@ -1,0 +1,113 @@
+"""Checkpoints: saved from one split, loaded into another; half-written and damaged ones."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from checkpoint_cases import (
+    a_trainer,
+    joined_pieces,
+    pieces,
+    resume_and_train,
+    train_and_save,
+)
+from engine_cases import Case, tokens
+from ranks import run_ranks
+
+from drystone.run.runtime.checkpoint import RECORD, check_checkpoint, find_whole
+
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
+
+ALONE = Case(batches=(4,), micros=(2,), shares=(1.0,), style="llama", steps=6)
+
+
+def take_steps(trainer, num_steps: int) -> list[float]:
+    """Train up to that step; save after each."""
+    losses = []
+    for batches in trainer.iterate(tokens().read, num_steps=num_steps):
+        losses.append(trainer.step(batches).loss)
+        trainer.save()
+    return losses
+
+
+@pytest.mark.slow
+def test_four_uneven_ranks_save_and_three_others_go_on(tmp_path: Path):
+    four = Case(batches=(1, 3, 0, 4), micros=(1, 2, 1, 2), shares=(1, 1, 0, 4), steps=25, tied=True)
+    three = Case(batches=(5, 0, 3), micros=(2, 1, 3), shares=(2, 5, 1), steps=25, tied=True)
+
+    saving = run_ranks(train_and_save, 4, four, tmp_path, 5)
+    loading = run_ranks(resume_and_train, 3, three, tmp_path)
+
+    saved = joined_pieces([one[1] for one in saving])
+    loaded = joined_pieces([one[0] for one in loading])
+    assert saved.keys() == loaded.keys()
+    assert all(torch.equal(saved[name], loaded[name]) for name in saved)
+    assert loading[0][2] == 5
+    assert len(loading[0][1]) == 20
+    assert loading[0][1] == pytest.approx(saving[0][0][5:], abs=1e-5)
+
+
+def test_one_process_goes_on_as_if_nothing_had_happened(tmp_path: Path):
+    whole = take_steps(a_trainer(ALONE, None), 6)
+    take_steps(a_trainer(ALONE, tmp_path), 3)
+
+    again = a_trainer(ALONE, tmp_path)
+    assert again.resume()
+
+    assert again.progress.position == 12
+    assert take_steps(again, 6) == whole[3:]
+
+
+def test_the_last_few_are_kept(tmp_path: Path):
+    take_steps(a_trainer(ALONE, tmp_path, keep=2), 5)
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000004", "step-00000005"]
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove", "record", "no record"])
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path, damage: str, capfd):
+    take_steps(a_trainer(ALONE, tmp_path), 3)
+    newest = tmp_path / "step-00000003"
+    file = next(newest.glob("*.distcp"))
+    content = bytearray(file.read_bytes())
+    match damage:
+        case "flip":
+            content[len(content) // 2] ^= 1
+            file.write_bytes(content)
+        case "cut":
+            file.write_bytes(content[:-10])
+        case "remove":
+            file.unlink()
+        case "record":
+            (newest / RECORD).write_text("{", encoding="utf-8")
+        case "no record":
+            (newest / RECORD).unlink()
+
+    assert check_checkpoint(newest)
+    assert find_whole(tmp_path) == tmp_path / "step-00000002"
+    assert "step-00000003: passed over" in capfd.readouterr().err
+
+
+def test_a_half_written_one_is_never_taken(tmp_path: Path):
+    take_steps(a_trainer(ALONE, tmp_path), 2)
+    (tmp_path / "step-00000002").rename(tmp_path / ".step-00000002.part")
+
+    again = a_trainer(ALONE, tmp_path)
+
+    assert again.resume()
+    assert again.progress.step == 1
+
+
+def test_without_a_checkpoint_training_begins_at_the_beginning(tmp_path: Path):
+    trainer = a_trainer(ALONE, tmp_path / "nowhere")
+    before = pieces(trainer)
+
+    assert not trainer.resume()
+    assert trainer.progress.step == 0
+    assert all(torch.equal(before[n][0][1], p[0][1]) for n, p in pieces(trainer).items())

@@ -1,0 +1,170 @@
+"""`python -m drystone.run.runtime plan.json` and the example: real processes, real signals."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+sys.path.insert(0, str(Path(__file__).parent))
+from engine_cases import a_spec
+
+from drystone.describe.recipe import Optimizer, Precision, Recipe, Tuning
+from drystone.errors import InvalidSpec
+from drystone.plan.plan import Plan, RankShare, StagePlan, Way, save_plan
+from drystone.run.runtime.__main__ import main
+from drystone.run.runtime.batch import rank_works
+from drystone.run.runtime.collectives import Wire
+from drystone.run.runtime.train import TrainSettings, prepare
+
+pytestmark = pytest.mark.torch
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "train_uneven.py"
+
+
+def a_plan(shares: list[tuple[int, int, float]], **recipe) -> Plan:
+    """Ranks as (batch, micro-batch, state share)."""
+    ranks = tuple(
+        RankShare(
+            gpu="A100-80G",
+            count=1,
+            batch=batch,
+            micro_batch=micro,
+            num_micro_batches=-(-batch // micro) if micro else 0,
+            state_share=share,
+        )
+        for batch, micro, share in shares
+    )
+    given = {"precision": Precision.FP32, "global_batch": sum(one[0] for one in shares), **recipe}
+    return Plan(
+        way=Way.UNEVEN,
+        model=a_spec("llama", tied=False),
+        recipe=Recipe(seq_len=12, **given),
+        stages=(StagePlan(first_layer=0, end_layer=3, ranks=ranks),),
+        needs=(),
+        step_seconds=1.0,
+        time_items={},
+    )
+
+
+def start(arguments: list[str], num_ranks: int) -> list[subprocess.Popen]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return [
+        subprocess.Popen(
+            [sys.executable, *arguments],
+            env={**os.environ, **shared, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(num_ranks)
+    ]
+
+
+def finish(processes: list[subprocess.Popen]) -> list[str]:
+    """Standard output of every rank; all must have ended well."""
+    outputs = [process.communicate(timeout=120) for process in processes]
+    for process, (_, errors) in zip(processes, outputs, strict=True):
+        assert process.returncode == 0, errors
+    return [out for out, _ in outputs]
+
+
+def events(text: str) -> list[dict]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_one_rank_trains_and_writes_a_line_for_each_step(tmp_path: Path, capsys):
+    save_plan(a_plan([(4, 2, 1.0)]), tmp_path / "plan.json")
+
+    assert main([str(tmp_path / "plan.json"), "--steps", "3", "--lr", "0.003"]) == 0
+
+    found = events(capsys.readouterr().out)
+    assert [one["event"] for one in found] == ["started", "step", "step", "step", "finished"]
+    step = found[1]
+    assert step["tokens"] == 48
+    assert step["seconds"].keys() == {
+        "data", "forward", "backward", "gather", "reduce", "optimizer",
+    }  # fmt: skip
+    assert 0 < sum(step["seconds"].values()) <= step["step_seconds"]
+    assert step["peak_memory_bytes"][0] > 0
+
+
+@pytest.mark.slow
+def test_sigterm_to_one_rank_makes_all_save_and_leave_and_others_go_on(tmp_path: Path):
+    two = a_plan([(1, 1, 0.75), (5, 2, 0.25)])
+    save_plan(two, tmp_path / "two.json")
+    save_plan(a_plan([(6, 3, 1.0)]), tmp_path / "one.json")
+    folder = ["--checkpoints", str(tmp_path / "saved")]
+    command = ["-m", "drystone.run.runtime"]
+
+    ranks = start([*command, str(tmp_path / "two.json"), "--steps", "100000", *folder], 2)
+    lines = [ranks[0].stdout.readline() for _ in range(5)]
+    ranks[1].send_signal(signal.SIGTERM)
+    found = events("".join(lines) + finish(ranks)[0])
+    left_at = found[-1]["step"]
+    again = start([*command, str(tmp_path / "one.json"), "--steps", str(left_at + 2), *folder], 1)
+    resumed = events(finish(again)[0])
+
+    assert [one["event"] for one in found[-2:]] == ["checkpoint", "left"]
+    assert left_at == found[-3]["step"] < 100000
+    assert resumed[0] == {"event": "started", "step": left_at, "ranks": 1}
+    assert [one["step"] for one in resumed if one["event"] == "step"] == [left_at + 1, left_at + 2]
+
+
+@pytest.mark.slow
+def test_the_example_runs_with_two_ranks_as_with_one_and_learns():
+    first, second = finish(start([str(EXAMPLE)], 2))
+    (alone,) = finish(start([str(EXAMPLE)], 1))
+
+    losses, alone = (
+        [float(line.rsplit(" ", 1)[1]) for line in text.splitlines()] for text in (first, alone)
+    )
+    assert second == ""
+    assert len(losses) == 20
+    assert losses == pytest.approx(alone, abs=2e-4)  # printed with 4 digits
+    assert losses[-1] < losses[0]
+    assert len(EXAMPLE.read_text(encoding="utf-8").splitlines()) < 40
+
+
+def test_a_plan_for_other_ranks_or_beyond_the_runtime_is_refused(tmp_path: Path, capsys):
+    with pytest.raises(InvalidSpec, match="for 2 ranks, 1 were started"):
+        prepare(a_plan([(1, 1, 0.5), (1, 1, 0.5)]), TrainSettings(), Wire())
+    for wrong in (
+        {"precision": Precision.FP8_MIXED},
+        {"tuning": Tuning.LORA},
+        {"optimizer": Optimizer.MUON},
+        {"dropout": 0.1},
+    ):
+        with pytest.raises(InvalidSpec):
+            prepare(a_plan([(1, 1, 1.0)], **wrong), TrainSettings(), Wire())
+
+    assert main([str(tmp_path / "nowhere.json")]) == 2
+    assert "is no plan" in capsys.readouterr().err
+
+
+def test_batches_must_sum_to_the_global_batch_and_pipelines_are_refused():
+    plan = a_plan([(1, 1, 0.5), (2, 1, 0.5)], global_batch=4)
+    with pytest.raises(InvalidSpec, match="sum to 3, the global batch is 4"):
+        rank_works(plan)
+
+    whole = a_plan([(2, 1, 0.5), (2, 1, 0.5)])
+    tensor = replace(whole, stages=(replace(whole.stages[0], tp=2),))
+    with pytest.raises(InvalidSpec, match="tensor, context or pipeline"):
+        rank_works(tensor)
+
+
+def test_idle_ranks_and_ranks_without_state_are_read_from_a_plan():
+    works = rank_works(a_plan([(0, 0, 0.25), (3, 2, 0.0), (1, 1, 0.75)]))
+
+    assert [work.batch for work in works] == [0, 3, 1]
+    assert [work.state_share for work in works] == [0.25, 0.0, 0.75]

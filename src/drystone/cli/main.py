@@ -29,6 +29,7 @@ VERBS: Final = MappingProxyType(
         "estimate": "Estimate one layout: memory by item and stage, step time, tokens, dollars.",
         "check": "Judge the estimates by published measurements.",
         "profile": "Measure the device that is here, for estimates to use.",
+        "simulate": "Run scheduling policies on a trace of jobs and compare them.",
         "gpus": "List the GPU types: memory, rates, links, prices.",
         "models": "List the models known by name: shapes and parameters.",
     }

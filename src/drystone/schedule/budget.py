@@ -179,6 +179,8 @@ def classes_from_speeds(
     """
     speeds = np.asarray(samples_per_second, dtype=np.float64)
     rates = np.asarray(arrivals_per_second, dtype=np.float64)
+    if rates.shape != speeds.shape[:1]:
+        raise InvalidSpec("there must be one arrival rate and one row of speeds for each class")
     sizes = np.broadcast_to(np.asarray(mean_samples, dtype=np.float64), rates.shape)
     if speeds.ndim != 2 or not (np.isfinite(speeds).all() and (speeds >= 0).all()):
         raise InvalidSpec("samples_per_second must be a table of finite numbers, 0 or more")

@@ -1,9 +1,9 @@
 """Which resources in which part of a job, where every change costs a restart?
 
 The speedup of a training job changes as it runs (the gradient noise grows, so larger batches pay),
-so a job is cut into blocks of epochs, each with its own speeds. Starting takes a rescaling time, and
-so does every change between blocks; the GPUs are paid for meanwhile. boa.md 2.4 [D]: where a dollar
-is worth mu seconds, the best choice in every block is found exactly by a Viterbi recursion,
+so a job is cut into blocks of epochs, each with its own speeds. Starting takes a rescaling time,
+and so does every change between blocks; the GPUs are paid for meanwhile. boa.md 2.4 [D]: where a
+dollar is worth mu seconds, the best choices are found exactly by a Viterbi recursion over blocks,
 
     V_e(k) = x_e / s_e(k) (1 + mu c_k) + min(V_{e-1}(k), min_j V_{e-1}(j) + R_k (1 + mu c_k))
 
@@ -61,12 +61,12 @@ class BlockClasses:
             values = getattr(self, name)
             if not (np.isfinite(values).all() and (values >= 0).all()):
                 raise InvalidSpec(f"{name} must be finite and 0 or more")
-        if (
-            not ((self.block_samples > 0) & (self.samples_per_second > 0).any(axis=2))
-            .any(axis=1)
-            .all()
-        ):
-            raise InvalidSpec("every class needs a block with work and a choice for it")
+        has_choice = (self.samples_per_second > 0).any(axis=2)
+        if not ((self.block_samples == 0) | has_choice).all():
+            row = int(np.nonzero((self.block_samples > 0) & ~has_choice)[0][0])
+            raise InvalidSpec(f"class {row} has a block with work and no choice for it")
+        if not (self.block_samples > 0).any(axis=1).all():
+            raise InvalidSpec("every class needs a block with work")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -127,9 +127,6 @@ def trace_paths(blocks: BlockClasses) -> PathClasses:
     found = _Found(blocks)
     cheap = found.add(every, best_paths(blocks, every, zeros, ones))
     fastest, cost = path_costs(blocks, every, best_paths(blocks, every, ones, zeros))
-    if not np.isfinite(fastest).all():
-        row = int(np.flatnonzero(~np.isfinite(fastest))[0])
-        raise InvalidSpec(f"class {row} has a block with work and no choice for it")
     tie = _TIE * fastest / np.where(cost > 0, cost, 1.0)
     fast = found.add(every, best_paths(blocks, every, ones, tie))
     while len(cheap):

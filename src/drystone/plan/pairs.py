@@ -1,9 +1,9 @@
 """How fast would one job be on two types of GPU at once, for all pairs of counts?
 
 The estimate of `uneven`, worked out for a grid of counts and micro-batches in one array operation:
-each type at one micro-batch, whole numbers of micro-batches a rank, all memory together, and
-collectives over the ring that the two form. What is left out: ranks of one type that differ, and
-shards that are even for some layers only. The plan itself is made when the option is chosen.
+each type at the pace of one micro-batch, whole samples on every rank, all memory together, as many
+layers in even shards as memory allows, and collectives over the ring that the two form. What is
+left out: ranks of one type that differ. The plan itself is made when the option is chosen.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from drystone.plan.uneven import pass_seconds_of, uneven_recipe
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 
 _MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 
@@ -49,8 +48,8 @@ class _Side:
 
     count: FloatArray
     micro: FloatArray
-    forward: FloatArray
-    backward: FloatArray  # with recomputation
+    forward: FloatArray  # seconds of a layer and a sample
+    backward: FloatArray  # the same with recomputation
     memory_bytes: FloatArray
     usable_bytes: float
 
@@ -76,10 +75,14 @@ def pair_speeds(
     fits = room[0] + room[1] >= state
     for side in sides:
         fits = fits & (side.memory_bytes <= side.usable_bytes)
-    even = fits
+    # Of the layers, the share that can be cut evenly: what the tightest rank holds of each.
+    even = np.ones((1, 1, 1, 1))
     for side in sides:
-        even = even & (side.memory_bytes + state / ranks <= side.usable_bytes)
-    numbers = _micro_batches(recipe.global_batch, first, second)
+        even = np.minimum(even, (side.usable_bytes - side.memory_bytes) * ranks / state)
+    even = np.maximum(even, 0.0)
+    numbers = _samples(recipe.global_batch, first, second)
+    for number, side in zip(numbers, sides, strict=True):
+        fits = fits & ((number >= side.micro) | (side.micro == 1))
     seconds = _step_seconds(model, mine, machines, between, sides, numbers, even)
     seconds = np.where(fits, seconds, np.inf)
     shape = (len(counts[0]) * len(counts[1]), -1)
@@ -91,9 +94,7 @@ def pair_speeds(
         picked: FloatArray = np.broadcast_to(values, seconds.shape).reshape(shape)[rows, best]
         return picked
 
-    samples = [
-        number * side.count * side.micro for number, side in zip(numbers, sides, strict=True)
-    ]
+    samples = [number * side.count for number, side in zip(numbers, sides, strict=True)]
     full = np.maximum(first.memory_bytes, second.memory_bytes) + state / ranks
     left, right = np.meshgrid(*counts, indexing="ij")
     return PairSpeeds(
@@ -115,8 +116,8 @@ def _side(
     return _Side(
         count=np.array(counts, dtype=np.float64).reshape(along_counts),
         micro=sizes.astype(np.float64).reshape(along_sizes),
-        forward=forward.reshape(along_sizes),
-        backward=(forward + backward).reshape(along_sizes),
+        forward=(forward / sizes).reshape(along_sizes),
+        backward=((forward + backward) / sizes).reshape(along_sizes),
         memory_bytes=memory.reshape(along_sizes),
         usable_bytes=float(machine.gpu.usable_bytes),
     )
@@ -136,13 +137,13 @@ def _ranks(
     return sizes, forward, backward, memory[sizes]
 
 
-def _micro_batches(batch: int, first: _Side, second: _Side) -> tuple[FloatArray, FloatArray]:
-    """Micro-batches on a rank of each type that together are the batch, the slower soonest done.
+def _samples(batch: int, first: _Side, second: _Side) -> tuple[FloatArray, FloatArray]:
+    """Samples on a rank of each type that together are the batch, the slower soonest done.
 
     If samples could be cut, both would end together; then one, the other or both do one more.
     """
     each = [first.forward + first.backward, second.forward + second.backward]
-    per_round = [first.count * first.micro, second.count * second.micro]
+    per_round = [first.count, second.count]
     together = batch / (per_round[0] / each[0] + per_round[1] / each[1])
     least = [np.floor(together / one + 1e-9) for one in each]
     left = batch - (least[0] * per_round[0] + least[1] * per_round[1])
@@ -165,7 +166,7 @@ def _step_seconds(
     between: Link,
     sides: list[_Side],
     numbers: tuple[FloatArray, FloatArray],
-    even: BoolArray,
+    even: FloatArray,
 ) -> FloatArray:
     """A step, as `uneven` has it."""
     prepared = [prepare(model, recipe, machine, None) for machine in machines]
@@ -176,8 +177,8 @@ def _step_seconds(
     bandwidth, hops = _ring(machines, between, sides)
     params = (work.layer_params + work.outer_params) / work.num_layers
     reached = bandwidth * launcher.network_gather_share
-    # Shards that cannot be even are sent one by one.
-    part = np.where(even, (ranks - 1.0) / ranks, 1.0)
+    # Shards that are not even are sent one by one.
+    part = even * (ranks - 1.0) / ranks + (1.0 - even)
     gather = params * work.element_bytes / reached * part + hops
     scatter = params * work.trained_share * work.reduce_bytes / reached * part + hops
     overlap = launcher.overlap_share

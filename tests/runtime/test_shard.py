@@ -90,6 +90,7 @@ def test_the_form_follows_backend_evenness_and_size():
     assert choose_gather([large, 3 * large], 4, "nccl") is Form.PADDED
     assert choose_gather([large, large, 2 * large, 4 * large], 2, "nccl") is Form.GROUPED
     assert choose_gather([large, 3 * large], 4, "gloo") is Form.GROUPED
+    assert choose_gather([1, 2], 4, "gloo") is Form.GROUPED
     assert choose_reduce([large, large], 4, "gloo") is Form.SPLIT
     assert choose_reduce([large, large], 4, "nccl") is Form.EVEN
     assert choose_reduce([0, large, large, 6 * large], 4, "nccl") is Form.GROUPED

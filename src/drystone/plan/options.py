@@ -71,15 +71,22 @@ class Options:
 
     def undominated(self) -> Options:
         """Without those that are beaten: no more GPUs of any type, and at least as fast."""
-        # The fastest first, of equals the one with fewer GPUs, then the first: only earlier ones
-        # can beat.
-        order = np.lexsort((self.counts.sum(axis=1), -self.samples_per_second))
-        counts = self.counts[order].astype(np.int32)
-        beaten = np.zeros(len(order), dtype=bool)
-        for row in range(len(order)):
-            if not beaten[row]:
-                beaten[row + 1 :] |= (counts[row + 1 :] >= counts[row]).all(axis=1)
-        return self.take(np.sort(order[~beaten]))
+        # Only options of no other types can beat one; bits say which types each uses.
+        types = (self.counts > 0) @ (1 << np.arange(self.counts.shape[1]))
+        kept = np.ones(len(self), dtype=bool)
+        for mine in sorted(set(types.tolist())):
+            rows = np.flatnonzero(types == mine)
+            rivals = np.flatnonzero((types & ~mine) == 0)
+            speeds = self.samples_per_second
+            beats = speeds[rivals, None] >= speeds[rows]
+            same = speeds[rivals, None] == speeds[rows]
+            for column in self.counts.T:
+                beats &= column[rivals, None] <= column[rows]
+                same &= column[rivals, None] == column[rows]
+            # Of equals, the first stays; nobody beats itself.
+            beats &= ~same | (rivals[:, None] < rows)
+            kept[rows] = ~beats.any(axis=0)
+        return self.take(np.flatnonzero(kept))
 
     def alone(self, gpu: str) -> Options:
         """Of one type alone, by count."""

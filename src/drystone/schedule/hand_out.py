@@ -8,7 +8,7 @@ import numpy as np
 
 from drystone.schedule.decision import Decision, Move, Numbers, Preempt, Resize, Start
 from drystone.schedule.packing import make_room
-from drystone.schedule.snapshot import FloatArray, IntArray, Placement, Snapshot
+from drystone.schedule.snapshot import BoolArray, FloatArray, IntArray, Placement, Snapshot
 
 # A job that is placed takes a better option only if it is better by this much.
 _WORTH_GROWING = 1.02
@@ -93,14 +93,35 @@ class HandOut:
         rows = np.arange(len(self._jobs))
         best = self._surplus.max(axis=1, initial=-np.inf)
         order = np.lexsort((rows, -best)).tolist()
+        fits: BoolArray = np.logical_and(self._fits_free(), np.isfinite(self._surplus))
+        may_start = _any_option(fits) & ~self._jobs.is_running
         for row in order:
-            if row not in self._given and not self._jobs.is_running[row]:
-                options = np.argsort(-self._surplus[row], kind="stable")
-                found = [int(one) for one in options if np.isfinite(self._surplus[row, one])]
-                self.settle(row, found, evicts=False, reason="GPUs were left over")
+            if may_start[row] and row not in self._given:
+                options = np.flatnonzero(fits[row])
+                options = options[np.argsort(-self._surplus[row, options], kind="stable")]
+                self.settle(row, options.tolist(), evicts=False, reason="GPUs were left over")
+        better = self._better()
+        may_grow = _any_option(better)
         for row in order:
-            if row in self._given and row not in self._left_alone:
-                self._grow(row)
+            if may_grow[row]:
+                self._grow(row, np.flatnonzero(better[row]))
+
+    def _fits_free(self, own: IntArray | None = None) -> BoolArray:
+        """By counts alone: which options fit into what is free, and into what each job has."""
+        counts = self._snapshot.options.counts[self._jobs.option_set]
+        free = self._room.free_by_type if own is None else self._room.free_by_type + own[:, None]
+        return np.asarray((counts <= free).all(axis=2), dtype=np.bool_)
+
+    def _better(self) -> BoolArray:
+        """Which options are clearly better than what each job is given, and might fit."""
+        own = np.zeros((len(self._jobs), len(self._prices)), dtype=np.int64)
+        least = np.full(len(self._jobs), np.inf)
+        for row, given in self._given.items():
+            if row not in self._left_alone:
+                own[row] = self._snapshot.counts(row, given.option)
+                least[row] = self._values[row, given.option] * _WORTH_GROWING
+        better: BoolArray = (self._values > least[:, None]) & self._fits_free(own)
+        return better
 
     def settle(self, row: int, options: list[int], *, evicts: bool, reason: str) -> bool:
         """Give a job the first of these options that fits; else it still has what it had."""
@@ -175,12 +196,9 @@ class HandOut:
                 self._held[row] = had
         return placement
 
-    def _grow(self, row: int) -> None:
+    def _grow(self, row: int, better: IntArray) -> None:
         """Let a job take a better option, if one fits into its own GPUs and what is left."""
         given, values = self._given[row], self._values[row]
-        better = np.flatnonzero(values > values[given.option] * _WORTH_GROWING)
-        if not len(better):
-            return
         self._room.give_back(given.placement)
         for option in better[np.argsort(-values[better], kind="stable")].tolist():
             placement = self._room.place(self._snapshot.counts(row, option))
@@ -189,3 +207,8 @@ class HandOut:
                 self._given[row] = Given(option=option, placement=placement, reason=reason)
                 return
         self._room.take(given.placement)
+
+
+def _any_option(table: BoolArray) -> BoolArray:
+    """Of a table (jobs, options): which jobs have any."""
+    return np.asarray(table.any(axis=1), dtype=np.bool_)

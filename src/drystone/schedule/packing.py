@@ -43,11 +43,12 @@ class Room:
     def find(self, counts: IntArray, style: Style = "tight") -> Placement | None:
         """Where these GPUs could go, without taking them; None where they do not fit."""
         found: list[tuple[int, int]] = []
-        for kind in np.flatnonzero(counts):
-            number = int(counts[kind])
+        for kind, number in enumerate(counts.tolist()):
+            if number == 0:
+                continue
             if number > self.free_by_type[kind]:
                 return None
-            part = self._find_type(int(kind), number, style)
+            part = self._find_type(kind, number, style)
             if part is None:
                 return None
             found.extend(part)

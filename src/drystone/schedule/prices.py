@@ -7,8 +7,9 @@ after paying for its GPUs: one array operation. The dual
     D(p) = sum over jobs of max(0, max over options of (value - p . counts)) + p . capacity
 
 bounds every allocation from above, for any prices p >= 0, and is convex. It is made small one price
-at a time: along one price D is least where demand for that type falls to what is there, which two
-rounds of 16 trial prices find to one part in 200; a price step that does not help is not taken.
+at a time: along one price D is least where demand for that type falls to what is there. Rounds of
+trial prices, each between the neighbours of the best before, find that place to about one part in
+a hundred, since D is convex; a step that does not help is not taken.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import numpy as np
 
 from drystone.schedule.snapshot import FloatArray, IntArray
 
-_NUM_TRIALS: Final = 16
+_NUM_TRIALS: Final = 12
+_NUM_ROUNDS: Final = 3
 _MOST_SWEEPS: Final = 12
 _GOOD_ENOUGH: Final = 1e-3  # a sweep that improves the bound by less is the last
 
@@ -94,18 +96,33 @@ def _improve(
     rest = float(prices @ market.capacity) - old * float(market.capacity[kind])
     # No price above the best value of a single GPU can be needed.
     highest = float(np.max(np.where(used, without, 0.0) / np.maximum(counts, 1), initial=0.0))
-    low, high, best_price, best_bound = 0.0, highest, old, bound
-    for _ in range(2):
-        trials = np.linspace(low, high, _NUM_TRIALS)
+    trials, best_price, best_bound = _first_trials(old, highest), old, bound
+    for _ in range(_NUM_ROUNDS):
         bounds = _bounds_along(without, counts, trials)
         bounds += trials * market.capacity[kind] + rest
         least = int(bounds.argmin())
         if bounds[least] < best_bound:
             best_price, best_bound = float(trials[least]), float(bounds[least])
-        low = float(trials[max(least - 1, 0)])
-        high = float(trials[min(least + 1, _NUM_TRIALS - 1)])
+        trials = _trials_between(
+            float(trials[max(least - 1, 0)]), float(trials[min(least + 1, len(trials) - 1)])
+        )
     prices[kind] = best_price
     return best_bound, without - best_price * counts
+
+
+def _first_trials(old: float, highest: float) -> FloatArray:
+    """Prices around the old one, and both ends."""
+    if not 0 < old < highest:
+        return _trials_between(0.0, highest)
+    around = np.geomspace(old / 1.5, min(old * 1.5, highest), _NUM_TRIALS - 2)
+    return np.concatenate(([0.0], around, [highest]))
+
+
+def _trials_between(low: float, high: float) -> FloatArray:
+    """Prices from one to the other, in equal ratios: they span several orders of magnitude."""
+    if low > 0 or high <= 0:
+        return np.geomspace(low, high, _NUM_TRIALS) if high > low else np.array([max(low, 0.0)])
+    return np.concatenate(([0.0], np.geomspace(high * 1e-3, high, _NUM_TRIALS - 1)))
 
 
 def _bounds_along(without: FloatArray, counts: FloatArray, trials: FloatArray) -> FloatArray:

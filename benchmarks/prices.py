@@ -1,0 +1,117 @@
+"""How long does one decision of `prices` take, how good is it, and how does that grow?
+
+Clusters and jobs are drawn from a seed, in the proportions of Arena's simulated cluster (1,280 GPUs
+of four types); a fifth of the jobs are new, the others run what an earlier decision gave them.
+Seconds are CPU seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+
+from drystone.describe.job import JobSpec
+from drystone.describe.trace_cluster import NodeSpec, make_nodes
+from drystone.run.events import Started, Submitted
+from drystone.run.snapshots import SnapshotMaker
+from drystone.run.state import ClusterState
+from drystone.schedule.check import check_decisions
+from drystone.schedule.decision import Start
+from drystone.schedule.policies.prices import prices
+from drystone.schedule.snapshot import OptionSet, Snapshot, StartupCost
+
+GPU_TYPES = ("A100", "V100", "A40", "A10")
+STARTUP = StartupCost(seconds_per_gpu=10, most_seconds=40)
+LIMIT_SECONDS = {1280: 0.020, 10_240: 1.0, 102_400: 15.0}
+
+
+def main() -> None:
+    """Print a line for each size; fail where a decision takes longer than promised."""
+    print(f"{'GPUs':>8} {'jobs':>7} {'first':>9} {'next':>9} {'gap':>7}")
+    for scale, num_jobs in ((1, 150), (8, 2000), (80, 20_000)):
+        nodes = _nodes(scale)
+        num_gpus = sum(node.num_gpus for node in nodes)
+        first, second, gap = measure(nodes, num_jobs)
+        print(
+            f"{num_gpus:>8} {num_jobs:>7} {first * 1e3:>6.1f} ms "
+            f"{second * 1e3:>6.1f} ms {gap:>7.2%}"
+        )
+        if second > LIMIT_SECONDS[num_gpus]:
+            raise SystemExit(f"a decision at {num_gpus} GPUs takes too long")
+
+
+def measure(nodes: list[NodeSpec], num_jobs: int) -> tuple[float, float, float]:
+    """Seconds of a decision from nothing, of one with jobs running, and the gap of the latter."""
+    empty, state, maker = _snapshot(nodes, num_jobs)
+    before = time.process_time()
+    decisions, memory = prices(empty, None)
+    first = time.process_time() - before
+    for one in [one for one in decisions if isinstance(one, Start)]:
+        state.record(
+            Started(
+                time_seconds=0.0,
+                job_id=one.job_id,
+                option=one.option,
+                placement=one.placement,
+                samples_per_second=maker.speed(state.jobs[one.job_id].spec, one.option),
+                productive_seconds=40.0,
+            )
+        )
+    for index in range(num_jobs // 4):  # as many come as a quarter of those that were there
+        spec = empty.jobs.specs[index]
+        state.record(Submitted(time_seconds=3000.0, job=replace(spec, id=f"new{index}")))
+    seconds = []
+    for _ in range(5 if num_jobs < 5000 else 1):
+        snapshot = maker.make(state, 3600.0)
+        before = time.process_time()
+        decisions, after = prices(snapshot, memory)
+        seconds.append(time.process_time() - before)
+    problems = check_decisions(snapshot, decisions)
+    assert not problems, problems[:3]
+    return first, float(np.median(seconds)), after.gap
+
+
+def _nodes(scale: int) -> list[NodeSpec]:
+    shape = (("A100", 80, 4), ("V100", 20, 16), ("A40", 160, 2), ("A10", 160, 2))
+    return [
+        node
+        for gpu, count, size in shape
+        for node in make_nodes(gpu, count=count * scale, gpus_per_node=size)
+    ]
+
+
+def _snapshot(nodes: list[NodeSpec], num_jobs: int) -> tuple[Snapshot, ClusterState, SnapshotMaker]:
+    chance = np.random.default_rng(0)
+    sets = [_options(chance) for _ in range(46)]
+    maker = SnapshotMaker(tuple(nodes), GPU_TYPES, lambda job: sets[int(job.model)], STARTUP)
+    state = ClusterState(tuple(nodes))
+    for index in range(num_jobs):
+        job = JobSpec(
+            id=f"job{index}",
+            submit_seconds=0.0,
+            model=str(chance.integers(len(sets))),
+            total_samples=float(chance.lognormal(13, 2)),
+        )
+        state.record(Submitted(time_seconds=0.0, job=job))
+    return maker.make(state, 0.0), state, maker
+
+
+def _options(chance: np.random.Generator) -> OptionSet:
+    """Powers of two of each type, with speeds that bend as measured ones do."""
+    rows, speeds = [], []
+    base = chance.uniform(2, 30)
+    for kind, factor in enumerate((2.5, 1.1, 1.0, 0.8)):
+        for count in (1, 2, 4, 8, 16)[chance.integers(0, 3) :]:
+            row = [0, 0, 0, 0]
+            row[kind] = count
+            rows.append(row)
+            speeds.append(base * factor * count ** chance.uniform(0.5, 0.95))
+    return OptionSet(
+        counts=np.array(rows), samples_per_second=np.array(speeds), memory_bytes=np.zeros(len(rows))
+    )
+
+
+if __name__ == "__main__":
+    main()

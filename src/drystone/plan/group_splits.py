@@ -163,15 +163,28 @@ def _held_layers(splits: GroupSplits, num_micro: IntArray) -> FloatArray:
 def _shapes(
     model: ModelSpec, group: GpuGroup, sizes: tuple[int, ...]
 ) -> list[tuple[int, int, int, int]]:
-    """(micro-batch, stages, tp, dp); at most as many data-parallel ranks as sequences."""
+    """(micro-batch, stages, tp, dp), some of which leave GPUs idle."""
     count = group.count
     return [
-        (size, number, tp, min(size, count // (number * tp)))
+        (size, number, tp, dp)
         for size in sizes
         for tp in tensor_degrees(model, group.machine.gpus_per_node, count)
         for number in STAGES_OF_FEW
         if number * tp <= count and number <= model.num_layers
+        for dp in _data_parallel(size, count // (number * tp), group.machine.gpus_per_node // tp)
     ]
+
+
+def _data_parallel(size: int, most: int, inside: int) -> list[int]:
+    """Data-parallel ranks of a stage: all that there are, or fewer where that may be as good.
+
+    Not more than a micro-batch has sequences; as few as have no more to do; and as many as are in a
+    node, whose reductions do not cross the network.
+    """
+    most = min(size, most)
+    enough = -(-size // -(-size // most))
+    in_node = min(most, max(1, inside))
+    return sorted({most, enough, -(-size // -(-size // in_node))})
 
 
 def _send_seconds(

@@ -3,9 +3,10 @@
 For clusters whose groups are joined by slow links: only activations cross them, once a micro-batch.
 Each group has its own number of stages, its own tensor and data parallelism and its own layers (as
 HexiScale, Metis and Zorse do). The space: 1, 2, 3, 4, 6, 8, 12 or 16 stages a group, any tensor
-parallelism that stays in a node, the rest data parallel with ZeRO-1, micro-batches that divide the
-batch, any recomputation, the groups in any order; of more than three groups 1, 2, 4 or 8 stages
-each, and those with most memory first. `group_search` finds its optimum.
+parallelism that stays in a node, the rest (or as much as is of use) data parallel with ZeRO-1,
+micro-batches that divide the batch, any recomputation, the groups in any order. For more than three
+groups it is smaller: 1, 2, 4 or 8 stages each, no GPU idle that could be one more data-parallel
+rank, those with most memory first. `group_search` finds the optimum of this space.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ from drystone.plan.group_search import (
     group_orders,
 )
 from drystone.plan.group_splits import (
-    STAGES_OF_FEW,
     STAGES_OF_MANY,
     group_sharding,
     group_splits,
@@ -61,7 +61,7 @@ def plan_groups(model: ModelSpec, recipe: Recipe, pool: Pool) -> Plan | None:
 def pipeline_search(model: ModelSpec, recipe: Recipe, pool: Pool) -> PipelineSearch:
     """The question for the search, from our estimates."""
     sizes = tuple(one for one in divisors(recipe.global_batch) if one <= _MOST_MICRO_BATCH)
-    stages = STAGES_OF_FEW if len(pool.groups) <= ALL_ORDERS else STAGES_OF_MANY
+    counts = np.array([group.count for group in pool.groups])
     settings = []
     for index, recompute in enumerate(RECOMPUTES):
         own = replace(recipe, recompute=recompute)
@@ -70,7 +70,11 @@ def pipeline_search(model: ModelSpec, recipe: Recipe, pool: Pool) -> PipelineSea
         )
         # Not even at the end of the pipeline would each stage hold a layer: no need to try.
         holds = splits.held_layers[np.arange(len(splits)), splits.num_stages]
-        is_open = np.isin(splits.num_stages, stages) & (holds > 0)
+        is_open = holds > 0
+        if len(pool.groups) > ALL_ORDERS:
+            most = counts[splits.group_index] // (splits.num_stages * splits.tp)
+            is_open &= splits.dp == np.minimum(most, splits.micro_batch)
+            is_open &= np.isin(splits.num_stages, STAGES_OF_MANY)
         settings += [
             Setting(
                 splits=splits,

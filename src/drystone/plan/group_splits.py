@@ -91,6 +91,16 @@ class GroupSplits:
         return whole
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Setting:
+    """One recomputation and one size of micro-batch: the ways of all groups that go together."""
+
+    splits: GroupSplits
+    choices: tuple[IntArray, ...]  # rows of `splits` for each group
+    num_micro: int
+    recompute_index: int
+
+
 def join_splits(parts: list[GroupSplits]) -> GroupSplits:
     """The ways of several groups, numbered by their place in the list."""
     columns = {

@@ -28,11 +28,11 @@ from drystone.plan.group_search import (
     ALL_ORDERS,
     BestPipeline,
     PipelineSearch,
-    Setting,
     group_orders,
 )
 from drystone.plan.group_splits import (
     STAGES_OF_MANY,
+    Setting,
     group_sharding,
     group_splits,
     join_splits,

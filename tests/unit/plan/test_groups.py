@@ -12,7 +12,8 @@ from drystone.describe.recipe import Precision, Recipe
 from drystone.describe.zoo import find_model
 from drystone.estimate.speed import estimate_speed
 from drystone.plan.cells import RECOMPUTES
-from drystone.plan.group_search import bound_seconds, held_layers, order_bound_seconds, work_out
+from drystone.plan.group_bounds import bound_seconds, held_layers, order_bound_seconds
+from drystone.plan.group_search import work_out
 from drystone.plan.groups import pipeline_search, plan_groups
 from drystone.plan.plan import Plan, Way
 

@@ -49,7 +49,7 @@ def measure(nodes: list[NodeSpec], num_jobs: int) -> tuple[float, float, float]:
     decisions, memory = prices(empty, None)
     first = time.process_time() - before
     for one in [one for one in decisions if isinstance(one, Start)]:
-        state.record(
+        record = state.record(
             Started(
                 time_seconds=0.0,
                 job_id=one.job_id,
@@ -59,9 +59,14 @@ def measure(nodes: list[NodeSpec], num_jobs: int) -> tuple[float, float, float]:
                 productive_seconds=40.0,
             )
         )
+        assert record is not None
+        maker.update(record)
     for index in range(num_jobs // 4):  # as many come as a quarter of those that were there
         spec = empty.jobs.specs[index]
-        state.record(Submitted(time_seconds=3000.0, job=replace(spec, id=f"new{index}")))
+        new = Submitted(time_seconds=3000.0, job=replace(spec, id=f"new{index}"))
+        record = state.record(new)
+        assert record is not None
+        maker.update(record)
     seconds = []
     for _ in range(5 if num_jobs < 5000 else 1):
         snapshot = maker.make(state, 3600.0)
@@ -94,7 +99,9 @@ def _snapshot(nodes: list[NodeSpec], num_jobs: int) -> tuple[Snapshot, ClusterSt
             model=str(chance.integers(len(sets))),
             total_samples=float(chance.lognormal(13, 2)),
         )
-        state.record(Submitted(time_seconds=0.0, job=job))
+        record = state.record(Submitted(time_seconds=0.0, job=job))
+        assert record is not None
+        maker.update(record)
     return maker.make(state, 0.0), state, maker
 
 

@@ -55,6 +55,15 @@ def simulate(
     failed_starts: Annotated[
         float, typer.Option(help="Share of starts that fail.", min=0, max=0.99)
     ] = 0.0,
+    speed_error: Annotated[
+        float,
+        typer.Option(
+            help="True speeds differ from what policies see by up to this.", min=0, max=0.9
+        ),
+    ] = 0.0,
+    unknown_lengths: Annotated[
+        bool, typer.Option("--unknown-lengths", help="Policies do not see how long jobs are.")
+    ] = False,
     save_log: Annotated[
         Path | None, typer.Option(help="Write the events of each policy to FILE.<policy>.jsonl.")
     ] = None,
@@ -62,9 +71,8 @@ def simulate(
 ) -> None:
     """Run scheduling policies on a trace of jobs and compare them.
 
-    All policies get the same jobs, speeds and faults, and know the lengths of jobs. Jobs that were
-    not done are counted as unfinished or refused. The lower bound is each job alone on its fastest
-    option.
+    All policies get the same jobs, measured speeds, lengths and faults. Jobs that were not done are
+    counted as unfinished or refused. The lower bound is each job alone on its fastest option.
 
     With --json: {trace, cluster, num_gpus, settings, reports: [...]}.
     """
@@ -93,7 +101,9 @@ def simulate(
             seed=seed,
             node_losses_per_hour=node_losses_per_hour,
             failed_start_share=failed_starts,
+            speed_error_share=speed_error,
         ),
+        knows_lengths=not unknown_lengths,
     )
     reports = []
     for name in names:
@@ -136,7 +146,7 @@ def _print_json(trace: Path, cluster: Path, scenario: Scenario, reports: list[Ru
         "restart_most_seconds": scenario.startup.most_seconds,
         "horizon_seconds": horizon if math.isfinite(horizon) else None,
         "faults": asdict(scenario.faults),
-        "policies_know": "measured speeds and the lengths of jobs",
+        "policies_know_lengths": scenario.knows_lengths,
     }
     print_json(
         {

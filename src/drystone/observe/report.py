@@ -30,6 +30,7 @@ class Scenario:
     round_seconds: float = 0.0
     horizon_seconds: float = math.inf
     faults: FaultSpec = field(default_factory=FaultSpec)
+    knows_lengths: bool = True
 
 
 def simulate_policy(
@@ -48,6 +49,7 @@ def simulate_policy(
         round_seconds=scenario.round_seconds,
         horizon_seconds=scenario.horizon_seconds,
         faults=scenario.faults,
+        knows_lengths=scenario.knows_lengths,
         on_time=on_time,
     )
     seconds: list[float] = []

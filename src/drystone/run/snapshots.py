@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 
 from drystone.describe.job import JobSpec
 from drystone.describe.trace_cluster import NodeSpec
+from drystone.run.job_columns import JobColumns
+from drystone.run.lifecycle import TERMINAL
 from drystone.run.state import ClusterState, JobRecord
 from drystone.schedule.snapshot import (
-    JobTable,
     NodeTable,
     OptionSet,
     OptionTable,
@@ -18,6 +20,9 @@ from drystone.schedule.snapshot import (
     StartupCost,
     stack_options,
 )
+
+# What a job of unknown length is taken to need at least, at its fastest.
+GUESSED_SECONDS: Final = 3600.0
 
 
 class SnapshotMaker:
@@ -29,9 +34,11 @@ class SnapshotMaker:
         gpu_types: tuple[str, ...],
         options_of: Callable[[JobSpec], OptionSet],
         startup: StartupCost,
+        *,
+        knows_lengths: bool = True,
     ) -> None:
         self._nodes, self._gpu_types, self._startup = nodes, gpu_types, startup
-        self._options_of = options_of
+        self._options_of, self._knows_lengths = options_of, knows_lengths
         self._sets: list[OptionSet] = []
         self._set_rows: dict[int, int] = {}  # by identity of the set
         self._job_rows: dict[str, tuple[int, int]] = {}  # by job: its set, its requested option
@@ -40,20 +47,36 @@ class SnapshotMaker:
         self._type_index = np.array([gpu_types.index(node.gpu) for node in nodes], dtype=np.int64)
         self._num_gpus = np.array([node.num_gpus for node in nodes], dtype=np.int64)
         self._memory = np.array([node.memory_bytes for node in nodes])
+        self._rows_by_type = tuple(
+            np.flatnonzero(self._type_index == kind) for kind in range(len(gpu_types))
+        )
+        self._columns = JobColumns()
 
     def speed(self, job: JobSpec, option: int) -> float:
         """Samples a second of one option."""
         return float(self._sets[self._rows(job)[0]].samples_per_second[option])
 
+    def update(self, record: JobRecord) -> None:
+        """Take notice of what an event did to a job."""
+        if record.state in TERMINAL:
+            self._columns.remove(record.spec.id)
+        else:
+            self._columns.update(record, *self._rows(record.spec))
+
     def make(self, state: ClusterState, now_seconds: float) -> Snapshot:
-        """The snapshot of a state."""
+        """The snapshot of a state, whose every job was brought up to date by `update`."""
+        options = self._option_table()
+        least = None
+        if not self._knows_lengths:
+            least = GUESSED_SECONDS * options.samples_per_second.max(axis=1, initial=0.0)
         return Snapshot(
             now_seconds=now_seconds,
             gpu_types=self._gpu_types,
             nodes=self._node_table(state),
-            jobs=self._job_table(list(state.active.values()), now_seconds),
-            options=self._option_table(),
+            jobs=self._columns.table(now_seconds, least),
+            options=options,
             startup=self._startup,
+            knows_lengths=self._knows_lengths,
         )
 
     def _node_table(self, state: ClusterState) -> NodeTable:
@@ -65,25 +88,9 @@ class SnapshotMaker:
             ids=self._ids,
             type_index=self._type_index,
             num_gpus=usable,
-            free=np.array(state.free, dtype=np.int64),
+            free=state.free.copy(),
             memory_bytes=self._memory,
-        )
-
-    def _job_table(self, records: list[JobRecord], now_seconds: float) -> JobTable:
-        rows = [self._rows(record.spec) for record in records]
-        return JobTable(
-            specs=tuple(record.spec for record in records),
-            option_set=np.array([row for row, _ in rows], dtype=np.int64),
-            requested=np.array([option for _, option in rows], dtype=np.int64),
-            option=np.array([record.option for record in records], dtype=np.int64),
-            placements=tuple(record.placement for record in records),
-            remaining_samples=np.array(
-                [record.spec.total_samples - record.done_at(now_seconds) for record in records]
-            ),
-            attained_gpu_seconds=np.array([record.attained_at(now_seconds) for record in records]),
-            num_starts=np.array([record.num_starts for record in records], dtype=np.int64),
-            waiting_since_seconds=np.array([record.waiting_seconds for record in records]),
-            running_since_seconds=np.array([record.started_seconds for record in records]),
+            rows_by_type=self._rows_by_type,
         )
 
     def _option_table(self) -> OptionTable:
@@ -102,7 +109,9 @@ class SnapshotMaker:
         return self._job_rows[job.id]
 
     def _requested(self, job: JobSpec, options: OptionSet) -> int:
-        """The option with just the GPUs that the owner named; -1 where there is none."""
+        """The option with just the GPUs that the owner named: -1 if it cannot run, -2 if none."""
+        if not job.requested_gpu:
+            return -2
         if job.requested_gpu not in self._gpu_types:
             return -1
         wanted = np.zeros(len(self._gpu_types), dtype=np.int64)

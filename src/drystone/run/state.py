@@ -9,6 +9,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from drystone.describe.job import JobSpec
 from drystone.describe.trace_cluster import NodeSpec
 from drystone.errors import DrystoneError
@@ -23,7 +25,7 @@ from drystone.run.events import (
     Submitted,
 )
 from drystone.run.lifecycle import TERMINAL, JobState, next_state
-from drystone.schedule.snapshot import Placement
+from drystone.schedule.snapshot import IntArray, Placement
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,24 +68,24 @@ class ClusterState:
     now_seconds: float = 0.0
     jobs: dict[str, JobRecord] = field(default_factory=dict)
     active: dict[str, JobRecord] = field(default_factory=dict)  # waits or runs, by submission
-    free: list[int] = field(default_factory=list)
+    free: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     lost: set[int] = field(default_factory=set)
     speed_share: dict[int, float] = field(default_factory=dict)  # of nodes that are slow
     keeps_history: bool = False
 
     def __post_init__(self) -> None:
-        self.free = [node.num_gpus for node in self.nodes]
+        self.free = np.array([node.num_gpus for node in self.nodes], dtype=np.int64)
 
-    def record(self, event: Event) -> None:
-        """Fold one event into the state."""
+    def record(self, event: Event) -> JobRecord | None:
+        """Fold one event into the state; returns the job that it touched."""
         if event.time_seconds < self.now_seconds - 1e-6:
             raise DrystoneError(
                 f"{type(event).__name__} at {event.time_seconds} s comes after {self.now_seconds} s"
             )
         self.now_seconds = max(self.now_seconds, event.time_seconds)
         if isinstance(event, Submitted):
-            self._submit(event)
-        elif isinstance(event, NodeLost):
+            return self._submit(event)
+        if isinstance(event, NodeLost):
             self._lose(event.node)
         elif isinstance(event, NodeBack):
             self.lost.discard(event.node)
@@ -91,13 +93,15 @@ class ClusterState:
         elif isinstance(event, NodeSlowed):
             self.speed_share[event.node] = event.speed_share
         else:
-            self._change_job(event)
+            return self._change_job(event)
+        return None
 
-    def _submit(self, event: Submitted) -> None:
+    def _submit(self, event: Submitted) -> JobRecord:
         if event.job.id in self.jobs:
             raise DrystoneError(f"job {event.job.id} is submitted twice")
         record = JobRecord(spec=event.job, waiting_seconds=event.time_seconds)
         self.jobs[event.job.id] = self.active[event.job.id] = record
+        return record
 
     def _lose(self, node: int) -> None:
         if self.free[node] != self.nodes[node].num_gpus:
@@ -105,7 +109,7 @@ class ClusterState:
         self.lost.add(node)
         self.free[node] = 0
 
-    def _change_job(self, event: Event) -> None:
+    def _change_job(self, event: Event) -> JobRecord:
         job_id: str = getattr(event, "job_id", "")
         if job_id not in self.jobs:
             raise DrystoneError(f"{type(event).__name__}: there is no job {job_id!r}")
@@ -116,17 +120,16 @@ class ClusterState:
             job.history.append(event)
         if isinstance(event, Started):
             self._start(job, event)
-            return
-        if isinstance(event, SpeedChanged):
+        elif isinstance(event, SpeedChanged):
             job.done_samples = job.done_at(event.time_seconds)
             job.counted_seconds = max(job.counted_seconds, event.time_seconds)
             job.samples_per_second = event.samples_per_second
-            return
-        if before is JobState.RUNNING:
+        elif before is JobState.RUNNING:
             self._stop(job, event)
         if job.state in TERMINAL:
             job.end_seconds = event.time_seconds
             del self.active[job_id]
+        return job
 
     def _start(self, job: JobRecord, event: Started) -> None:
         job.option, job.placement = event.option, event.placement

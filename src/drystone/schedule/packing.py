@@ -20,12 +20,13 @@ Style = Literal["tight", "scatter"]
 class Room:
     """Free GPUs while decisions are being made; the snapshot itself never changes."""
 
-    def __init__(self, nodes: NodeTable, num_types: int, free: IntArray | None = None) -> None:
+    def __init__(self, nodes: NodeTable, free: IntArray | None = None) -> None:
         self.free = (nodes.free if free is None else free).copy()
-        self._rows = [np.flatnonzero(nodes.type_index == kind) for kind in range(num_types)]
-        self._largest = [int(nodes.num_gpus[rows].max(initial=0)) for rows in self._rows]
-        self.free_by_type = np.array([int(self.free[rows].sum()) for rows in self._rows])
-        self._type_index = nodes.type_index
+        self._rows = nodes.rows_by_type
+        self._num_gpus, self._type_index = nodes.num_gpus, nodes.type_index
+        self.free_by_type = np.bincount(
+            nodes.type_index, weights=self.free, minlength=len(self._rows)
+        ).astype(np.int64)
 
     def give_back(self, placement: Placement) -> None:
         """The GPUs of a placement are free again."""
@@ -62,7 +63,8 @@ class Room:
         return placement
 
     def _find_type(self, kind: int, number: int, style: Style) -> list[tuple[int, int]] | None:
-        rows, largest = self._rows[kind], self._largest[kind]
+        rows = self._rows[kind]
+        largest = int(self._num_gpus[rows].max(initial=0))
         if largest == 0:
             return None
         free = self.free[rows]
@@ -89,4 +91,4 @@ class Room:
 def make_room(snapshot: Snapshot, *, emptied: bool = False) -> Room:
     """What is free now, or what would be if every job stopped."""
     free = snapshot.nodes.num_gpus if emptied else None
-    return Room(snapshot.nodes, len(snapshot.gpu_types), free)
+    return Room(snapshot.nodes, free)

@@ -15,15 +15,17 @@ def rigid_options(snapshot: Snapshot) -> IntArray:
     A job whose owner named nothing gets the option with the most work from each GPU, and of equals
     the fastest.
     """
-    jobs, speeds = snapshot.jobs, snapshot.job_speeds
+    jobs = snapshot.jobs
+    if not (jobs.requested == -2).any():
+        return jobs.requested
+    speeds = snapshot.job_speeds
     if speeds.shape[1] == 0:
         return np.full(len(jobs), -1, dtype=np.int64)
     per_gpu = np.where(speeds > 0, speeds / np.maximum(snapshot.job_num_gpus, 1), -1.0)
     best = per_gpu.max(axis=1, keepdims=True)
     frugal = np.argmax(np.where(per_gpu >= best * (1 - 1e-9), speeds, -1.0), axis=1)
     frugal = np.where(best[:, 0] > 0, frugal, -1)
-    named = np.array([bool(spec.requested_gpu) for spec in jobs.specs], dtype=bool)
-    return np.where(named, jobs.requested, frugal).astype(np.int64)
+    return np.where(jobs.requested == -2, frugal, jobs.requested).astype(np.int64)
 
 
 def refuse_impossible(snapshot: Snapshot, options: IntArray) -> list[Decision]:

@@ -8,7 +8,7 @@ and a gather by `JobTable.option_set` gives (jobs, options, types).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -87,6 +87,7 @@ class NodeTable:
     num_gpus: IntArray  # that can be used: 0 on a node that is lost
     free: IntArray
     memory_bytes: FloatArray  # of each GPU; 0: not stated
+    rows_by_type: tuple[IntArray, ...]
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -98,14 +99,15 @@ class JobTable:
 
     specs: tuple[JobSpec, ...]
     option_set: IntArray  # row of the OptionTable
-    requested: IntArray  # the option that the owner named, or -1
+    requested: IntArray  # the option that the owner named; -1: it cannot run; -2: none was named
     option: IntArray  # the option it runs, or -1 while it waits
     placements: tuple[Placement, ...]  # empty while it waits
-    remaining_samples: FloatArray
+    remaining_samples: FloatArray  # a guess where lengths are not known
     attained_gpu_seconds: FloatArray
     num_starts: IntArray
     waiting_since_seconds: FloatArray  # nan while it runs
     running_since_seconds: FloatArray  # nan while it waits
+    weights: FloatArray  # the priority of each job
 
     def __len__(self) -> int:
         return len(self.specs)
@@ -120,11 +122,6 @@ class JobTable:
         """Whether each job has GPUs now."""
         running: BoolArray = self.option >= 0
         return running
-
-    @cached_property
-    def weights(self) -> FloatArray:
-        """The priority of each job."""
-        return np.array([spec.priority for spec in self.specs])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -141,7 +138,6 @@ class Snapshot:
     spent_dollars: float = 0.0
     budget_dollars_per_hour: float = float("inf")
     knows_lengths: bool = True
-    notes: dict[str, float] = field(default_factory=dict)  # numbers of the world, for reasons
 
     @cached_property
     def capacity(self) -> IntArray:

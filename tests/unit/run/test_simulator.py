@@ -127,7 +127,7 @@ def test_the_log_replays_to_the_same_state():
 
     state.now_seconds = world.state.now_seconds  # the clock runs on after the last event
     assert repr(state) == repr(world.state)
-    assert state.free == world.state.free
+    assert state.free.tolist() == world.state.free.tolist()
 
 
 def test_a_log_out_of_order_is_refused():
@@ -144,6 +144,34 @@ def test_equal_times_come_out_in_order():
     queue.push(0.5, "first")
 
     assert [queue.pop()[1] for _ in range(4)] == ["first", "a", "b", "c"]
+
+
+def test_speeds_may_be_other_than_they_seem():
+    seen = ends(run(20, faults=FaultSpec(speed_error_share=0.5)))
+
+    alone = seen["j0"]
+    assert 100 / (2.0 * 1.5) <= alone <= 100 / (2.0 * 0.5)
+    assert alone != 50.0
+
+
+def test_an_unknown_length_is_guessed_from_what_was_done():
+    lengths = []
+
+    def watch(snapshot, memory):
+        lengths.append(snapshot.jobs.remaining_samples.tolist())
+        return fifo(snapshot, memory)
+
+    world = SimulatedWorld(
+        jobs=[job("long", 1e6), replace(job("next"), submit_seconds=20_000.0)],
+        nodes=NODES,
+        options_of=lambda _: OPTIONS,
+        gpu_types=("A",),
+        knows_lengths=False,
+    )
+    drive(world, watch)
+
+    assert lengths[0] == [2.0 * 3600]
+    assert lengths[1] == [40_000.0, 2.0 * 3600]
 
 
 def test_wrong_faults_are_refused():

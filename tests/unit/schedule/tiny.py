@@ -49,9 +49,9 @@ def snapshot(
     state = ClusterState(tuple(nodes))
     maker = SnapshotMaker(tuple(nodes), types_of(nodes), options_of, startup or StartupCost())
     for one in jobs:
-        state.record(Submitted(time_seconds=0.0, job=one))
+        maker.update(state.record(Submitted(time_seconds=0.0, job=one)))
     for name, (option, placement) in (running or {}).items():
-        state.record(
+        record = state.record(
             Started(
                 time_seconds=0.0,
                 job_id=name,
@@ -61,4 +61,5 @@ def snapshot(
                 productive_seconds=0.0,
             )
         )
+        maker.update(record)
     return maker.make(state, now_seconds)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from drystone.errors import InvalidSpec
+from drystone.schedule.snapshot import FloatArray
 from drystone.units import HOUR_SECONDS
 
 
@@ -22,10 +23,13 @@ class FaultSpec:
     slow_seconds: float = 3600.0
     failed_start_share: float = 0.0
     checkpoint_seconds: float = 600.0  # a lost node costs the work since the last one
+    speed_error_share: float = 0.0  # how far the speeds that policies see may be off, each way
 
     def __post_init__(self) -> None:
         if not 0 <= self.failed_start_share < 1 or not 0 < self.slow_speed_share <= 1:
             raise InvalidSpec("faults: failed_start_share is 0 to 1, slow_speed_share above 0 to 1")
+        if not 0 <= self.speed_error_share < 1:
+            raise InvalidSpec("faults: speed_error_share is 0 to 1")
         if min(self.node_losses_per_hour, self.node_slowdowns_per_hour) < 0:
             raise InvalidSpec("faults: rates must not be negative")
         if min(self.repair_seconds, self.slow_seconds, self.checkpoint_seconds) <= 0:
@@ -37,10 +41,11 @@ class Dice:
 
     def __init__(self, spec: FaultSpec) -> None:
         self.spec = spec
-        losses, starts = np.random.SeedSequence(spec.seed).spawn(2)
+        losses, starts, speeds = np.random.SeedSequence(spec.seed).spawn(3)
         # Apart, so that how many jobs a policy starts does not move the nodes' faults.
         self._nodes = np.random.default_rng(losses)
         self._starts = np.random.default_rng(starts)
+        self._speeds = np.random.default_rng(speeds)
 
     def seconds_until(self, per_hour: float) -> float:
         """How long until the next fault of a kind that happens so often."""
@@ -54,3 +59,8 @@ class Dice:
         """Whether the start that is being made will fail."""
         share = self.spec.failed_start_share
         return share > 0 and bool(self._starts.random() < share)
+
+    def speed_factors(self, num_types: int) -> FloatArray:
+        """By GPU type: how much faster or slower than its options say a job really is."""
+        error = self.spec.speed_error_share
+        return self._speeds.uniform(1 - error, 1 + error, num_types)

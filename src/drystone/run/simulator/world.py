@@ -74,6 +74,7 @@ class SimulatedWorld:
         round_seconds: float = 0.0,
         horizon_seconds: float = math.inf,
         faults: FaultSpec | None = None,
+        knows_lengths: bool = True,
         on_time: Callable[[float, int], None] | None = None,
     ) -> None:
         if not nodes:
@@ -82,7 +83,15 @@ class SimulatedWorld:
         self.state = ClusterState(tuple(nodes))
         self.now_seconds = 0.0
         self._startup = startup or StartupCost()
-        self._maker = SnapshotMaker(tuple(nodes), tuple(gpu_types), options_of, self._startup)
+        self._maker = SnapshotMaker(
+            tuple(nodes),
+            tuple(gpu_types),
+            options_of,
+            self._startup,
+            knows_lengths=knows_lengths,
+        )
+        self._gpu_types = tuple(gpu_types)
+        self._speed_factors: dict[str, dict[str, float]] = {}  # by job and GPU type
         self._round_seconds, self._horizon_seconds = round_seconds, horizon_seconds
         self._coming: TimeQueue[_Coming] = TimeQueue()
         self._versions: dict[str, int] = {}
@@ -112,7 +121,7 @@ class SimulatedWorld:
     def launch(self, job_id: str, option: int, placement: Placement, reason: str) -> None:
         """Start a waiting job."""
         record = self.state.jobs[job_id]
-        speed = self._maker.speed(record.spec, option) * self._slowest_share(placement)
+        speed = self._true_speed(record.spec, option, placement)
         num_gpus = sum(count for _, count in placement)
         delay = float(self._startup.seconds(np.array(num_gpus)))
         self._record(
@@ -164,11 +173,16 @@ class SimulatedWorld:
             self._on_time(self.now_seconds, self._num_unsettled)
 
     def _record(self, event: Event) -> None:
-        self.state.record(event)
+        touched = self.state.record(event)
         self.log.append(event)
+        if touched is not None:
+            self._maker.update(touched)
 
     def _happen(self, time_seconds: float, item: _Coming) -> None:
         if isinstance(item, _Arrival):
+            factors = self._dice.speed_factors(len(self._gpu_types)).tolist()
+            named = zip(self._gpu_types, factors, strict=True)
+            self._speed_factors[item.job.id] = dict(named)
             self._record(Submitted(time_seconds=time_seconds, job=item.job))
         elif isinstance(item, _End):
             self._end(time_seconds, item)
@@ -233,8 +247,7 @@ class SimulatedWorld:
     def _set_speed(self, time_seconds: float, node: int, share: float) -> None:
         self._record(NodeSlowed(time_seconds=time_seconds, node=node, speed_share=share))
         for record in self._jobs_on(node):
-            speed = self._maker.speed(record.spec, record.option)
-            speed *= self._slowest_share(record.placement)
+            speed = self._true_speed(record.spec, record.option, record.placement)
             self._record(
                 SpeedChanged(
                     time_seconds=time_seconds, job_id=record.spec.id, samples_per_second=speed
@@ -253,6 +266,12 @@ class SimulatedWorld:
             if any(one == node for one, _ in record.placement)
         ]
 
-    def _slowest_share(self, placement: Placement) -> float:
-        shares = self.state.speed_share
-        return min((shares.get(node, 1.0) for node, _ in placement), default=1.0)
+    def _true_speed(self, job: JobSpec, option: int, placement: Placement) -> float:
+        """What the option says, times how wrong it is, times how slow the nodes are."""
+        factors, shares, nodes = (
+            self._speed_factors[job.id],
+            self.state.speed_share,
+            self.state.nodes,
+        )
+        slowest = min(factors[nodes[node].gpu] * shares.get(node, 1.0) for node, _ in placement)
+        return self._maker.speed(job, option) * slowest

@@ -56,6 +56,16 @@ def resume_and_train(case: Case, folder: Path) -> tuple[dict, list[float], int]:
     return loaded, losses, begun
 
 
+def rebalance_at_every_step(case: Case, many_batches: list[tuple[int, ...]]) -> list[float]:
+    """Losses while the batches change from step to step."""
+    trainer = a_trainer(case, None)
+    losses = []
+    for batches in trainer.iterate(tokens().read, num_steps=len(many_batches)):
+        losses.append(trainer.step(batches).loss)
+        trainer.rebalance(many_batches[trainer.progress.step % len(many_batches)])
+    return losses
+
+
 def joined_pieces(by_rank: list[dict]) -> dict[str, torch.Tensor]:
     """All ranks' pieces put together."""
     whole: dict[str, list] = {}

@@ -14,6 +14,7 @@ from checkpoint_cases import (
     a_trainer,
     joined_pieces,
     pieces,
+    rebalance_at_every_step,
     resume_and_train,
     train_and_save,
 )
@@ -51,6 +52,17 @@ def test_four_uneven_ranks_save_and_three_others_go_on(tmp_path: Path):
     assert loading[0][2] == 5
     assert len(loading[0][1]) == 20
     assert loading[0][1] == pytest.approx(saving[0][0][5:], abs=1e-5)
+
+
+@pytest.mark.slow
+def test_batches_change_between_steps_without_a_trace_in_the_losses():
+    many = [(4, 0), (1, 3), (3, 1), (0, 4), (2, 2), (1, 3)]
+    case = Case(batches=many[0], micros=(2, 2), shares=(1, 2), style="llama")
+
+    first, second = run_ranks(rebalance_at_every_step, 2, case, many)
+
+    assert first == second
+    assert first == pytest.approx(take_steps(a_trainer(ALONE, None), 6), abs=1e-5)
 
 
 def test_one_process_goes_on_as_if_nothing_had_happened(tmp_path: Path):

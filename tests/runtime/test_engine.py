@@ -8,9 +8,15 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
+from torch import nn
+
 sys.path.insert(0, str(Path(__file__).parent))
-from engine_cases import Case, train_plainly, train_unevenly, whole_gradients
+from engine_cases import Case, a_model, tokens, train_plainly, train_unevenly, whole_gradients
 from ranks import run_ranks
+
+from drystone.run.runtime.engine import Engine
+from drystone.run.runtime.layered import NamedBlocks
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 
@@ -73,6 +79,49 @@ def test_one_process_without_a_process_group_is_plain_training():
     case = Case(batches=(5,), micros=(2,), shares=(1.0,), style="llama", clip=0.05)
 
     check_equal(case, train_unevenly([case]))
+
+
+def test_sixteen_bit_compute_stays_near_and_accumulates_in_fp32():
+    case = Case(batches=(8,), micros=(1,), shares=(1.0,), style="llama", steps=1)
+    exact = train_plainly(case)[0]
+    engine = Engine(a_model(case), [1.0], dtype=torch.bfloat16)
+
+    result = engine.compute_gradients([tokens().read([one]) for one in range(8)])
+
+    assert result.loss == pytest.approx(exact[0], rel=2e-2)
+    assert result.gradient_norm == pytest.approx(exact[1], rel=2e-2)
+    for one in engine.owned:
+        assert one.value.dtype == one.value.grad.dtype == torch.float32
+        expected = exact[2][one.name].flatten()
+        assert torch.nn.functional.cosine_similarity(one.value.grad, expected, dim=0) > 0.99
+
+
+class Recording(nn.Module):
+    """A block with chance in it that remembers what it returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.seen = nn.Linear(8, 8), []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = nn.functional.dropout(self.inner(x), 0.5)
+        self.seen.append(out.detach())
+        return out
+
+
+def test_dropout_is_drawn_again_as_it_was():
+    model = nn.Module()
+    model.blocks = nn.ModuleList(Recording() for _ in range(2))
+    model.forward = lambda x: model.blocks[1](model.blocks[0](x)).square().mean()
+    x = torch.ones(4, 8)
+
+    Engine(NamedBlocks(model, "blocks"), [1.0]).compute_gradients([x, x])
+
+    for block in model.blocks:
+        first, second, *again = block.seen
+        assert torch.equal(first, again[0])
+        assert torch.equal(second, again[1])
+        assert not torch.equal(first == 0, second == 0)
 
 
 @pytest.mark.slow

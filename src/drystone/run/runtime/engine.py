@@ -15,7 +15,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +23,7 @@ from torch import nn
 
 from drystone.errors import InvalidSpec
 from drystone.run.runtime.collectives import Pending, Wire
+from drystone.run.runtime.emulate import Pacer
 from drystone.run.runtime.layered import Batch, Extras, LayeredModel
 from drystone.run.runtime.shard import Owned, Unit, cut_units
 
@@ -53,7 +54,9 @@ class Engine:
         dtype: torch.dtype = torch.float32,
         offload: bool = False,
         seed: int = 0,
+        pacer: Pacer | None = None,
     ) -> None:
+        self._pacer = pacer
         self.model, self.wire, self.seed = model, wire or Wire(), seed
         self.device = device or torch.device("cpu")
         if len(shares) != self.wire.num_ranks:
@@ -173,33 +176,34 @@ class Engine:
                 unit = self._gather_next()
                 with self._timed("forward"):
                     kept.append([self._put(one) for one in hidden])
-                    for index in range(len(batches)):
-                        hidden[index] = self._run_block(layer, index, hidden[index], extras[index])
+                    for index, (entered, more) in enumerate(zip(hidden, extras, strict=True)):
+                        with self._paced("forward", entered):
+                            hidden[index] = self._run_block(layer, index, entered, more)
                 if layer < len(self._blocks) - 1:
                     unit.free()
         return hidden, extras, kept
 
     def _head(
         self, batches: Sequence[Batch], hidden: list[torch.Tensor], total: float
-    ) -> tuple[float, list[torch.Tensor]]:
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Losses, and their gradients with respect to what left the last block."""
         unit = self._gather_next()
         unit.begin_gradients()
-        loss_sum, gradients = 0.0, []
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         with self._timed("backward"):
             for index, batch in enumerate(batches):
                 entered = hidden[index].detach().requires_grad_()
-                hidden[index] = entered
-                self._seed(len(self._blocks), index)
-                loss = self.model.loss_sum(entered, batch)
-                loss_sum += float(loss.detach())
-                (loss / total).backward()
-                unit.fold_gradients()
-                gradients.append(_gradient(entered))
+                with self._paced("head", entered):
+                    self._seed(len(self._blocks), index)
+                    loss = self.model.loss_sum(entered, batch)
+                    loss_sum += loss.detach()
+                    (loss / total).backward()
+                    unit.fold_gradients()
+                hidden[index] = _gradient(entered)  # in its place, so that the other is freed
         if unit is not self._front:
             self._start_reduction(unit)
         unit.free()
-        return loss_sum, gradients
+        return loss_sum, hidden
 
     def _backward(
         self,
@@ -218,9 +222,10 @@ class Engine:
             with self._timed("backward"):
                 for index in range(len(batches)):
                     entered = self._get(entering[index]).detach().requires_grad_()
-                    left = self._run_block(layer, index, entered, extras[index])
-                    left.backward(gradients[index])
-                    unit.fold_gradients()
+                    with self._paced("backward", entered):
+                        left = self._run_block(layer, index, entered, extras[index])
+                        left.backward(gradients[index])
+                        unit.fold_gradients()
                     gradients[index] = _gradient(entered)
             self._start_reduction(unit)
             unit.free()
@@ -254,7 +259,7 @@ class Engine:
                 self._reduction.wait()
         self._reduction = None
 
-    def _result(self, loss_sum: float, total: float) -> StepResult:
+    def _result(self, loss_sum: torch.Tensor, total: float) -> StepResult:
         """Sum over the ranks what is only known in part: one small collective."""
         squares = torch.zeros((), dtype=torch.float64, device=self.device)
         for one in self.owned:
@@ -294,6 +299,10 @@ class Engine:
 
     def _rng_devices(self) -> list[torch.device]:
         return [self.device] if self.device.type == "cuda" else []
+
+    def _paced(self, kind: str, hidden: torch.Tensor) -> AbstractContextManager[None]:
+        """As slow as an emulated device, where there is one."""
+        return self._pacer.section(kind, len(hidden)) if self._pacer else nullcontext()
 
     @contextmanager
     def _timed(self, part: str) -> Iterator[None]:

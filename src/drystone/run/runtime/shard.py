@@ -106,6 +106,7 @@ class Unit:
         self.owned = list(self._owned(parameters, start, end))
         self.is_gathered = False
         self._pending: Pending | None = None
+        self._sent: torch.Tensor | None = None
         self._flat_bytes = self._flat.nbytes
         self._release()
 
@@ -114,8 +115,8 @@ class Unit:
         if self.is_gathered or self._pending is not None:
             return
         self._flat.untyped_storage().resize_(self._flat_bytes)
-        piece = self._piece.to(self._flat.dtype)
-        self._pending = self._wire.gather(piece, self._flat, self.cuts)
+        self._sent = self._piece.to(self._flat.dtype)  # must outlive the collective
+        self._pending = self._wire.gather(self._sent, self._flat, self.cuts)
 
     def gather(self) -> None:
         """Make the module's parameters usable."""
@@ -124,7 +125,7 @@ class Unit:
         self.start_gather()
         assert self._pending is not None
         self._pending.wait()
-        self._pending, self.is_gathered = None, True
+        self._pending, self._sent, self.is_gathered = None, None, True
 
     def free(self) -> None:
         """Give the memory of the gathered parameters back."""

@@ -76,6 +76,18 @@ class Trainer:
         """Samples in a step, over all ranks."""
         return sum(work.batch for work in self.works)
 
+    def rebalance(self, batches: Sequence[int]) -> None:
+        """Give the ranks other batches from the next step on; what each holds stays.
+
+        Every rank must call it with the same numbers between the same steps. The sum may change.
+        """
+        if len(batches) != len(self.works) or not any(batches):
+            raise InvalidSpec(f"batches {list(batches)} for {len(self.works)} ranks")
+        self.works = tuple(
+            replace(work, batch=batch, micro_batch=max(work.micro_batch, 1))
+            for work, batch in zip(self.works, batches, strict=True)
+        )
+
     def resume(self) -> bool:
         """Go on from the newest whole checkpoint, if there is one."""
         if self._checkpoints is None:

@@ -20,6 +20,7 @@ from drystone.run.events import (
     Finished,
     Interrupted,
     Refused,
+    SpeedChanged,
     Started,
     StartFailed,
     Stopped,
@@ -43,7 +44,7 @@ class RunReport:
     mean_queue_seconds: float  # from submission to the first start
     makespan_seconds: float  # from the first submission to the end of the run
     utilisation: Mapping[str, float]  # by GPU type: share of GPU time that was held
-    mean_samples_per_second: float
+    mean_samples_per_second: float  # of all jobs, unfinished ones too; what faults lost is left out
     num_restarts: int
     num_interruptions: int
     num_decisions: int
@@ -93,8 +94,7 @@ def summarise_run(
         ),
         makespan_seconds=end_seconds - min(submits.values(), default=0.0),
         utilisation=_utilisation(nodes, log, end_seconds),
-        mean_samples_per_second=sum(job.total_samples for job in jobs if job.id in ends)
-        / max(end_seconds, 1e-9),
+        mean_samples_per_second=samples_done(log, end_seconds) / max(end_seconds, 1e-9),
         num_restarts=num_starts - len(first_starts),
         num_interruptions=sum(isinstance(one, Interrupted | StartFailed) for one in log),
         num_decisions=len(decision_seconds),
@@ -113,6 +113,28 @@ def held_intervals(log: Sequence[Event], end_seconds: float) -> list[tuple[Start
         elif isinstance(event, Stopped | Interrupted | StartFailed | Finished):
             found.append((open_starts.pop(event.job_id), event.time_seconds))
     return found + [(start, end_seconds) for start in open_starts.values()]
+
+
+def samples_done(log: Sequence[Event], end_seconds: float) -> float:
+    """Samples that all jobs did by the end, without those that faults lost."""
+    total = 0.0
+    running: dict[str, tuple[float, float]] = {}  # job: its speed, and since when it counts
+
+    def count(job_id: str, until_seconds: float) -> float:
+        speed, since = running.pop(job_id)
+        return speed * max(0.0, until_seconds - since)
+
+    for event in log:
+        if isinstance(event, Started):
+            running[event.job_id] = (event.samples_per_second, event.productive_seconds)
+        elif isinstance(event, SpeedChanged):
+            since = max(running[event.job_id][1], event.time_seconds)
+            total += count(event.job_id, event.time_seconds)
+            running[event.job_id] = (event.samples_per_second, since)
+        elif isinstance(event, Stopped | Interrupted | StartFailed | Finished):
+            total += count(event.job_id, event.time_seconds)
+            total -= event.lost_samples if isinstance(event, Interrupted) else 0.0
+    return total + sum(count(job_id, end_seconds) for job_id in list(running))
 
 
 def _utilisation(

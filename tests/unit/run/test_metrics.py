@@ -7,7 +7,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "schedule"))
 from tiny import job, node, option_set
 
+from drystone.observe.metrics import samples_done
 from drystone.observe.report import Scenario, alone_seconds, report_table, simulate_policy
+from drystone.run.simulator.faults import FaultSpec
 
 OPTIONS = option_set(([2, 0], 2.0), ([4, 0], 4.0), ([0, 4], 1.0))
 JOBS = tuple(
@@ -49,3 +51,16 @@ def test_refused_jobs_are_counted():
 
 def test_the_lower_bound_is_the_fastest_option_alone():
     assert alone_seconds(SCENARIO) == {"j0": 100.0, "j1": 100.0, "j2": 100.0}
+
+
+def test_samples_are_those_that_the_jobs_did():
+    faults = FaultSpec(
+        seed=3, node_losses_per_hour=30, repair_seconds=30, node_slowdowns_per_hour=30,
+        checkpoint_seconds=20,
+    )  # fmt: skip
+    whole, log = simulate_policy(replace(SCENARIO, faults=faults), "fifo")
+    cut, _ = simulate_policy(replace(SCENARIO, horizon_seconds=150.0), "fifo")
+
+    assert whole.num_interruptions > 0
+    assert samples_done(log, whole.makespan_seconds) == pytest.approx(3 * 400.0)
+    assert cut.mean_samples_per_second == pytest.approx(4.0)

@@ -1,0 +1,66 @@
+"""Plans for the runtime's command, and processes that execute them."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+from engine_cases import a_spec
+
+from drystone.describe.recipe import Precision, Recipe
+from drystone.plan.plan import Plan, RankShare, StagePlan, Way
+
+
+def a_plan(shares: list[tuple[int, int, float]], **recipe) -> Plan:
+    """Ranks as (batch, micro-batch, state share)."""
+    ranks = tuple(
+        RankShare(
+            gpu="A100-80G",
+            count=1,
+            batch=batch,
+            micro_batch=micro,
+            num_micro_batches=-(-batch // micro) if micro else 0,
+            state_share=share,
+        )
+        for batch, micro, share in shares
+    )
+    given = {"precision": Precision.FP32, "global_batch": sum(one[0] for one in shares), **recipe}
+    return Plan(
+        way=Way.UNEVEN,
+        model=a_spec("llama", tied=False),
+        recipe=Recipe(seq_len=12, **given),
+        stages=(StagePlan(first_layer=0, end_layer=3, ranks=ranks),),
+        needs=(),
+        step_seconds=1.0,
+        time_items={},
+    )
+
+
+def start(arguments: list[str], num_ranks: int) -> list[subprocess.Popen]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return [
+        subprocess.Popen(
+            [sys.executable, *arguments],
+            env={**os.environ, **shared, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(num_ranks)
+    ]
+
+
+def finish(processes: list[subprocess.Popen]) -> list[str]:
+    """Standard output of every rank; all must have ended well."""
+    outputs = [process.communicate(timeout=120) for process in processes]
+    for process, (_, errors) in zip(processes, outputs, strict=True):
+        assert process.returncode == 0, errors
+    return [out for out, _ in outputs]
+
+
+def events(text: str) -> list[dict]:
+    return [json.loads(line) for line in text.splitlines()]

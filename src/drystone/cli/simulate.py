@@ -27,8 +27,12 @@ def simulate(
     trace: Annotated[Path, typer.Option(help="Jobs: a CSV of ours, or one of Arena's.")],
     cluster: Annotated[Path, typer.Option(help="Nodes: a YAML file.")],
     speeds: Annotated[
-        Path, typer.Option(help="Measured step times: a CSV by model, batch, GPU type and count.")
-    ],
+        Path | None,
+        typer.Option(
+            help="Measured step times: a CSV by model, batch, GPU type and count. "
+            "Without it, jobs take as long as the trace says on as many GPUs."
+        ),
+    ] = None,
     policy: Annotated[str, typer.Option(help="Names, joined by commas.")] = "prices,fifo",
     arena: Annotated[
         bool,
@@ -120,18 +124,28 @@ def simulate(
 
 
 def _load(
-    trace: Path, cluster: Path, speeds: Path, arena: bool, divide_work: float, most_jobs: int
+    trace: Path, cluster: Path, speeds: Path | None, arena: bool, divide_work: float, most_jobs: int
 ) -> tuple[tuple[JobSpec, ...], tuple[NodeSpec, ...], Callable[[JobSpec], OptionSet]]:
     from drystone.describe.trace import load_trace
     from drystone.describe.trace_cluster import load_cluster
     from drystone.describe.trace_speeds import fill_sizes, load_speeds
-    from drystone.schedule.measured import measured_options
+    from drystone.schedule.measured import duration_options, measured_options
 
     nodes = load_cluster(cluster)
-    steps = load_speeds(speeds)
-    steps = fill_sizes(steps) if arena else steps
     divide_work *= ARENA_DIVIDES_WORK if arena else 1.0
     jobs = load_trace(trace, divide_work=divide_work, most_jobs=most_jobs)
+    if speeds is None:
+        named = next((job for job in jobs if job.model), None)
+        if named is not None:
+            raise InvalidSpec(
+                f"job {named.id} trains {named.model}, and no speeds are given",
+                where=str(trace),
+                hint="Give --speeds FILE, or a trace of durations (job_id, submit_time_s, "
+                "num_gpus, duration_s)",
+            )
+        return jobs, nodes, duration_options(nodes)
+    steps = load_speeds(speeds)
+    steps = fill_sizes(steps) if arena else steps
     return jobs, nodes, measured_options(steps, nodes)
 
 

@@ -7,7 +7,12 @@ max_cost_dollars, allowed_gpus (names joined by "+"), min_gpus, max_gpus, reques
 requested_count
 
 Arena's (github:sjtu-epcc/arena, Apache-2.0) has source, trace, job_id, submit_time_s, model,
-batch_size, num_gpus, gpu_type, total_work (iterations) and more. Times start at the first job.
+batch_size, num_gpus, gpu_type, total_work (iterations) and more.
+
+A table of durations (Philly's job table, or what `sacct` gives) has job_id, submit_time_s, num_gpus
+and duration_s: the work of a job is then GPUs x seconds, on just that many GPUs.
+
+Times start at the first job.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +38,7 @@ _NEEDED: Final = _OWN[:4]
 _ARENA: Final = (
     "job_id", "submit_time_s", "model", "batch_size", "num_gpus", "gpu_type", "total_work",
 )  # fmt: skip
+_DURATIONS: Final = ("job_id", "submit_time_s", "num_gpus", "duration_s")
 
 
 def load_trace(path: Path, *, divide_work: float = 1.0, most_jobs: int = 0) -> tuple[JobSpec, ...]:
@@ -47,6 +54,8 @@ def load_trace(path: Path, *, divide_work: float = 1.0, most_jobs: int = 0) -> t
         parse = _parse_own
     elif set(_ARENA) <= set(columns):
         parse = _parse_arena
+    elif set(_DURATIONS) <= set(columns):
+        parse = _parse_duration
     else:
         raise UnreadableFile(
             "the columns are of no known trace", where=str(path), hint=f"Give {', '.join(_NEEDED)}"
@@ -66,7 +75,7 @@ def settle_trace(
         raise InvalidSpec("the trace has no jobs", where=where)
     ids = [job.id for job in jobs]
     if len(set(ids)) != len(ids):
-        twice = next(one for one in ids if ids.count(one) > 1)
+        twice = Counter(ids).most_common(1)[0][0]
         raise InvalidSpec(f"job {twice!r} is in the trace twice", where=where)
     first = min(job.submit_seconds for job in jobs)
     # Python's sort is stable: jobs of one instant stay in the order of the file.
@@ -126,6 +135,20 @@ def _parse_arena(row: Mapping[str, str], divide_work: float, where: str) -> JobS
         deadline_seconds=_number(row, "deadline_s", where, default=math.inf),
         requested_gpu=row["gpu_type"].upper(),
         requested_count=int(_number(row, "num_gpus", where)),
+    )
+
+
+def _parse_duration(row: Mapping[str, str], divide_work: float, where: str) -> JobSpec:
+    num_gpus = int(_number(row, "num_gpus", where))
+    return _checked(
+        where,
+        id=row["job_id"],
+        submit_seconds=_number(row, "submit_time_s", where),
+        model="",
+        total_samples=num_gpus * _number(row, "duration_s", where) / divide_work,
+        owner=row.get("vc") or "",
+        min_gpus=num_gpus,
+        max_gpus=num_gpus,
     )
 
 

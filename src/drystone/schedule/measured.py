@@ -1,4 +1,4 @@
-"""From measured steps to the options of a job: one row a GPU type and count."""
+"""From measured steps or durations to the options of a job: one row a GPU type and count."""
 
 from __future__ import annotations
 
@@ -41,6 +41,35 @@ def measured_options(
         key = (*work, job.allowed_gpus, job.min_gpus, job.max_gpus)
         if key not in cache:
             cache[key] = _option_set(job, by_work[work], gpu_types)
+        return cache[key]
+
+    return options_of
+
+
+def duration_options(nodes: Sequence[NodeSpec]) -> Callable[[JobSpec], OptionSet]:
+    """For traces that give durations: a job's own number of GPUs, of any type that has so many.
+
+    A GPU second is a GPU second on every type: such a trace says nothing else.
+    """
+    gpu_types = types_of(nodes)
+    total = [sum(one.num_gpus for one in nodes if one.gpu == gpu) for gpu in gpu_types]
+    cache: dict[tuple[object, ...], OptionSet] = {}
+
+    def options_of(job: JobSpec) -> OptionSet:
+        key = (job.min_gpus, job.allowed_gpus)
+        if key not in cache:
+            kinds = [
+                kind
+                for kind, gpu in enumerate(gpu_types)
+                if job.min_gpus <= total[kind] and job.allows(gpu, job.min_gpus)
+            ]
+            counts = np.zeros((len(kinds), len(gpu_types)), dtype=np.int64)
+            counts[np.arange(len(kinds)), kinds] = job.min_gpus
+            cache[key] = OptionSet(
+                counts=counts,
+                samples_per_second=np.full(len(kinds), float(job.min_gpus)),
+                memory_bytes=np.zeros(len(kinds)),
+            )
         return cache[key]
 
     return options_of

@@ -44,6 +44,26 @@ def test_the_log_is_saved_and_reads_back(tmp_path: Path, capsys):
     assert len(list(parse_events(lines))) == 15
 
 
+def test_without_speeds_jobs_take_as_long_as_the_trace_says(tmp_path: Path, capsys):
+    text = "job_id,submit_time_s,num_gpus,duration_s\na,5,2,100\nb,9,64,10\n"
+    (tmp_path / "t.csv").write_text(text, encoding="utf-8")
+    (tmp_path / "c.yaml").write_text("nodes: [{gpu: T4, gpus_per_node: 4}]", encoding="utf-8")
+    files = ["--trace", f"{tmp_path}/t.csv", "--cluster", f"{tmp_path}/c.yaml"]
+
+    wanted = ["--policy", "fifo,prices", "--restart-most-seconds", "0", "--json"]
+    assert run(["simulate", *files, *wanted]) == 0
+
+    for report in json.loads(capsys.readouterr().out)["reports"]:
+        assert (report["num_done"], report["num_refused"]) == (1, 1)
+        assert report["mean_completion_seconds"] == 100
+
+
+def test_speeds_are_asked_for_where_a_trace_names_models(capsys):
+    without = [one for one in ARENA if "speeds" not in one]
+    assert run(without) == 2
+    assert "--speeds" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("extra", "says"),
     [

@@ -81,9 +81,10 @@ def test_what_does_not_end_by_the_horizon_stays_unfinished():
     assert world.now_seconds == 70
 
 
-def test_a_policy_that_leaves_jobs_waiting_ends_the_run():
+@pytest.mark.parametrize("faults", [FaultSpec(), FaultSpec(node_losses_per_hour=1)])
+def test_a_policy_that_leaves_jobs_waiting_ends_the_run(faults: FaultSpec):
     world = SimulatedWorld(
-        jobs=jobs(2), nodes=NODES, options_of=lambda _: OPTIONS, gpu_types=("A",)
+        jobs=jobs(2), nodes=NODES, options_of=lambda _: OPTIONS, gpu_types=("A",), faults=faults
     )
     drive(world, lambda snapshot, memory: ([], memory))
 

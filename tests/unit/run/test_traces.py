@@ -7,7 +7,7 @@ from drystone.describe.trace import load_trace
 from drystone.describe.trace_cluster import load_cluster
 from drystone.describe.trace_speeds import MeasuredStep, fill_sizes, load_speeds
 from drystone.errors import RequestError
-from drystone.schedule.measured import measured_options
+from drystone.schedule.measured import duration_options, measured_options
 
 TESTS = Path(__file__).resolve().parents[2]
 
@@ -118,3 +118,17 @@ def test_options_are_measured_on_as_few_nodes_as_possible():
     assert options.counts.sum(axis=1).min() >= 1
     assert ((options.counts > 0).sum(axis=1) == 1).all()
     assert len({tuple(row) for row in options.counts.tolist()}) == len(options)
+
+
+def test_a_trace_of_durations_needs_no_speeds(tmp_path: Path):
+    text = "job_id,submit_time_s,num_gpus,duration_s,vc\na,5,2,100,x\nb,9,64,10,y\n"
+    small = load_cluster(
+        write(tmp_path / "c.yaml", "nodes: [{gpu: T4, count: 4, gpus_per_node: 4}]")
+    )
+
+    first, second = load_trace(write(tmp_path / "t.csv", text))
+
+    options = duration_options(small)(first)
+    assert (options.counts.tolist(), options.samples_per_second.tolist()) == ([[2]], [2.0])
+    assert first.total_samples / 2.0 == 100
+    assert len(duration_options(small)(second)) == 0

@@ -15,7 +15,7 @@ from drystone.plan.options import concave_hull
 from drystone.run.events import Started
 from drystone.run.loop import drive
 from drystone.run.simulator.world import SimulatedWorld
-from drystone.schedule.decision import Preempt, Resize, Start
+from drystone.schedule.decision import Preempt, Refuse, Resize, Start
 from drystone.schedule.policies.prices import (
     KEEP_SECONDS,
     PATIENCE_SECONDS,
@@ -171,6 +171,15 @@ def test_every_decision_has_a_reason_and_its_numbers():
         assert one.reason
         assert "price_A" in one.numbers
         assert not isinstance(one, Resize) or one.numbers["value"] > 0
+
+
+def test_a_job_without_options_is_refused():
+    options = {"x": OPTIONS, "none": option_set(([1, 0], 0.0))}
+
+    decisions, _ = prices(snapshot(NODES, [job("x"), job("none")], options), None)
+
+    assert [type(one) for one in decisions] == [Start, Refuse]
+    assert decisions[1].job_id == "none"
 
 
 def test_the_longest_waiting_comes_first():

@@ -96,7 +96,7 @@ class SimulatedWorld:
         self._coming: TimeQueue[_Coming] = TimeQueue()
         self._versions: dict[str, int] = {}
         self._dice = Dice(faults or FaultSpec())
-        self._num_unsettled = len(jobs)
+        self._num_unsettled = self._num_to_come = len(jobs)
         self._on_time = on_time
         self._is_stuck = False
         for job in sorted(jobs, key=lambda one: one.submit_seconds):
@@ -156,11 +156,10 @@ class SimulatedWorld:
 
     def advance(self) -> None:
         """Jump to the next event, or to the first round boundary after it."""
-        then = self._coming.next_seconds()
-        if math.isinf(then):
-            # Jobs wait, nothing runs, nothing will arrive: the policy leaves them for good.
+        if self._waits_for_nothing():
             self._is_stuck = True
             return
+        then = self._coming.next_seconds()
         if self._round_seconds > 0:
             then = math.ceil(then / self._round_seconds - 1e-9) * self._round_seconds
         then = min(then, self._horizon_seconds)
@@ -172,6 +171,14 @@ class SimulatedWorld:
         if self._on_time is not None:
             self._on_time(self.now_seconds, self._num_unsettled)
 
+    def _waits_for_nothing(self) -> bool:
+        """Whether nobody runs, nobody will come, and no node is away: nothing will change."""
+        return (
+            self._num_to_come == 0
+            and not self.state.lost
+            and not any(job.option >= 0 for job in self.state.active.values())
+        )
+
     def _record(self, event: Event) -> None:
         touched = self.state.record(event)
         self.log.append(event)
@@ -180,6 +187,7 @@ class SimulatedWorld:
 
     def _happen(self, time_seconds: float, item: _Coming) -> None:
         if isinstance(item, _Arrival):
+            self._num_to_come -= 1
             factors = self._dice.speed_factors(len(self._gpu_types)).tolist()
             named = zip(self._gpu_types, factors, strict=True)
             self._speed_factors[item.job.id] = dict(named)

@@ -20,7 +20,7 @@ from typing import Final
 
 import numpy as np
 
-from drystone.schedule.decision import Decision
+from drystone.schedule.decision import Decision, Refuse
 from drystone.schedule.hand_out import HandOut
 from drystone.schedule.policy import Memory
 from drystone.schedule.prices import Market, choose_options, solve_prices
@@ -73,7 +73,7 @@ def prices(snapshot: Snapshot, memory: Memory) -> tuple[list[Decision], Memory]:
     hand_out.price(solution.prices)
     hand_out.place(picks, surplus)
     hand_out.leave_nothing_over()
-    return hand_out.decisions(), PricesMemory(
+    return [*hand_out.decisions(), *_refusals(snapshot)], PricesMemory(
         prices=solution.prices,
         protected=protected,
         value=hand_out.value(),
@@ -125,6 +125,15 @@ def overdue(snapshot: Snapshot) -> list[int]:
     waited = snapshot.now_seconds - snapshot.jobs.waiting_since_seconds
     rows = np.flatnonzero(np.nan_to_num(waited, nan=-1.0) >= PATIENCE_SECONDS)
     return [int(row) for row in rows[np.argsort(-waited[rows], kind="stable")]]
+
+
+def _refusals(snapshot: Snapshot) -> list[Decision]:
+    """Refuse the jobs that have no option at all."""
+    hopeless = ~snapshot.jobs.is_running & ~(snapshot.job_speeds > 0).any(axis=1)
+    return [
+        Refuse(job_id=snapshot.jobs.specs[row].id, reason="it has no option on this cluster")
+        for row in np.flatnonzero(hopeless)
+    ]
 
 
 def _still_protected(snapshot: Snapshot, memory: PricesMemory | None) -> dict[str, float]:

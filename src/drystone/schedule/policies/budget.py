@@ -1,0 +1,290 @@
+"""Renting under a budget: every job gets at once what its speedup is worth, and keeps it.
+
+The policy of BOA Constrictor (arXiv:2602.01404, arXiv:2406.15560), extended to several GPU types
+and to options of any kind. One decision in five steps. (1) Count arrivals; rates, sizes, speeds and
+prices give the frontier, and the frontier says what a dollar is worth: mu (`schedule/budget.py`).
+(2) Correct mu by the money really spent (`schedule/budget_feedback.py`). (3) Every new job picks
+the option with the least (w + mu price) (work / speed + startup): boa.md 2.3, with a start as in
+2.4. (4) Picks are packed onto the nodes that are here; for those that do not fit, nodes are rented,
+and what has been idle too long is given back. (5) A running job changes its option only if that
+lowers the same sum for its remaining work, restart included, by `LEAST_GAIN`.
+
+Where lengths are not known, mu is what makes the jobs that are present spend the budget, and nobody
+is resized. While more than `MOST_DEBT_HORIZONS` of budget is owed, nodes are rented for no job that
+could wait for another to end: jobs queue where a budget is below what their cheapest options cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from drystone.errors import NothingFits
+from drystone.schedule.budget import trace_frontier
+from drystone.schedule.budget_arrivals import (
+    Arrivals,
+    believed_classes,
+    count_arrivals,
+    first_arrivals,
+)
+from drystone.schedule.budget_feedback import BudgetBalance, update_balance
+from drystone.schedule.budget_rental import (
+    Rental,
+    Wanted,
+    cheapest_offers,
+    observe_rental,
+    rent_and_release,
+    type_prices,
+)
+from drystone.schedule.decision import Decision, Refuse, Resize, Start
+from drystone.schedule.packing import Room, make_room
+from drystone.schedule.policy import Memory
+from drystone.schedule.snapshot import BoolArray, FloatArray, Snapshot
+from drystone.units import HOUR_SECONDS
+
+# The horizon of the feedback: so many mean completion times, within bounds.
+HORIZON_COMPLETIONS: Final = 4.0
+LEAST_HORIZON_SECONDS: Final = HOUR_SECONDS
+MOST_HORIZON_SECONDS: Final = 24 * HOUR_SECONDS
+LEAST_GAIN: Final = 0.2
+MOST_DEBT_HORIZONS: Final = 1.0
+_NUM_HALVINGS: Final = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BudgetMemory:
+    """What the policy remembers between decisions."""
+
+    arrivals: Arrivals
+    rental: Rental | None
+    balance: BudgetBalance | None  # None: there is no limit on money
+    picks: Mapping[str, int]  # of the jobs that still wait
+
+
+def budget(snapshot: Snapshot, memory: Memory) -> tuple[list[Decision], Memory]:
+    """Start every job on the option it is worth, renting for it; give back what is idle."""
+    before = memory if isinstance(memory, BudgetMemory) else _first_memory(snapshot)
+    arrivals = count_arrivals(before.arrivals, snapshot)
+    rental = observe_rental(before.rental, snapshot)
+    offers = cheapest_offers(snapshot)
+    prices = _option_prices(snapshot, type_prices(snapshot, offers))
+    theory, horizon_seconds = _theory(snapshot, arrivals, prices)
+    balance = _balance_now(before.balance, snapshot, horizon_seconds)
+    multiplier = 0.0 if balance is None else theory * balance.correction
+    values = _job_values(snapshot, prices, multiplier)
+
+    room = make_room(snapshot)
+    wanted = Wanted(snapshot, rental, offers, _most_rentals(snapshot, balance))
+    numbers = {"job_hours_per_dollar": multiplier}
+    # Who waits for nodes that are on their way keeps its pick; anybody else picks again.
+    kept = before.picks if rental.coming else {}
+    starts, picks = _start(snapshot, values, kept, room, wanted, numbers)
+    resizes = _resize(snapshot, values, room, numbers) if snapshot.knows_lengths else []
+    rentals, rental = rent_and_release(
+        snapshot, rental, wanted=wanted.num_nodes(), offers=offers, room=room
+    )
+    after = BudgetMemory(arrivals=arrivals, rental=rental, balance=balance, picks=picks)
+    return [*_refuse(snapshot), *starts, *resizes, *rentals], after
+
+
+def _first_memory(snapshot: Snapshot) -> BudgetMemory:
+    return BudgetMemory(
+        arrivals=first_arrivals(snapshot.now_seconds), rental=None, balance=None, picks={}
+    )
+
+
+def _balance_now(
+    balance: BudgetBalance | None, snapshot: Snapshot, horizon_seconds: float
+) -> BudgetBalance | None:
+    """The balance, at the budget and the horizon of now; None where there is no limit on money."""
+    limit = snapshot.budget_dollars_per_hour
+    if not (np.isfinite(limit) and limit > 0):
+        return None
+    if balance is None:
+        return BudgetBalance(
+            budget_dollars_per_hour=limit,
+            horizon_seconds=horizon_seconds,
+            time_seconds=snapshot.now_seconds,
+            spent_dollars=snapshot.spent_dollars,
+        )
+    after = update_balance(
+        balance, now_seconds=snapshot.now_seconds, spent_dollars=snapshot.spent_dollars
+    )
+    return replace(after, budget_dollars_per_hour=limit, horizon_seconds=horizon_seconds)
+
+
+def _most_rentals(snapshot: Snapshot, balance: BudgetBalance | None) -> float:
+    """For how many waiting jobs nodes may be rented: any number, none in debt, one if none runs."""
+    if balance is None:
+        return np.inf
+    whole = balance.budget_dollars_per_hour * balance.horizon_seconds / HOUR_SECONDS
+    if balance.balance_dollars >= -MOST_DEBT_HORIZONS * whole:
+        return np.inf
+    return 0.0 if snapshot.jobs.is_running.any() else 1.0
+
+
+def _refuse(snapshot: Snapshot) -> list[Decision]:
+    """Waiting jobs that none of their options allows to run, ever."""
+    possible = ((snapshot.job_speeds > 0) & _allowed(snapshot)).any(axis=1)
+    return [
+        Refuse(
+            job_id=snapshot.jobs.specs[row].id,
+            reason="it has no option within the limits that its owner set",
+        )
+        for row in np.flatnonzero(~possible & ~snapshot.jobs.is_running).tolist()
+    ]
+
+
+def _option_prices(snapshot: Snapshot, prices: FloatArray) -> FloatArray:
+    """Dollars an hour of every option, (sets, options); infinite where a type cannot be had."""
+    counts = snapshot.options.counts
+    known = np.where(np.isfinite(prices), prices, 0.0)
+    missing = (counts[:, :, ~np.isfinite(prices)] > 0).any(axis=2)
+    return np.where(missing, np.inf, counts @ known)
+
+
+def _theory(snapshot: Snapshot, arrivals: Arrivals, prices: FloatArray) -> tuple[float, float]:
+    """What a dollar is worth in job-hours by what was seen so far, and the feedback's horizon."""
+    limit = snapshot.budget_dollars_per_hour
+    if not np.isfinite(limit):
+        return 0.0, MOST_HORIZON_SECONDS
+    if not snapshot.knows_lengths:
+        return _instant_multiplier(snapshot, prices, limit), 6 * LEAST_HORIZON_SECONDS
+    classes = believed_classes(arrivals, snapshot, prices)
+    if classes is None:
+        return 0.0, MOST_HORIZON_SECONDS
+    frontier = trace_frontier(classes)
+    slopes = frontier.job_hours_per_dollar
+    try:
+        found = frontier.at_budget(limit)
+        mean, theory = found.mean_completion_seconds, found.job_hours_per_dollar
+        # The budget buys the fastest for everyone: below the last step, and above it once in debt.
+        if theory == 0 and len(slopes):
+            theory = float(slopes[-1]) / 2
+    except NothingFits:  # more arrives than the budget can carry: the cheapest for everyone
+        mean = float(frontier.mean_completion_seconds[0])
+        theory = float(10 * slopes[0]) if len(slopes) else 0.0
+    horizon_seconds = HORIZON_COMPLETIONS * mean
+    return theory, min(max(horizon_seconds, LEAST_HORIZON_SECONDS), MOST_HORIZON_SECONDS)
+
+
+def _instant_multiplier(snapshot: Snapshot, prices: FloatArray, limit: float) -> float:
+    """The least multiplier at which the jobs that are present spend no more than the budget."""
+    rows = np.arange(len(snapshot.jobs))
+    job_prices = prices[snapshot.jobs.option_set]
+    low, high = -20.0, 20.0
+    for _ in range(_NUM_HALVINGS):
+        middle = (low + high) / 2
+        values = _job_values(snapshot, prices, float(np.exp(middle)))
+        able = np.isfinite(values).any(axis=1)
+        picked = job_prices[rows, values.argmin(axis=1)] if values.size else np.zeros(len(rows))
+        if float(np.where(able, picked, 0.0).sum()) > limit:
+            low = middle
+        else:
+            high = middle
+    return float(np.exp(high))
+
+
+def _job_values(snapshot: Snapshot, prices: FloatArray, multiplier: float) -> FloatArray:
+    """(w + mu price) (work / speed + startup), (jobs, options); infinite: no option.
+
+    Where lengths are unknown it is (w + mu price) / speed: a start weighs nothing then.
+    """
+    jobs, speeds = snapshot.jobs, snapshot.job_speeds
+    job_prices = prices[jobs.option_set]
+    able = (speeds > 0) & np.isfinite(job_prices) & _allowed(snapshot)
+    known = snapshot.knows_lengths
+    work = np.maximum(jobs.remaining_samples, 0.0) if known else np.ones(len(jobs))
+    seconds = np.broadcast_to(work[:, None], speeds.shape) / np.where(able, speeds, 1.0)
+    if known:
+        seconds = seconds + snapshot.startup.seconds(snapshot.job_num_gpus)
+    rate = jobs.weights[:, None] + multiplier * np.where(able, job_prices, 0.0)
+    return np.where(able, rate * seconds, np.inf)
+
+
+def _allowed(snapshot: Snapshot) -> BoolArray:
+    """Whether each job may take each option, by the limits its owner set."""
+    specs, number = snapshot.jobs.specs, snapshot.job_num_gpus
+    least = np.array([spec.min_gpus for spec in specs], dtype=np.int64)
+    most = np.array([spec.max_gpus for spec in specs], dtype=np.int64)
+    allowed: BoolArray = (number >= least[:, None]) & (number <= most[:, None])
+    for row, spec in enumerate(specs):
+        if spec.allowed_gpus:
+            barred = [gpu not in spec.allowed_gpus for gpu in snapshot.gpu_types]
+            counts = snapshot.options.counts[snapshot.jobs.option_set[row]]
+            allowed[row] &= ~(counts[:, barred] > 0).any(axis=1)
+    return allowed
+
+
+def _start(
+    snapshot: Snapshot,
+    values: FloatArray,
+    picks: Mapping[str, int],
+    room: Room,
+    wanted: Wanted,
+    numbers: Mapping[str, float],
+) -> tuple[list[Decision], dict[str, int]]:
+    """Waiting jobs in order of submission: here if it fits, else on nodes to be rented."""
+    decisions: list[Decision] = []
+    waiting: dict[str, int] = {}
+    for row in np.flatnonzero(~snapshot.jobs.is_running).tolist():
+        job_id = snapshot.jobs.specs[row].id
+        order = np.argsort(values[row], kind="stable").tolist()
+        if picks.get(job_id, -1) in order:
+            order.insert(0, picks[job_id])
+        for option in order:
+            if not np.isfinite(values[row, option]):
+                continue
+            counts = snapshot.counts(row, option)
+            placement = room.place(counts)
+            if placement is not None:
+                reason = "what its speedup is worth at the budget, and there is room"
+                decisions.append(
+                    Start(
+                        job_id=job_id,
+                        option=option,
+                        placement=placement,
+                        reason=reason,
+                        numbers=numbers,
+                    )
+                )
+                break
+            if wanted.add(counts):
+                waiting[job_id] = option
+                break
+    return decisions, waiting
+
+
+def _resize(
+    snapshot: Snapshot, values: FloatArray, room: Room, numbers: Mapping[str, float]
+) -> list[Decision]:
+    """Running jobs whose remaining work is clearly better done on another option that fits here."""
+    decisions: list[Decision] = []
+    jobs = snapshot.jobs
+    for row in np.flatnonzero(jobs.is_running).tolist():
+        now, best = int(jobs.option[row]), int(values[row].argmin())
+        restart = float(snapshot.startup.seconds(snapshot.job_num_gpus[row])[now])
+        left = max(float(jobs.remaining_samples[row]), 0.0) / snapshot.speed(row, now)
+        # The sum without the startup, which a job that stays does not pay.
+        stays = float(values[row, now]) * left / (left + restart) if left > 0 else 0.0
+        if best == now or not float(values[row, best]) < (1 - LEAST_GAIN) * stays:
+            continue
+        room.give_back(jobs.placements[row])
+        placement = room.place(snapshot.counts(row, best))
+        if placement is None:
+            room.take(jobs.placements[row])
+            continue
+        saving = 1 - float(values[row, best]) / stays
+        decisions.append(
+            Resize(
+                job_id=jobs.specs[row].id,
+                option=best,
+                placement=placement,
+                reason=f"{saving:.0%} less time and money for what is left, restart included",
+                numbers=numbers,
+            )
+        )
+    return decisions

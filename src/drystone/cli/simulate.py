@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict
@@ -71,6 +72,10 @@ def simulate(
     save_log: Annotated[
         Path | None, typer.Option(help="Write the events of each policy to FILE.<policy>.jsonl.")
     ] = None,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(help="Write who held which GPUs to FILE.<policy>.json, for Perfetto."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Run scheduling policies on a trace of jobs and compare them.
@@ -116,6 +121,9 @@ def simulate(
         reports.append(report)
         if save_log is not None:
             _save_log(save_log.with_name(f"{save_log.name}.{name}.jsonl"), log)
+        if timeline is not None:
+            path = timeline.with_name(f"{timeline.name}.{name}.json")
+            _save_timeline(path, log, nodes, report.makespan_seconds)
     if as_json:
         _print_json(trace, cluster, scenario, reports)
     else:
@@ -177,3 +185,11 @@ def _save_log(path: Path, log: list[Event]) -> None:
     from drystone.run.events import render_event
 
     path.write_text("".join(render_event(event) + "\n" for event in log), encoding="utf-8")
+
+
+def _save_timeline(
+    path: Path, log: list[Event], nodes: tuple[NodeSpec, ...], end_seconds: float
+) -> None:
+    from drystone.observe.timeline import render_timeline
+
+    path.write_text(json.dumps(render_timeline(log, nodes, end_seconds)), encoding="utf-8")

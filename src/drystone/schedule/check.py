@@ -44,7 +44,9 @@ def check_decisions(snapshot: Snapshot, decisions: Sequence[Decision]) -> list[s
                 int(snapshot.jobs.option[row]) if isinstance(decision, Move) else decision.option
             )
             problems.extend(_check_placement(snapshot, decision, row, option))
-    return problems or _check_room(snapshot, decisions)
+    if problems or not decisions:
+        return problems
+    return _check_room(snapshot, decisions)
 
 
 def _check_room(snapshot: Snapshot, decisions: Sequence[Decision]) -> list[str]:

@@ -18,6 +18,8 @@ from drystone.schedule.snapshot import Snapshot
 
 def fifo(snapshot: Snapshot, memory: Memory) -> tuple[list[Decision], Memory]:
     """Start waiting jobs in order of arrival; per GPU type, stop at the first that does not fit."""
+    if snapshot.jobs.is_running.all():
+        return [], memory
     options = rigid_options(snapshot)
     decisions = refuse_impossible(snapshot, options)
     room = make_room(snapshot)

@@ -318,6 +318,24 @@ def test_the_owner_s_limits_are_kept():
     assert [type(one) for one in budget(world.observe(), None)[0]] == [Refuse]
 
 
+def test_the_budget_decides_which_gpu_type_is_rented():
+    offers = (
+        Offer(name="slow", gpu="A", num_gpus=1, price_dollars_per_hour=1.0),
+        Offer(name="fast", gpu="B", num_gpus=1, price_dollars_per_hour=6.0),
+    )
+    table = {"m": joined(options(1.0, kinds=2), options(4.0, kinds=2, kind=1))}
+
+    def rented(limit: float) -> list[tuple[str, int]]:
+        jobs = [one_job(id=f"j{number}") for number in range(10)]
+        world = MarketWorld(jobs, table, offers, limit)
+        world.advance()
+        return [(one.offer, one.num_nodes) for one in budget(world.observe(), None)[0]]
+
+    # Ten jobs in the first hour, each two dollars on the slow type or three on the fast one.
+    assert rented(100.0) == [("fast", 10)]
+    assert rented(19.0) == [("slow", 10)]
+
+
 def test_a_running_job_is_resized_only_if_the_restart_pays():
     def decisions(startup_seconds: float) -> list[object]:
         jobs = [one_job(max_gpus=4)]

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -132,3 +133,24 @@ def test_a_trace_of_durations_needs_no_speeds(tmp_path: Path):
     assert (options.counts.tolist(), options.samples_per_second.tolist()) == ([[2]], [2.0])
     assert first.total_samples / 2.0 == 100
     assert len(duration_options(small)(second)) == 0
+
+
+def test_limits_of_a_job_leave_out_options():
+    nodes = load_cluster(TESTS / "golden" / "arena_cluster.yaml")
+    steps = load_speeds(TESTS / "data" / "arena_speeds.csv")
+    job = load_trace(TESTS / "data" / "arena_philly.csv")[0]
+    options_of = measured_options(steps, nodes)
+
+    limited = options_of(replace(job, allowed_gpus=frozenset({"A100", "V100"}), max_gpus=8))
+
+    assert 0 < len(limited) < len(options_of(job))
+    assert limited.counts[:, 2:].sum() == 0
+    assert limited.counts.sum(axis=1).max() <= 8
+
+
+def test_work_that_nobody_measured_is_named():
+    nodes = load_cluster(TESTS / "golden" / "arena_cluster.yaml")
+    job = load_trace(TESTS / "data" / "arena_philly.csv")[0]
+
+    with pytest.raises(RequestError, match=r"bert_2\.6B, batch 256"):
+        measured_options([], nodes)(job)

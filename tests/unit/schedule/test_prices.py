@@ -163,6 +163,22 @@ def test_a_short_job_takes_the_place_of_a_long_one():
     assert {type(one) for one in decisions} == {Preempt, Start}
 
 
+def test_priority_decides_between_equals():
+    jobs = [job("first"), job("dear", priority=2.0)]
+
+    decisions, _ = prices(snapshot(NODES, jobs, option_set(([4, 0], 1.0))), None)
+
+    assert [one.job_id for one in decisions] == ["dear"]
+
+
+def test_a_job_may_take_two_types_at_once():
+    mixed = option_set(([4, 0], 1.0), ([4, 4], 1.8))
+
+    decisions, _ = prices(snapshot(NODES, [job("x")], mixed), None)
+
+    assert decisions[0].placement == ((0, 4), (1, 4))
+
+
 def test_every_decision_has_a_reason_and_its_numbers():
     jobs = [job("a", 1e6), job("b", 100.0), job("c", 50.0)]
     seen = snapshot(NODES, jobs, OPTIONS, running={"a": (2, ((0, 4),))}, now_seconds=1e4)

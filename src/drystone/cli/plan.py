@@ -49,6 +49,9 @@ def plan(
     dropout: Dropout = 0.0,
     launcher: LauncherName = "drystone",
     network: Annotated[str, typer.Option(help="Between unlike nodes, e.g. 'Ethernet 100'.")] = "",
+    prices: Annotated[
+        str, typer.Option(help="Your own, e.g. A100-80G=1.80,V100-32G=0.90; else examples.")
+    ] = "",
     most: Annotated[int, typer.Option(help="How many plans to show.", min=1)] = 8,
     explain: Annotated[bool, typer.Option("--explain", help="Itemise the winner.")] = False,
     plot: Annotated[
@@ -69,7 +72,7 @@ def plan(
     {model, recipe, answers: [{gpu, smallest, cheapest, fastest}]}.
     """
     from drystone.cli.estimate_request import auto_precision, build_recipe
-    from drystone.cli.plan_request import find_pool, find_shape
+    from drystone.cli.plan_request import find_pool, find_prices, find_shape
     from drystone.describe.layout import Layout
 
     shape = find_shape(model)
@@ -80,17 +83,19 @@ def plan(
         offload=offload, compiled=compiled, dropout=dropout, launcher=launcher,
     )  # fmt: skip
     chooses = precision == "auto"
+    dollars = find_prices(prices)
     if gpus:
         pool = find_pool(gpus, network)
-        _plan_pool(shape, recipe, pool, chooses, most, explain, plot, save, as_json)
+        _plan_pool(shape, recipe, pool, dollars, chooses, most, explain, plot, save, as_json)
     else:
-        _find_gpus(shape, recipe, most, as_json)
+        _find_gpus(shape, recipe, dollars, most, as_json)
 
 
 def _plan_pool(
     shape: ModelSpec,
     recipe: Recipe,
     pool: Pool,
+    prices: dict[str, float],
     chooses_precision: bool,
     most: int,
     explain: bool,
@@ -99,12 +104,10 @@ def _plan_pool(
     as_json: bool,
 ) -> None:
     from drystone.cli.output import make_console, print_json
-    from drystone.cli.plan_request import example_prices
     from drystone.plan.plan import save_plan
     from drystone.plan.refusal import refuse
     from drystone.plan.search import plan_job
 
-    prices = example_prices()
     console = make_console(stderr=True)
     with console.status(f"Planning {shape.name} on {pool} ..."):
         found = plan_job(
@@ -139,15 +142,16 @@ def _plan_pool(
             console.print(f"{what}: {path}", style="dim")
 
 
-def _find_gpus(shape: ModelSpec, recipe: Recipe, most: int, as_json: bool) -> None:
+def _find_gpus(
+    shape: ModelSpec, recipe: Recipe, prices: dict[str, float], most: int, as_json: bool
+) -> None:
     from drystone.cli.output import make_console, print_json
-    from drystone.cli.plan_request import example_prices
     from drystone.describe.catalogue import load_gpus
     from drystone.errors import NothingFits
     from drystone.plan.smallest import find_gpus_for
 
     with make_console(stderr=True).status(f"Looking for GPUs for {shape.name} ..."):
-        answers = find_gpus_for(shape, recipe, load_gpus(), dollars_per_gpu_hour=example_prices())
+        answers = find_gpus_for(shape, recipe, load_gpus(), dollars_per_gpu_hour=prices)
     if not answers:
         raise NothingFits(
             f"{shape.name}: no GPU type does, up to 64 of it",

@@ -54,6 +54,14 @@ def test_people_see_why_the_winner_wins(capsys, tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_ones_own_prices_count(capsys):
+    def dollars(price):
+        plans = as_json(capsys, "gpt2", "--gpus", "T4", "--prices", f"T4={price}")["plans"]
+        return plans[0]["derived"]["dollars_per_billion_tokens"]
+
+    assert dollars(2.0) == pytest.approx(2 * dollars(1.0))
+
+
 def test_without_gpus_the_answer_is_what_to_get(capsys):
     answers = as_json(capsys, "gpt2-xl")["answers"]
 
@@ -79,6 +87,8 @@ def test_when_nothing_fits_the_nearest_miss_and_two_ways_out_are_named(capsys):
         (["gpt2", "--gpus", "8xA1OO"], "A100"),
         (["gpt2", "--gpus", "0xA100"], "count"),
         (["gpt2", "--gpus", ","], "no GPUs"),
+        (["gpt2", "--gpus", "A100", "--prices", "A100=cheap"], "no price"),
+        (["gpt2", "--gpus", "A100", "--prices", "B1000=1"], "B100"),
         (["examples/my_module.py:build_model", "--gpus", "A100"], "estimate"),
     ],
 )

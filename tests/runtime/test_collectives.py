@@ -27,7 +27,7 @@ def test_all_forms_gather_and_reduce_the_same(num_ranks: int):
     chance = random.Random(num_ranks)
     even = tuple(20 * rank for rank in range(num_ranks + 1))
     many_cuts = [even, *(random_cuts(chance, num_ranks) for _ in range(10))]
-    many_cuts.append((0,) * num_ranks + (20_000,))
+    many_cuts += [(0,) * num_ranks + (20_000,), (0,) * (num_ranks + 1)]
 
     by_rank = run_ranks(gather_and_reduce, num_ranks, many_cuts, torch.float32)
 

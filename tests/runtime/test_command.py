@@ -105,6 +105,11 @@ def test_batches_must_sum_to_the_global_batch_and_pipelines_are_refused():
         rank_works(tensor)
 
 
+def test_a_plan_that_says_so_is_not_executed():
+    with pytest.raises(InvalidSpec, match="cannot be executed: no such kernel"):
+        rank_works(replace(a_plan([(2, 1, 1.0)]), not_executable="no such kernel"))
+
+
 def test_idle_ranks_and_ranks_without_state_are_read_from_a_plan():
     works = rank_works(a_plan([(0, 0, 0.25), (3, 2, 0.0), (1, 1, 0.75)]))
 

@@ -1,6 +1,6 @@
 """Emulated devices: as slow as asked, and uneven batches gain what they should."""
 
-import statistics
+import os
 import sys
 import time
 from pathlib import Path
@@ -41,8 +41,10 @@ def test_a_device_without_speed_is_refused():
 def test_batches_by_speed_gain_almost_all_that_they_can():
     seconds, overran = compare([1, 3], [2, 6], repeats=3)
 
-    medians = {name: statistics.median(some) for name, some in seconds.items()}
-    if overran > 0.05:
+    # The shortest: what else the machine does can only lengthen a step. The benchmark has longer
+    # steps, of which the collectives are a smaller part, and medians.
+    shortest = {name: min(some) for name, some in seconds.items()}
+    if overran > 0.05 or os.getloadavg()[0] > 2 * (os.cpu_count() or 1):
         pytest.skip(f"the machine is too busy: {overran:.0%} of sections overran")
-    assert medians["even"] / medians["uneven"] >= 1.9  # of 2.0
-    assert medians["FSDP2, even"] / medians["uneven"] >= 1.9
+    assert shortest["even"] / shortest["uneven"] >= 1.9  # of 2.0
+    assert shortest["FSDP2, even"] / shortest["uneven"] >= 1.9

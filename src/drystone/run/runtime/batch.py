@@ -37,6 +37,8 @@ def rank_works(plan: Plan) -> tuple[RankWork, ...]:
             f"a plan of kind {plan.way.value} with tensor, context or pipeline parallelism",
             hint="The runtime executes uneven plans, and cells with dp only, so far",
         )
+    if plan.not_executable:
+        raise InvalidSpec(f"the plan cannot be executed: {plan.not_executable}")
     works = [
         RankWork(
             batch=share.batch,

@@ -78,6 +78,8 @@ class Wire:
         form: Form | None = None,
     ) -> Pending:
         """Fill `flat` from every rank's `piece`; both are 1-D and of one dtype."""
+        if not flat.numel():
+            return Pending((), _nothing)
         self.traffic.count("gather", piece.nbytes * (self.num_ranks - 1))
         sizes = [end - start for start, end in pairwise(cuts)]
         if self.num_ranks == 1:
@@ -101,6 +103,8 @@ class Wire:
         form: Form | None = None,
     ) -> Pending:
         """Sum `flat` over the ranks and put this rank's piece of the sum into `out`."""
+        if not flat.numel():
+            return Pending((), _nothing)
         self.traffic.count("reduce", flat.nbytes - out.nbytes)
         sizes = [end - start for start, end in pairwise(cuts)]
         if self.num_ranks == 1:

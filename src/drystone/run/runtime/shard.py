@@ -167,11 +167,6 @@ class Unit:
 
         return Pending((), finish)
 
-    def whole(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """Offset and view of every parameter in the gathered buffer."""
-        for parameter, offset in zip(self._parameters, self._offsets, strict=True):
-            yield offset, parameter.data
-
     def _set_owned_gradients(self) -> None:
         assert self._piece_gradient is not None
         base = self._piece.storage_offset()

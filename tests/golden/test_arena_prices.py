@@ -30,7 +30,7 @@ def scenario(trace: str, *, most_jobs: int = 0) -> Scenario:
     )
 
 
-@pytest.mark.parametrize("trace", ["pai", "helios"])
+@pytest.mark.parametrize("trace", ["pai", pytest.param("helios", marks=pytest.mark.slow)])
 def test_with_room_for_all_it_is_near_the_lower_bound(trace: str):
     given = scenario(trace)
 

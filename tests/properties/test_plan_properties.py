@@ -132,6 +132,7 @@ def test_a_gpu_added_never_makes_the_best_cell_worse(model, recipe, pool, most):
     assert after <= before
 
 
+@pytest.mark.slow
 @few
 @given(model=models(), recipe=recipes, pool=pools(), at=st.integers(0, 2))
 def test_a_gpu_added_costs_at_most_the_wait_for_one_more(model, recipe, pool, at):
@@ -146,6 +147,7 @@ def test_a_gpu_added_costs_at_most_the_wait_for_one_more(model, recipe, pool, at
     assert after <= before * 1.005
 
 
+@pytest.mark.slow
 @few
 @given(model=models(), recipe=recipes, pool=pools(), data=st.data())
 def test_the_order_of_groups_changes_nothing(model, recipe, pool, data):

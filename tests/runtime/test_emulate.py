@@ -1,4 +1,4 @@
-"""Emulated devices are never faster than asked; what uneven batches gain is a benchmark's to say."""
+"""Emulated devices are never faster than asked; a benchmark says what uneven batches gain."""
 
 import time
 

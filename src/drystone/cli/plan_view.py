@@ -31,16 +31,17 @@ def print_plans(plans: Sequence[Plan], *, most: int, explain: bool) -> None:
         )
     )
     console.print()
-    console.print(_plans_table(plans[:most], first))
+    console.print(_plans_table(plans[:most]))
     console.print()
     console.print(Text.assemble(("1 ", "bold"), first.reason))
-    if first.not_executable:
-        console.print(Text(f"mark: {first.not_executable}", style="yellow"))
+    marked = {plan.not_executable for plan in plans[:most] if plan.not_executable}
+    for words in sorted(marked):
+        console.print(Text(f"* {words}", style="yellow"))
     if explain:
         _print_items(first)
 
 
-def _plans_table(plans: Sequence[Plan], first: Plan) -> Table:
+def _plans_table(plans: Sequence[Plan]) -> Table:
     table = HeadedTable(f"{len(plans)} ways, the fastest first")
     table.add_column("", justify="right", style="bold")
     table.add_column("GPUs", style="cyan", no_wrap=True)
@@ -52,14 +53,13 @@ def _plans_table(plans: Sequence[Plan], first: Plan) -> Table:
     for number, plan in enumerate(plans, start=1):
         dollars = plan.dollars_per_billion_tokens
         table.add_row(
-            str(number),
+            f"{number}*" if plan.not_executable else str(number),
             "\n".join(f"{count} x {gpu}" for gpu, count in plan.gpus.items()),
             _how(plan),
             _memory_bars(plan),
             format_seconds(plan.step_seconds),
             f"{plan.tokens_per_second:,.0f}",
             f"{dollars:,.0f}" if dollars is not None else "-",
-            style="" if plan is first else "dim" if plan.not_executable else "",
         )
     return table
 

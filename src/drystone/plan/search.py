@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from drystone.describe.layout import Layouts, Sharding
-from drystone.describe.model import ModelSpec
+from drystone.describe.model import ModelSpec, Side
 from drystone.describe.pool import GpuGroup, Pool, make_pool
-from drystone.describe.recipe import Precision, Recipe
+from drystone.describe.recipe import Precision, Recipe, Tuning
 from drystone.estimate.memory import estimate_memory
 from drystone.estimate.speed import estimate_speed
 from drystone.plan.assignment import AssignmentShortfall
@@ -26,8 +26,10 @@ from drystone.plan.uneven import plan_uneven
 
 # What the runtime cannot execute yet, and how to say so.
 _NOT_EXECUTABLE = {
-    "cp": "context parallelism is planned, but the runtime does not execute it yet",
-    "ep": "expert parallelism is planned, but the runtime does not execute it yet",
+    "tp": "tensor parallelism",
+    "pp": "a pipeline",
+    "cp": "context parallelism",
+    "ep": "expert parallelism",
 }
 
 
@@ -84,7 +86,7 @@ def plan_job(
         piped = plan_groups(model, mine, some)
         if piped is not None:
             plans.append(piped)
-    plans = [priced(plan, prices) for plan in plans]
+    plans = [priced(_marked(plan), prices) for plan in plans]
     return PlanList(plans=_explained(_ranked(plans)), misses=tuple(misses), shortfall=shortfall)
 
 
@@ -139,7 +141,6 @@ def cell_plan(model: ModelSpec, cells: Cells, index: int, group: GpuGroup) -> Pl
         num_micro_batches=rank_batch // layout.micro_batch,
         state_share=1 / shards,
     )
-    blocked = [words for name, words in _NOT_EXECUTABLE.items() if getattr(layout, name) > 1]
     return Plan(
         way=Way.CELL,
         model=model,
@@ -163,7 +164,6 @@ def cell_plan(model: ModelSpec, cells: Cells, index: int, group: GpuGroup) -> Pl
         sequence_parallel=layout.sequence_parallel,
         schedule=layout.schedule,
         virtual_stages=layout.virtual_stages,
-        not_executable="; ".join(blocked),
     )
 
 
@@ -179,6 +179,28 @@ def _equal_stages(
         )
         start = end
     return tuple(stages)
+
+
+def _marked(plan: Plan) -> Plan:
+    """The plan with what the runtime cannot execute of it, if anything (docs/runtime.md)."""
+    model, recipe = plan.model, plan.recipe
+    gaps = [
+        words
+        for name, words in _NOT_EXECUTABLE.items()
+        if plan.layout is not None and getattr(plan.layout, name) > 1
+    ]
+    checks = {
+        "a pipeline over groups": plan.way is Way.GROUPS,
+        "fp16": recipe.precision in (Precision.FP16, Precision.FP16_MIXED),
+        "adapters": recipe.tuning is not Tuning.FULL,
+        "experts": model.is_moe,
+        "latent attention": any(block.attention.is_latent for block in model.blocks),
+        "encoders": any(block.side is Side.ENCODER for block in model.blocks),
+    }
+    gaps += [words for words, applies in checks.items() if applies]
+    if not gaps:
+        return plan
+    return replace(plan, not_executable=f"the runtime does not execute {', '.join(gaps)} yet")
 
 
 # --- ranking and reasons ---------------------------------------------------------------------

@@ -16,6 +16,9 @@ from drystone.errors import InvalidSpec, UnknownName
 IntArray = npt.NDArray[np.int64]
 
 
+_MOST = 10**6  # of any degree: beyond it somebody mistyped
+
+
 class Sharding(IntEnum):
     """What data-parallel ranks split among themselves instead of repeating."""
 
@@ -55,8 +58,8 @@ class Layout:
 
     def __post_init__(self) -> None:
         for name in ("dp", "tp", "pp", "cp", "ep", "micro_batch", "virtual_stages"):
-            if getattr(self, name) < 1:
-                raise InvalidSpec(f"layout: {name} is {getattr(self, name)}, must be >= 1")
+            if not 1 <= getattr(self, name) <= _MOST:
+                raise InvalidSpec(f"layout: {name} is {getattr(self, name)}, must be 1 to {_MOST}")
         ranks = self.dp * self.cp
         if self.shard_size and ranks % self.shard_size:
             raise InvalidSpec(

@@ -30,7 +30,8 @@ class Price:
     notes: str = ""
 
     def __post_init__(self) -> None:
-        if self.on_demand_dollars_per_gpu_hour <= 0 or self.spot_dollars_per_gpu_hour < 0:
+        on_demand, spot = self.on_demand_dollars_per_gpu_hour, self.spot_dollars_per_gpu_hour
+        if not (0 < on_demand < float("inf") and 0 <= spot < float("inf")):
             raise InvalidSpec(
                 f"price of {self.gpu} on {self.cloud}: on demand must be > 0, spot >= 0"
             )

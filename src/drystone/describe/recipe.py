@@ -12,6 +12,8 @@ from enum import StrEnum
 
 from drystone.errors import InvalidSpec
 
+_MOST = 10**9  # of sequences and tokens: beyond it somebody mistyped
+
 
 class Precision(StrEnum):
     """The number format of weights and of the matrix multiplications."""
@@ -158,8 +160,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name in ("seq_len", "global_batch"):
-            if getattr(self, name) < 1:
-                raise InvalidSpec(f"recipe: {name} is {getattr(self, name)}, must be >= 1")
+            if not 1 <= getattr(self, name) <= _MOST:
+                raise InvalidSpec(f"recipe: {name} is {getattr(self, name)}, must be 1 to {_MOST}")
         if not 0.0 <= self.dropout < 1.0:
             raise InvalidSpec(f"recipe: dropout is {self.dropout}, must be in [0, 1)")
         if self.weight_bits < 0:

@@ -118,7 +118,7 @@ def test_the_dataset_is_the_start_of_the_run_id(run_id, dataset):
         ({"heads": "7.5"}, "heads: '7.5' is not a whole number"),
         ({"dp": "inf"}, "dp: 'inf' is not a number from 0 on"),
         ({"dp": "1e30"}, "dp: '1e30' is not a whole number up to 1,000,000,000"),
-        ({"dp": "0"}, "dp is 0, must be >= 1"),
+        ({"dp": "0"}, "dp is 0, must be 1 to"),
         ({"tp": "3"}, "32 attention heads are not divisible by tp=3"),
         (
             {"heads": "24", "kv_heads": "6", "tp": "4"},

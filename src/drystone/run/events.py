@@ -54,6 +54,14 @@ class SpeedChanged(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseChanged(SpeedChanged):
+    """A running job has done the work of a phase and goes on in the next one."""
+
+    phase: int
+    done_samples: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stopped(Event):
     """A decision took a job's GPUs; its progress is kept."""
 
@@ -126,8 +134,8 @@ KINDS: Final = MappingProxyType(
     {
         kind.__name__: kind
         for kind in (
-            Submitted, Started, SpeedChanged, Stopped, Interrupted, StartFailed, Finished, Refused,
-            Cancelled, NodeLost, NodeBack, NodeSlowed,
+            Submitted, Started, SpeedChanged, PhaseChanged, Stopped, Interrupted, StartFailed,
+            Finished, Refused, Cancelled, NodeLost, NodeBack, NodeSlowed,
         )
     }
 )  # fmt: skip

@@ -12,6 +12,7 @@ from drystone.describe.trace_cluster import NodeSpec
 from drystone.run.job_columns import JobColumns
 from drystone.run.lifecycle import TERMINAL
 from drystone.run.state import ClusterState, JobRecord
+from drystone.schedule.phases import Options, phase_end_samples, phase_set
 from drystone.schedule.snapshot import (
     NodeTable,
     OptionSet,
@@ -32,7 +33,7 @@ class SnapshotMaker:
         self,
         nodes: tuple[NodeSpec, ...],
         gpu_types: tuple[str, ...],
-        options_of: Callable[[JobSpec], OptionSet],
+        options_of: Callable[[JobSpec], Options],
         startup: StartupCost,
         *,
         knows_lengths: bool = True,
@@ -41,7 +42,7 @@ class SnapshotMaker:
         self._options_of, self._knows_lengths = options_of, knows_lengths
         self._sets: list[OptionSet] = []
         self._set_rows: dict[int, int] = {}  # by identity of the set
-        self._job_rows: dict[str, tuple[int, int]] = {}  # by job: its set, its requested option
+        self._job_options: dict[str, tuple[Options, int]] = {}  # and the option that was named
         self._table: OptionTable | None = None
         self._ids = tuple(node.id for node in nodes)
         self._type_index = np.array([gpu_types.index(node.gpu) for node in nodes], dtype=np.int64)
@@ -52,16 +53,21 @@ class SnapshotMaker:
         )
         self._columns = JobColumns()
 
-    def speed(self, job: JobSpec, option: int) -> float:
-        """Samples a second of one option."""
-        return float(self._sets[self._rows(job)[0]].samples_per_second[option])
+    def speed(self, job: JobSpec, option: int, phase: int = 0) -> float:
+        """Samples a second of one option in a phase of a job."""
+        return float(phase_set(self._options(job)[0], phase).samples_per_second[option])
+
+    def phase_end_samples(self, job: JobSpec, phase: int) -> float:
+        """The work done when a phase of a job ends; infinity for the last one."""
+        return phase_end_samples(self._options(job)[0], phase)
 
     def update(self, record: JobRecord) -> None:
         """Take notice of what an event did to a job."""
         if record.state in TERMINAL:
             self._columns.remove(record.spec.id)
         else:
-            self._columns.update(record, *self._rows(record.spec))
+            options, requested = self._options(record.spec)
+            self._columns.update(record, self._row(phase_set(options, record.phase)), requested)
 
     def make(self, state: ClusterState, now_seconds: float) -> Snapshot:
         """The snapshot of a state, whose every job was brought up to date by `update`."""
@@ -98,15 +104,18 @@ class SnapshotMaker:
             self._table = stack_options(self._sets, len(self._gpu_types))
         return self._table
 
-    def _rows(self, job: JobSpec) -> tuple[int, int]:
-        if job.id not in self._job_rows:
+    def _options(self, job: JobSpec) -> tuple[Options, int]:
+        if job.id not in self._job_options:
             found = self._options_of(job)
-            row = self._set_rows.setdefault(id(found), len(self._sets))
-            if row == len(self._sets):
-                self._sets.append(found)  # which also keeps its identity from being used again
-                self._table = None
-            self._job_rows[job.id] = (row, self._requested(job, found))
-        return self._job_rows[job.id]
+            self._job_options[job.id] = (found, self._requested(job, phase_set(found, 0)))
+        return self._job_options[job.id]
+
+    def _row(self, options: OptionSet) -> int:
+        row = self._set_rows.setdefault(id(options), len(self._sets))
+        if row == len(self._sets):
+            self._sets.append(options)  # which also keeps its identity from being used again
+            self._table = None
+        return row
 
     def _requested(self, job: JobSpec, options: OptionSet) -> int:
         """The option with just the GPUs that the owner named: -1 if it cannot run, -2 if none."""

@@ -20,6 +20,7 @@ from drystone.run.events import (
     NodeBack,
     NodeLost,
     NodeSlowed,
+    PhaseChanged,
     SpeedChanged,
     Started,
     Submitted,
@@ -46,6 +47,7 @@ class JobRecord:
     end_seconds: float = math.nan
     attained_gpu_seconds: float = 0.0  # of the runs that ended
     num_starts: int = 0
+    phase: int = 0  # which of its phases it is in, if it has any
     history: list[Event] = field(default_factory=list)
 
     def done_at(self, now_seconds: float) -> float:
@@ -124,6 +126,8 @@ class ClusterState:
             job.done_samples = job.done_at(event.time_seconds)
             job.counted_seconds = max(job.counted_seconds, event.time_seconds)
             job.samples_per_second = event.samples_per_second
+            if isinstance(event, PhaseChanged):
+                job.phase, job.done_samples = event.phase, event.done_samples
         elif before is JobState.RUNNING:
             self._stop(job, event)
         if job.state in TERMINAL:

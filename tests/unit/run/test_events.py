@@ -6,6 +6,7 @@ from drystone.run.events import (
     KINDS,
     Interrupted,
     NodeSlowed,
+    PhaseChanged,
     Started,
     Submitted,
     parse_event,
@@ -28,6 +29,7 @@ EVENTS = [
         reason="why",
     ),
     Interrupted(time_seconds=9.0, job_id="a", lost_samples=0.5),
+    PhaseChanged(time_seconds=9.5, job_id="a", samples_per_second=0.3, phase=2, done_samples=1 / 7),
     NodeSlowed(time_seconds=10.0, node=3, speed_share=0.5),
 ]
 
@@ -42,7 +44,7 @@ def test_a_log_reads_back_line_by_line():
 
 
 def test_every_kind_is_known():
-    assert len(KINDS) == 12
+    assert len(KINDS) == 13
 
 
 @pytest.mark.parametrize("line", ["", "[]", "{}", '{"event": "Startled"}', "nonsense"])

@@ -22,6 +22,7 @@ from drystone.run.events import (
     NodeBack,
     NodeLost,
     NodeSlowed,
+    PhaseChanged,
     Refused,
     SpeedChanged,
     Started,
@@ -34,7 +35,8 @@ from drystone.run.simulator.faults import Dice, FaultSpec
 from drystone.run.simulator.queue import TimeQueue
 from drystone.run.snapshots import SnapshotMaker
 from drystone.run.state import ClusterState, JobRecord
-from drystone.schedule.snapshot import OptionSet, Placement, Snapshot, StartupCost
+from drystone.schedule.phases import Options
+from drystone.schedule.snapshot import Placement, Snapshot, StartupCost
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +46,12 @@ class _Arrival:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """A run of a job ends, well or badly; void if the job was started or changed again since."""
+    """A job or its phase ends, or a start fails; void if the job was changed again since."""
 
     job_id: str
     version: int
     fails: bool = False
+    is_phase: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ class SimulatedWorld:
         *,
         jobs: Sequence[JobSpec],
         nodes: Sequence[NodeSpec],
-        options_of: Callable[[JobSpec], OptionSet],
+        options_of: Callable[[JobSpec], Options],
         gpu_types: Sequence[str],
         startup: StartupCost | None = None,
         round_seconds: float = 0.0,
@@ -121,7 +124,7 @@ class SimulatedWorld:
     def launch(self, job_id: str, option: int, placement: Placement, reason: str) -> None:
         """Start a waiting job."""
         record = self.state.jobs[job_id]
-        speed = self._true_speed(record.spec, option, placement)
+        speed = self._true_speed(record, option, placement)
         num_gpus = sum(count for _, count in placement)
         delay = float(self._startup.seconds(np.array(num_gpus)))
         self._record(
@@ -211,17 +214,38 @@ class SimulatedWorld:
                 StartFailed(time_seconds=time_seconds, job_id=end.job_id, reason="drawn fault")
             )
             return
+        if end.is_phase:
+            self._enter_next_phase(time_seconds, record)
+            return
         self._record(Finished(time_seconds=time_seconds, job_id=end.job_id))
         self._num_unsettled -= 1
 
     def _push_end(self, record: JobRecord, *, fails: bool = False) -> None:
         job_id = record.spec.id
         version = self._versions[job_id] = self._versions.get(job_id, 0) + 1
-        left = record.spec.total_samples - record.done_samples
+        phase_end = self._maker.phase_end_samples(record.spec, record.phase)
+        is_phase = phase_end < record.spec.total_samples
         end = record.counted_seconds
         if not fails:
-            end += left / record.samples_per_second
-        self._coming.push(end, _End(job_id, version, fails))
+            left = min(phase_end, record.spec.total_samples) - record.done_samples
+            end += max(left, 0.0) / record.samples_per_second
+        self._coming.push(end, _End(job_id, version, fails, is_phase))
+
+    def _enter_next_phase(self, time_seconds: float, record: JobRecord) -> None:
+        done = self._maker.phase_end_samples(record.spec, record.phase)
+        phase = record.phase + 1
+        self._record(
+            PhaseChanged(
+                time_seconds=time_seconds,
+                job_id=record.spec.id,
+                samples_per_second=self._true_speed(
+                    record, record.option, record.placement, phase=phase
+                ),
+                phase=phase,
+                done_samples=done,
+            )
+        )
+        self._push_end(record)
 
     def _push_fault(self, kind: str) -> None:
         spec = self._dice.spec
@@ -255,7 +279,7 @@ class SimulatedWorld:
     def _set_speed(self, time_seconds: float, node: int, share: float) -> None:
         self._record(NodeSlowed(time_seconds=time_seconds, node=node, speed_share=share))
         for record in self._jobs_on(node):
-            speed = self._true_speed(record.spec, record.option, record.placement)
+            speed = self._true_speed(record, record.option, record.placement)
             self._record(
                 SpeedChanged(
                     time_seconds=time_seconds, job_id=record.spec.id, samples_per_second=speed
@@ -274,12 +298,15 @@ class SimulatedWorld:
             if any(one == node for one, _ in record.placement)
         ]
 
-    def _true_speed(self, job: JobSpec, option: int, placement: Placement) -> float:
+    def _true_speed(
+        self, job: JobRecord, option: int, placement: Placement, phase: int | None = None
+    ) -> float:
         """What the option says, times how wrong it is, times how slow the nodes are."""
         factors, shares, nodes = (
-            self._speed_factors[job.id],
+            self._speed_factors[job.spec.id],
             self.state.speed_share,
             self.state.nodes,
         )
         slowest = min(factors[nodes[node].gpu] * shares.get(node, 1.0) for node, _ in placement)
-        return self._maker.speed(job, option) * slowest
+        now = job.phase if phase is None else phase
+        return self._maker.speed(job.spec, option, now) * slowest

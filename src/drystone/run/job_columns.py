@@ -100,6 +100,7 @@ class JobColumns:
             waiting_since_seconds=numbers[Number.WAITING],
             running_since_seconds=numbers[Number.STARTED],
             weights=numbers[Number.WEIGHT],
+            measured_speeds=np.where(runs & (ran > 0), numbers[Number.SPEED], 0.0),
         )
 
     def _append(self, spec: JobSpec) -> None:

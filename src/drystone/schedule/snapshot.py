@@ -108,6 +108,8 @@ class JobTable:
     waiting_since_seconds: FloatArray  # nan while it runs
     running_since_seconds: FloatArray  # nan while it waits
     weights: FloatArray  # the priority of each job
+    # Samples a second that each job was last seen to make: 0 while it waits or starts up.
+    measured_speeds: FloatArray | None = None  # None: nobody measures
 
     def __len__(self) -> int:
         return len(self.specs)

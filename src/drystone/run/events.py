@@ -62,6 +62,15 @@ class PhaseChanged(SpeedChanged):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Progressed(Event):
+    """How far a job really is: reported by a run, or what its last checkpoint holds."""
+
+    job_id: str
+    done_samples: float
+    samples_per_second: float = 0.0  # measured; 0 for a job that does not run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stopped(Event):
     """A decision took a job's GPUs; its progress is kept."""
 
@@ -76,6 +85,8 @@ class Interrupted(Event):
     job_id: str
     lost_samples: float
     reason: str = ""
+    kind: str = ""  # of the fault, where it is known
+    retry_seconds: float = 0.0  # the time from which it may be tried again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +120,30 @@ class Cancelled(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Paused(Event):
+    """Somebody wants a job to wait, whatever is free; its GPUs are taken if it has any."""
+
+    job_id: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unpaused(Event):
+    """A paused job may run again."""
+
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed(Event):
+    """A job ended without its work being done, for a reason that trying again does not mend."""
+
+    job_id: str
+    reason: str = ""
+    kind: str = ""  # of the fault
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLost(Event):
     """A node is gone; the jobs on it are interrupted by events of their own, before this one."""
 
@@ -135,7 +170,8 @@ KINDS: Final = MappingProxyType(
         kind.__name__: kind
         for kind in (
             Submitted, Started, SpeedChanged, PhaseChanged, Stopped, Interrupted, StartFailed,
-            Finished, Refused, Cancelled, NodeLost, NodeBack, NodeSlowed,
+            Finished, Refused, Cancelled, Progressed, Paused, Unpaused, Failed, NodeLost, NodeBack,
+            NodeSlowed,
         )
     }
 )  # fmt: skip

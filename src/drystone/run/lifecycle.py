@@ -11,14 +11,18 @@ from drystone.errors import DrystoneError
 from drystone.run.events import (
     Cancelled,
     Event,
+    Failed,
     Finished,
     Interrupted,
+    Paused,
     PhaseChanged,
+    Progressed,
     Refused,
     SpeedChanged,
     Started,
     StartFailed,
     Stopped,
+    Unpaused,
 )
 
 
@@ -27,12 +31,14 @@ class JobState(StrEnum):
 
     QUEUED = "queued"
     RUNNING = "running"
+    PAUSED = "paused"
     DONE = "done"
+    FAILED = "failed"
     REFUSED = "refused"
     CANCELLED = "cancelled"
 
 
-TERMINAL: Final = frozenset({JobState.DONE, JobState.REFUSED, JobState.CANCELLED})
+TERMINAL: Final = frozenset({JobState.DONE, JobState.FAILED, JobState.REFUSED, JobState.CANCELLED})
 
 TRANSITIONS: Final[Mapping[tuple[JobState, type[Event]], JobState]] = MappingProxyType(
     {
@@ -46,6 +52,16 @@ TRANSITIONS: Final[Mapping[tuple[JobState, type[Event]], JobState]] = MappingPro
         (JobState.RUNNING, StartFailed): JobState.QUEUED,
         (JobState.RUNNING, Finished): JobState.DONE,
         (JobState.RUNNING, Cancelled): JobState.CANCELLED,
+        (JobState.RUNNING, Failed): JobState.FAILED,
+        (JobState.QUEUED, Failed): JobState.FAILED,
+        (JobState.RUNNING, Progressed): JobState.RUNNING,
+        (JobState.QUEUED, Progressed): JobState.QUEUED,
+        (JobState.PAUSED, Progressed): JobState.PAUSED,
+        (JobState.RUNNING, Paused): JobState.PAUSED,
+        (JobState.QUEUED, Paused): JobState.PAUSED,
+        (JobState.PAUSED, Unpaused): JobState.QUEUED,
+        (JobState.PAUSED, Cancelled): JobState.CANCELLED,
+        (JobState.PAUSED, Failed): JobState.FAILED,
     }
 )
 

@@ -21,6 +21,7 @@ from drystone.run.events import (
     NodeLost,
     NodeSlowed,
     PhaseChanged,
+    Progressed,
     SpeedChanged,
     Started,
     Submitted,
@@ -128,6 +129,9 @@ class ClusterState:
             job.samples_per_second = event.samples_per_second
             if isinstance(event, PhaseChanged):
                 job.phase, job.done_samples = event.phase, event.done_samples
+        elif isinstance(event, Progressed):
+            job.done_samples, job.counted_seconds = event.done_samples, event.time_seconds
+            job.samples_per_second = event.samples_per_second
         elif before is JobState.RUNNING:
             self._stop(job, event)
         if job.state in TERMINAL:

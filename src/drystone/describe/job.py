@@ -26,6 +26,7 @@ class JobSpec:
     max_gpus: int = 1_000_000
     requested_gpu: str = ""  # what its owner named, for policies that change nothing
     requested_count: int = 0
+    startup_seconds: float = -1.0  # without progress after every start; -1: as the cluster says
 
     def __post_init__(self) -> None:
         problem = self._problem()
@@ -43,6 +44,8 @@ class JobSpec:
             return f"priority is {self.priority}, must be above 0"
         if not 1 <= self.min_gpus <= self.max_gpus:
             return f"min_gpus {self.min_gpus} and max_gpus {self.max_gpus} leave nothing"
+        if self.seq_len < 0 or self.global_batch < 1:
+            return f"seq_len {self.seq_len} or global_batch {self.global_batch} is too small"
         return ""
 
     def allows(self, gpu: str, count: int) -> bool:

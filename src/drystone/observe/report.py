@@ -15,8 +15,9 @@ from drystone.run.loop import drive
 from drystone.run.simulator.faults import FaultSpec
 from drystone.run.simulator.world import SimulatedWorld
 from drystone.schedule.measured import types_of
+from drystone.schedule.phases import Options, fastest_seconds
 from drystone.schedule.policy import find_policy
-from drystone.schedule.snapshot import OptionSet, StartupCost
+from drystone.schedule.snapshot import StartupCost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,9 +26,10 @@ class Scenario:
 
     jobs: tuple[JobSpec, ...]
     nodes: tuple[NodeSpec, ...]
-    options_of: Callable[[JobSpec], OptionSet]
+    options_of: Callable[[JobSpec], Options]
     startup: StartupCost = field(default_factory=StartupCost)
     round_seconds: float = 0.0
+    decides_every_round: bool = False  # even if nothing happened in it
     horizon_seconds: float = math.inf
     faults: FaultSpec = field(default_factory=FaultSpec)
     knows_lengths: bool = True
@@ -47,6 +49,7 @@ def simulate_policy(
         gpu_types=types_of(scenario.nodes),
         startup=scenario.startup,
         round_seconds=scenario.round_seconds,
+        decides_every_round=scenario.decides_every_round,
         horizon_seconds=scenario.horizon_seconds,
         faults=scenario.faults,
         knows_lengths=scenario.knows_lengths,
@@ -68,11 +71,10 @@ def simulate_policy(
 
 def alone_seconds(scenario: Scenario) -> dict[str, float]:
     """The lower bound: what each job takes alone on its fastest option, starts not counted."""
-    found = {}
-    for job in scenario.jobs:
-        fastest = float(scenario.options_of(job).samples_per_second.max(initial=0.0))
-        found[job.id] = job.total_samples / fastest if fastest > 0 else math.inf
-    return found
+    return {
+        job.id: fastest_seconds(scenario.options_of(job), job.total_samples)
+        for job in scenario.jobs
+    }
 
 
 def report_table(reports: Sequence[RunReport]) -> list[dict[str, Any]]:

@@ -160,6 +160,13 @@ class Snapshot:
         total: IntArray = self.options.num_gpus[self.jobs.option_set]
         return total
 
+    @cached_property
+    def startup_seconds(self) -> FloatArray:
+        """Seconds without progress after a start, (jobs, options): the job's own, or the rule's."""
+        own = np.array([spec.startup_seconds for spec in self.jobs.specs])[:, None]
+        seconds: FloatArray = np.where(own >= 0, own, self.startup.seconds(self.job_num_gpus))
+        return seconds
+
     def counts(self, row: int, option: int) -> IntArray:
         """GPUs of each type that one option of one job takes."""
         counts: IntArray = self.options.counts[self.jobs.option_set[row], option]

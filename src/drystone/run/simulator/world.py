@@ -1,7 +1,8 @@
 """A cluster in virtual time: the world behind `drystone simulate`.
 
 Everything that happens is an event in `log`; the state is their fold (`run/state.py`). Decisions
-are taken whenever something has happened, or, with `round_seconds`, at the next round boundary.
+are taken whenever something has happened, or, with `round_seconds`, at the next round boundary
+(with `decides_every_round` at every one of them while there are jobs).
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ class SimulatedWorld:
         gpu_types: Sequence[str],
         startup: StartupCost | None = None,
         round_seconds: float = 0.0,
+        decides_every_round: bool = False,
         horizon_seconds: float = math.inf,
         faults: FaultSpec | None = None,
         knows_lengths: bool = True,
@@ -96,6 +98,7 @@ class SimulatedWorld:
         self._gpu_types = tuple(gpu_types)
         self._speed_factors: dict[str, dict[str, float]] = {}  # by job and GPU type
         self._round_seconds, self._horizon_seconds = round_seconds, horizon_seconds
+        self._decides_every_round = decides_every_round
         self._coming: TimeQueue[_Coming] = TimeQueue()
         self._versions: dict[str, int] = {}
         self._dice = Dice(faults or FaultSpec())
@@ -125,8 +128,10 @@ class SimulatedWorld:
         """Start a waiting job."""
         record = self.state.jobs[job_id]
         speed = self._true_speed(record, option, placement)
-        num_gpus = sum(count for _, count in placement)
-        delay = float(self._startup.seconds(np.array(num_gpus)))
+        delay = record.spec.startup_seconds
+        if delay < 0:
+            num_gpus = sum(count for _, count in placement)
+            delay = float(self._startup.seconds(np.array(num_gpus)))
         self._record(
             Started(
                 time_seconds=self.now_seconds,
@@ -165,6 +170,8 @@ class SimulatedWorld:
         then = self._coming.next_seconds()
         if self._round_seconds > 0:
             then = math.ceil(then / self._round_seconds - 1e-9) * self._round_seconds
+            if self._decides_every_round and self.state.active:
+                then = min(then, self.now_seconds + self._round_seconds)
         then = min(then, self._horizon_seconds)
         while self._coming.next_seconds() <= then + 1e-9:
             time_seconds, item = self._coming.pop()

@@ -90,7 +90,7 @@ def worth(snapshot: Snapshot) -> FloatArray:
     fastest = speeds.max(axis=1, initial=0.0)[:, None]
     fastest = np.where(fastest > 0, fastest, 1.0)
     remaining = np.maximum(jobs.remaining_samples, 1e-9)[:, None]
-    startup = snapshot.startup.seconds(snapshot.job_num_gpus)
+    startup = snapshot.startup_seconds.copy()
     running = np.flatnonzero(jobs.is_running)
     startup[running, jobs.option[running]] = 0.0
     held = np.minimum(remaining / np.where(speeds > 0, speeds, 1.0), HOLD_SECONDS)

@@ -20,7 +20,7 @@ def shortest(snapshot: Snapshot, memory: Memory) -> tuple[list[Decision], Memory
     known = np.maximum(options, 0)
     speeds = snapshot.job_speeds[rows, known]
     left = snapshot.jobs.remaining_samples / np.where(speeds > 0, speeds, 1.0)
-    startup = snapshot.startup.seconds(snapshot.job_num_gpus[rows, known])
+    startup = snapshot.startup_seconds[rows, known]
     left = left + np.where(snapshot.jobs.is_running, 0.0, startup)
     decisions = refuse_impossible(snapshot, options)
     decisions += give_by_rank(snapshot, rank=left, options=options, reason="the least time is left")

@@ -17,6 +17,8 @@ class JobSpec:
     model: str
     total_samples: float
     global_batch: int = 1
+    seq_len: int = 0  # tokens of a sample; 0: not stated
+    tuning: str = "full"  # how it is trained: full, lora or qlora
     owner: str = ""
     priority: float = 1.0  # a weight: 2 counts for two jobs of weight 1
     deadline_seconds: float = math.inf

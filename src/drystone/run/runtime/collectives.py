@@ -44,14 +44,50 @@ class Traffic:
         self.payload_bytes[kind] += payload_bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Worked:
+    """Of the log: a section of compute, of so many samples."""
+
+    kind: str
+    num_samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Of the log: a collective was begun; the same number means the same one on every rank."""
+
+    number: int
+    kind: str
+    num_bytes: int  # of the whole tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """Of the log: nothing more until that collective has ended."""
+
+    number: int
+
+
+Log = list[Worked | Started | Waited]
+
+
 class Pending:
     """A collective on its way; `wait` ends it, once."""
 
-    def __init__(self, works: Sequence[dist.Work], finish: Callable[[], None]) -> None:
-        self._works, self._finish = list(works), finish
+    def __init__(
+        self,
+        works: Sequence[dist.Work],
+        finish: Callable[[], None],
+        *,
+        waited: Callable[[], None] | None = None,
+    ) -> None:
+        self._works, self._finish, self._waited = list(works), finish, waited
 
     def wait(self) -> None:
         """Until the result is there."""
+        if self._waited is not None:
+            self._waited()
+            self._waited = None
         for work in self._works:
             work.wait()
         self._works = []
@@ -69,6 +105,8 @@ class Wire:
         self.num_ranks = 1 if self.is_alone else dist.get_world_size(group)
         self.backend = "none" if self.is_alone else dist.get_backend(group)
         self.traffic = Traffic()
+        self.log: Log | None = None  # filled where it is a list; `replay.py` reads it
+        self._num_started = 0
 
     def gather(
         self,
@@ -78,6 +116,11 @@ class Wire:
         form: Form | None = None,
     ) -> Pending:
         """Fill `flat` from every rank's `piece`; both are 1-D and of one dtype."""
+        return self._noted("gather", flat.nbytes, self._gather(piece, flat, cuts, form))
+
+    def _gather(
+        self, piece: torch.Tensor, flat: torch.Tensor, cuts: Sequence[int], form: Form | None
+    ) -> Pending:
         if not flat.numel():
             return Pending((), _nothing)
         self.traffic.count("gather", piece.nbytes * (self.num_ranks - 1))
@@ -103,6 +146,11 @@ class Wire:
         form: Form | None = None,
     ) -> Pending:
         """Sum `flat` over the ranks and put this rank's piece of the sum into `out`."""
+        return self._noted("reduce", flat.nbytes, self._reduce(flat, out, cuts, form))
+
+    def _reduce(
+        self, flat: torch.Tensor, out: torch.Tensor, cuts: Sequence[int], form: Form | None
+    ) -> Pending:
         if not flat.numel():
             return Pending((), _nothing)
         self.traffic.count("reduce", flat.nbytes - out.nbytes)
@@ -127,8 +175,23 @@ class Wire:
         """Sum a few numbers over all ranks, in place."""
         self.traffic.count("sum", values.nbytes)
         if self.num_ranks == 1:
-            return Pending((), _nothing)
-        return Pending([dist.all_reduce(values, group=self.group, async_op=True)], _nothing)
+            return self._noted("sum", values.nbytes, Pending((), _nothing))
+        work = dist.all_reduce(values, group=self.group, async_op=True)
+        return self._noted("sum", values.nbytes, Pending([work], _nothing))
+
+    def read(self, values: torch.Tensor) -> list[float]:
+        """The numbers of a tensor."""
+        numbers: list[float] = values.tolist()
+        return numbers
+
+    def _noted(self, kind: str, num_bytes: int, pending: Pending) -> Pending:
+        """The same, with its beginning and its end in the log, where there is one."""
+        if self.log is None:
+            return pending
+        log, number = self.log, self._num_started
+        self._num_started += 1
+        log.append(Started(number, kind, num_bytes))
+        return Pending((), pending.wait, waited=lambda: log.append(Waited(number)))
 
     def _broadcasts(self, flat: torch.Tensor, cuts: Sequence[int]) -> list[dist.Work]:
         return [

@@ -19,13 +19,14 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from drystone.errors import InvalidSpec
-from drystone.run.runtime.collectives import Pending, Wire
-from drystone.run.runtime.emulate import Pacer
+from drystone.run.runtime.collectives import Pending, Wire, Worked
+from drystone.run.runtime.emulate import KINDS, Pacer
+from drystone.run.runtime.lay_out import lay_out
 from drystone.run.runtime.layered import Batch, Extras, LayeredModel
-from drystone.run.runtime.shard import Owned, Unit, cut_units
+from drystone.run.runtime.ledger import active_ledger, host_memory
+from drystone.run.runtime.shard import Layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,9 @@ class StepResult:
     weight: float  # tokens, or samples
     stop_asked: bool  # some rank was asked to leave
     compute_seconds: tuple[float, ...]  # by rank
-    peak_memory_bytes: tuple[int, ...]  # by rank; on a processor that of the whole process
+    peak_memory_bytes: tuple[int, ...]  # by rank; on a processor of its tensors, where these are
+    # counted (`ledger.py`), otherwise of the whole process
+    section_seconds: dict[str, float]  # what a sample took, where a pacer asked for it
     seconds: dict[str, float]  # of this rank, by part
 
 
@@ -61,17 +64,16 @@ class Engine:
         self.device = device or torch.device("cpu")
         if len(shares) != self.wire.num_ranks:
             raise InvalidSpec(f"{len(shares)} state shares for {self.wire.num_ranks} ranks")
-        self._offload = offload and self.device.type == "cuda"
-        self._lay_out(shares, dtype)
+        # On a processor only where its memory plays that of a device: `host_memory` is another.
+        self._offload = offload and (self.device.type == "cuda" or active_ledger() is not None)
+        layers = lay_out(model, shares, wire=self.wire, device=self.device, dtype=dtype)
+        self._blocks, self._front, self._back = layers.blocks, layers.front, layers.back
+        self.owned = layers.owned  # every piece of a parameter that this rank holds
         self.num_steps = 0
         self.stop_asked = False
+        self.loss_scale = 1.0  # of the backward pass in fp16; gradients come out without it
         self._seconds: dict[str, float] = {}
         self._reduction: Pending | None = None
-
-    @property
-    def owned(self) -> list[Owned]:
-        """Every piece of a parameter that this rank holds."""
-        return [one for unit in self.units for one in unit.owned]
 
     def parameter_groups(self, *, weight_decay: float = 0.0) -> list[dict[str, object]]:
         """For a torch optimizer: matrices decay, vectors do not. Either list may be empty."""
@@ -93,11 +95,12 @@ class Engine:
         with torch.random.fork_rng(devices=self._rng_devices()):
             hidden, extras, kept = self._forward(batches)
             total_pending.wait()
-            loss, gradients = self._head(batches, hidden, float(total))
+            (total_weight,) = self.wire.read(total)
+            loss, gradients = self._head(batches, hidden, total_weight)
             self._backward(batches, gradients, extras, kept)
         self._finish_reduction()
         self.num_steps += 1
-        return self._result(loss, float(total))
+        return self._result(loss, total_weight)
 
     def clip_gradients(self, result: StepResult, most: float) -> None:
         """Scale the gradients so that their norm over all ranks is at most `most`."""
@@ -107,50 +110,15 @@ class Engine:
                 if one.value.grad is not None:
                     one.value.grad.mul_(scale)
 
-    def _lay_out(self, shares: Sequence[float], dtype: torch.dtype) -> None:
-        """Sort the parameters into units, cut them, and take this rank's pieces."""
-        for buffer in self.model.module.buffers():
-            buffer.data = buffer.data.to(self.device)
-        lists = self._unit_parameters()
-        sizes = [sum(one.numel() for _, one in parameters) for _, parameters in lists]
-        units = [
-            Unit(name, parameters, cuts, wire=self.wire, device=self.device, dtype=dtype)
-            for (name, parameters), cuts in zip(lists, cut_units(sizes, shares), strict=True)
-        ]
-        num_blocks = len(self.model.blocks)
-        self.units = units
-        self._blocks = units[:num_blocks]
-        self._front, self._back = units[num_blocks], units[-1]  # one and the same where tied
-
-    def _unit_parameters(self) -> list[tuple[str, list[tuple[str, nn.Parameter]]]]:
-        names = {id(one): name for name, one in self.model.module.named_parameters()}
-        groups = [(f"block {i}", list(one.parameters())) for i, one in enumerate(self.model.blocks)]
-        front, back = list(self.model.front), list(self.model.back)
-        if {id(one) for one in front} & {id(one) for one in back}:
-            groups.append(("around", list({id(one): one for one in (*front, *back)}.values())))
-        else:
-            groups += [("front", front), ("back", back)]
-        placed = [id(one) for _, parameters in groups for one in parameters]
-        if len(placed) != len(set(placed)) or set(placed) != set(names):
-            missing = [name for key, name in names.items() if key not in set(placed)]
-            raise InvalidSpec(
-                "every parameter must belong to one block, or to what is before or after them",
-                hint=f"Not placed: {missing[:5]}" if missing else "Some are shared by blocks",
-            )
-        return [(name, [(names[id(p)], p) for p in group]) for name, group in groups]
-
-    def _gather_order(self) -> list[Unit]:
-        """Units in the order in which they are gathered; the last block stays for its backward."""
+    def _gather_order(self) -> list[Layer]:
+        """Layers in the order in which they are gathered; the last block stays for its backward."""
+        again = [self._front] if self._front.is_trained else []
         return [
-            self._front,
-            *self._blocks,
-            self._back,
-            *reversed(self._blocks[:-1]),
-            self._front,
-        ]
+            self._front, *self._blocks, self._back, *reversed(self._blocks[:-1]), *again,
+        ]  # fmt: skip
 
-    def _gather_next(self) -> Unit:
-        """The next unit of the order, ready; the one after it is on its way."""
+    def _gather_next(self) -> Layer:
+        """The next layer of the order, ready; the one after it is on its way."""
         with self._timed("gather"):
             unit = self._order.pop(0)
             unit.gather()
@@ -197,7 +165,7 @@ class Engine:
                     self._seed(len(self._blocks), index)
                     loss = self.model.loss_sum(entered, batch)
                     loss_sum += loss.detach()
-                    (loss / total).backward()
+                    (loss / total * self.loss_scale).backward()
                     unit.fold_gradients()
                 hidden[index] = _gradient(entered)  # in its place, so that the other is freed
         if unit is not self._front:
@@ -229,6 +197,11 @@ class Engine:
                     gradients[index] = _gradient(entered)
             self._start_reduction(unit)
             unit.free()
+        if self._front.is_trained:
+            self._front_backward(batches, gradients)
+
+    def _front_backward(self, batches: Sequence[Batch], gradients: list[torch.Tensor]) -> None:
+        """Embeddings, computed again; what is frozen needs no gradient."""
         unit = self._gather_next()
         if unit is not self._back:
             unit.begin_gradients()
@@ -248,7 +221,7 @@ class Engine:
         self._seed(layer, index)
         return self.model.run_block(layer, hidden, extras)
 
-    def _start_reduction(self, unit: Unit) -> None:
+    def _start_reduction(self, unit: Layer) -> None:
         """One reduction is on its way at a time: the one before must have arrived."""
         self._finish_reduction()
         self._reduction = unit.start_reduce()
@@ -264,21 +237,32 @@ class Engine:
         squares = torch.zeros((), dtype=torch.float64, device=self.device)
         for one in self.owned:
             if one.value.grad is not None:
+                if self.loss_scale != 1.0:
+                    one.value.grad /= self.loss_scale
                 squares += one.value.grad.square().sum(dtype=torch.float64)
-        num_ranks = self.wire.num_ranks
-        numbers = torch.zeros(3 + 2 * num_ranks, dtype=torch.float64, device=self.device)
-        numbers[0], numbers[1], numbers[2] = loss_sum, squares, float(self.stop_asked)
-        numbers[3 + self.wire.rank] = self._seconds["forward"] + self._seconds["backward"]
-        numbers[3 + num_ranks + self.wire.rank] = _peak_memory_bytes(self.device)
+        costs = self._pacer.measured_seconds() if self._pacer else {}
+        mine = [
+            self._seconds["forward"] + self._seconds["backward"],
+            float(_peak_memory_bytes(self.device)),
+            *(costs.get(kind, 0.0) for kind in KINDS),
+        ]
+        table = torch.zeros(self.wire.num_ranks, len(mine), dtype=torch.float64)
+        table[self.wire.rank] = torch.tensor(mine, dtype=torch.float64)
+        few = torch.tensor([float(self.stop_asked)], dtype=torch.float64, device=self.device)
+        sums = torch.stack((loss_sum, squares))
+        numbers = torch.cat((sums, few, table.flatten().to(self.device)))
         self.wire.sum(numbers).wait()
-        loss, square, stops, *by_rank = numbers.tolist()
+        loss, square, stops, *others = self.wire.read(numbers)
+        by_rank = [others[at : at + len(mine)] for at in range(0, len(others), len(mine))]
+        highest = [max(column) for column in zip(*by_rank, strict=True)]
         return StepResult(
             loss=loss / total,
             gradient_norm=square**0.5,
             weight=total,
             stop_asked=stops > 0,
-            compute_seconds=tuple(by_rank[:num_ranks]),
-            peak_memory_bytes=tuple(int(one) for one in by_rank[num_ranks:]),
+            compute_seconds=tuple(row[0] for row in by_rank),
+            peak_memory_bytes=tuple(int(row[1]) for row in by_rank),
+            section_seconds=dict(zip(KINDS, highest[2:], strict=True)),
             seconds=dict(self._seconds),
         )
 
@@ -286,10 +270,14 @@ class Engine:
         """Keep what enters a block: here, or in pinned host memory."""
         if not self._offload:
             return hidden
-        host = torch.empty(hidden.shape, dtype=hidden.dtype, pin_memory=True)
-        return host.copy_(hidden, non_blocking=True)
+        with host_memory():
+            is_pinned = self.device.type == "cuda"
+            host = torch.empty(hidden.shape, dtype=hidden.dtype, pin_memory=is_pinned)
+            return host.copy_(hidden, non_blocking=True)
 
     def _get(self, hidden: torch.Tensor) -> torch.Tensor:
+        if self._offload and self.device.type == "cpu":
+            return hidden.clone()
         return hidden.to(self.device, non_blocking=True)
 
     def _seed(self, layer: int, index: int) -> None:
@@ -301,7 +289,9 @@ class Engine:
         return [self.device] if self.device.type == "cuda" else []
 
     def _paced(self, kind: str, hidden: torch.Tensor) -> AbstractContextManager[None]:
-        """As slow as an emulated device, where there is one."""
+        """As slow as an emulated device, where there is one; noted, where somebody takes notes."""
+        if self.wire.log is not None:
+            self.wire.log.append(Worked(kind, len(hidden)))
         return self._pacer.section(kind, len(hidden)) if self._pacer else nullcontext()
 
     @contextmanager
@@ -314,6 +304,9 @@ class Engine:
 def _peak_memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    ledger = active_ledger()
+    if ledger is not None:
+        return ledger.peak_bytes
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

@@ -15,15 +15,21 @@ import torch.distributed as dist
 
 from drystone.errors import DrystoneError, InvalidSpec
 from drystone.run.runtime.collectives import Wire
+from drystone.run.runtime.step_report import write_event
 
 DEFAULT_TIMEOUT_SECONDS = 300.0
+OUT_OF_MEMORY_EXIT_CODE = 12  # as errno has ENOMEM; the exit code of a rank that ran out of it
 
 
 @contextmanager
 def joined(*, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS) -> Iterator[Wire]:
     """The group of all ranks: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; alone without them."""
     if "WORLD_SIZE" not in os.environ:
-        yield Wire()
+        try:
+            yield Wire()
+        except torch.OutOfMemoryError as error:
+            _tell_out_of_memory(error)
+            raise SystemExit(OUT_OF_MEMORY_EXIT_CODE) from error
         return
     device = this_device()
     if device.type == "cuda":
@@ -54,10 +60,27 @@ def this_device() -> torch.device:
 
 def _leave_at_once(error: BaseException) -> NoReturn:
     """A rank that failed ends its process: an orderly exit would hang on pending collectives."""
+    exit_code = 1
     if isinstance(error, DrystoneError):
         sys.stderr.write(f"{error}\n")
+        exit_code = error.exit_code
+    elif isinstance(error, torch.OutOfMemoryError):
+        _tell_out_of_memory(error)
+        exit_code = OUT_OF_MEMORY_EXIT_CODE
     else:
         traceback.print_exception(error)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(error.exit_code if isinstance(error, DrystoneError) else 1)
+    os._exit(exit_code)
+
+
+def _tell_out_of_memory(error: torch.OutOfMemoryError) -> None:
+    """One line of JSON on standard output, from whichever rank it was, and the message."""
+    numbers = {
+        name: getattr(error, name)
+        for name in ("asked_bytes", "live_bytes", "cap_bytes")
+        if hasattr(error, name)
+    }
+    rank = int(os.environ.get("RANK", "0"))
+    write_event(sys.stdout, "out_of_memory", rank=rank, message=str(error), **numbers)
+    sys.stderr.write(f"rank {rank}: {error}\n")

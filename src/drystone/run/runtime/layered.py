@@ -53,6 +53,17 @@ class LayeredModel(Protocol):
         """How much counts in the batch: the losses of a step are divided by the global sum."""
 
 
+def place_parameters(module: nn.Module, make: Callable[[str, nn.Parameter], torch.Tensor]) -> None:
+    """Put another tensor in the place of every parameter; shared ones stay shared."""
+    made = {
+        id(one): nn.Parameter(make(name, one), requires_grad=one.requires_grad)
+        for name, one in module.named_parameters()
+    }
+    for part in module.modules():
+        for name, one in list(part.named_parameters(recurse=False)):
+            setattr(part, name, made[id(one)])
+
+
 class NamedBlocks:
     """Any module with a list of blocks by name, e.g. `transformer.h`, whose forward returns a loss.
 

@@ -8,6 +8,7 @@ name: experts, latent attention, encoders, vision.
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable
 
 import torch
@@ -16,8 +17,10 @@ from torch.nn import functional as F  # noqa: N812  # torch's own custom
 
 from drystone.describe.model import Attention, Block, Head, Mlp, ModelSpec, Norm, QkNorm, Side
 from drystone.errors import InvalidSpec
+from drystone.run.runtime.layered import place_parameters
 
 ROTARY_BASE = 10_000.0
+_RESIDUAL = ("out", "down")  # projections whose result is added to the residual stream
 Rotary = tuple[torch.Tensor, torch.Tensor] | None
 
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -31,14 +34,20 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def build_model(spec: ModelSpec, *, seed: int = 0) -> Transformer:
-    """The model with fresh weights: the same for the same seed, and the global chance untouched."""
+def build_model(spec: ModelSpec, *, seed: int = 0, on_meta: bool = False) -> Transformer:
+    """The model with fresh weights: the same for the same seed, and the global chance untouched.
+
+    With `on_meta` it has no weights yet: each is made when `initial_value` is asked for it, the
+    same as without, so that a rank need not hold more than its piece.
+    """
     problems = check_buildable(spec)
     if problems:
         raise InvalidSpec(f"{spec.name}: the reference transformer has no {', no '.join(problems)}")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return Transformer(spec)
+    with torch.device("meta"):
+        model = Transformer(spec, seed=seed)
+    if not on_meta:
+        place_parameters(model, lambda name, one: model.initial_value(name, one))
+    return model
 
 
 def check_buildable(spec: ModelSpec) -> list[str]:
@@ -78,9 +87,9 @@ def _check_block(block: Block) -> list[str]:
 class Transformer(nn.Module):
     """A decoder; a batch is a tensor of tokens, one longer than what the model reads."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, *, seed: int = 0) -> None:
         super().__init__()
-        self.spec = spec
+        self.spec, self.seed = spec, seed
         width = spec.hidden_size
         self.tokens = nn.Embedding(spec.vocab_size, width)
         self.positions = (
@@ -90,12 +99,6 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(DecoderBlock(block, width) for block in spec.layers())
         self.final_norm = make_norm(spec.final_norm, width) if spec.num_final_norms else None
         self.head = nn.Linear(width, spec.vocab_size, bias=spec.head_bias)
-        self.apply(_reset)
-        for block in self.blocks:
-            for name in ("attention.out", "feed_forward.down"):
-                nn.init.normal_(
-                    block.get_submodule(name).weight, std=0.02 / math.sqrt(2 * spec.num_layers)
-                )
         if spec.tied_embeddings:
             self.head.weight = self.tokens.weight
 
@@ -113,6 +116,27 @@ class Transformer(nn.Module):
     def back(self) -> list[nn.Parameter]:
         """Last norm and head."""
         return _parameters(self.final_norm, self.head)
+
+    def initial_value(self, name: str, parameter: nn.Parameter) -> torch.Tensor:
+        """The weight of that name before training. It depends on seed and name alone.
+
+        Normal with 0.02; what adds to the residual stream by less, the deeper the model is (GPT-2);
+        norms are 1, biases 0.
+        """
+        path, _, kind = name.rpartition(".")
+        value = torch.zeros(parameter.shape)
+        if kind in ("bias", "lora_b"):
+            return value
+        if kind == "lora_a":
+            std = parameter.shape[1] ** -0.5
+        elif path.rpartition(".")[2] in _RESIDUAL:
+            std = 0.02 / math.sqrt(2 * self.spec.num_layers)
+        elif isinstance(self.get_submodule(path), nn.Linear | nn.Embedding):
+            std = 0.02
+        else:
+            return value.fill_(1.0)
+        chance = torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {name}".encode()))
+        return value.normal_(std=std, generator=chance)
 
     def embed(self, batch: torch.Tensor) -> tuple[torch.Tensor, Rotary]:
         """Embedded tokens, and the rotary table where positions are not learned."""
@@ -264,10 +288,3 @@ def rotate(x: torch.Tensor, rotary: tuple[torch.Tensor, ...]) -> torch.Tensor:
 
 def _parameters(*modules: nn.Module | None) -> list[nn.Parameter]:
     return [one for module in modules if module is not None for one in module.parameters()]
-
-
-def _reset(module: nn.Module) -> None:
-    if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=0.02)
-        if getattr(module, "bias", None) is not None:
-            nn.init.zeros_(module.bias)

@@ -8,14 +8,16 @@ on that piece alone. The buffer itself exists only while the layer is computed: 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import nn
 
 from drystone.errors import InvalidSpec
 from drystone.run.runtime.collectives import Pending, Wire
+from drystone.run.runtime.ledger import host_memory, resize_storage
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,7 +28,7 @@ class Owned:
     shape: torch.Size
     start: int
     end: int
-    value: nn.Parameter  # 1-D, fp32; a view of the unit's piece
+    value: nn.Parameter  # 1-D; a view of the unit's piece; fp32 if trained
 
 
 def cut_units(sizes: Sequence[int], shares: Sequence[float]) -> list[tuple[int, ...]]:
@@ -71,8 +73,15 @@ def _normalised(shares: Sequence[float]) -> list[float]:
     return [share / total for share in shares]
 
 
+InitialValue = Callable[[str, nn.Parameter], torch.Tensor]
+
+
 class Unit:
-    """The parameters that are gathered together, and this rank's piece of them."""
+    """Parameters that are gathered together, all trained or all frozen, and this rank's piece.
+
+    A trained piece is fp32, whatever the model computes in; a frozen one has the compute dtype,
+    for nothing is ever added to it.
+    """
 
     def __init__(
         self,
@@ -83,26 +92,24 @@ class Unit:
         wire: Wire,
         device: torch.device,
         dtype: torch.dtype,
+        initial_value: InitialValue,
     ) -> None:
         self.name, self.cuts, self._wire = name, tuple(cuts), wire
         self._parameters = [parameter for _, parameter in parameters]
-        self._flat = torch.zeros(cuts[-1], dtype=dtype, device=device)
-        whole = torch.zeros(cuts[-1], dtype=torch.float32, device=device)
+        self.is_trained = any(one.requires_grad for one in self._parameters)
         start, end = self.cuts[wire.rank], self.cuts[wire.rank + 1]
-        self._piece = torch.empty(end - start, dtype=torch.float32, device=device)
+        self._piece = torch.zeros(
+            end - start, dtype=torch.float32 if self.is_trained else dtype, device=device
+        )
         self._piece_gradient: torch.Tensor | None = None
         self._gradient: torch.Tensor | None = None  # of the whole unit, fp32
         self._micro: torch.Tensor | None = None  # the same in the compute dtype, if that is another
-        self._offsets: list[int] = []
-        offset = 0
-        for parameter in self._parameters:
-            size = parameter.numel()
-            whole[offset : offset + size] = parameter.detach().reshape(-1)
-            self._offsets.append(offset)
-            parameter.data = self._flat[offset : offset + size].view(parameter.shape)
-            offset += size
-        self._wire_first_value(whole)
-        self._piece.copy_(whole[start:end])
+        self._offsets = [0, *accumulate(one.numel() for one in self._parameters)][:-1]
+        self._fill_piece(parameters, start, end, initial_value)
+        self._flat = torch.empty(self.cuts[-1], dtype=dtype, device=device)
+        for parameter, offset in zip(self._parameters, self._offsets, strict=True):
+            view = self._flat[offset : offset + parameter.numel()]
+            parameter.data = view.view(parameter.shape)
         self.owned = list(self._owned(parameters, start, end))
         self.is_gathered = False
         self._pending: Pending | None = None
@@ -114,7 +121,7 @@ class Unit:
         """Begin to fill the buffer; `gather` waits for it."""
         if self.is_gathered or self._pending is not None:
             return
-        self._flat.untyped_storage().resize_(self._flat_bytes)
+        resize_storage(self._flat, self._flat_bytes)
         self._sent = self._piece.to(self._flat.dtype)  # must outlive the collective
         self._pending = self._wire.gather(self._sent, self._flat, self.cuts)
 
@@ -134,14 +141,15 @@ class Unit:
 
     def begin_gradients(self) -> None:
         """From here on, backward passes add into one flat gradient."""
+        if not self.is_trained:
+            return
         self._gradient = torch.zeros(self.cuts[-1], dtype=torch.float32, device=self._flat.device)
         target = self._gradient
         if self._flat.dtype != torch.float32:
             target = self._micro = torch.zeros_like(self._gradient, dtype=self._flat.dtype)
         for parameter, offset in zip(self._parameters, self._offsets, strict=True):
-            if parameter.requires_grad:
-                view = target[offset : offset + parameter.numel()]
-                parameter.grad = view.view(parameter.shape)
+            view = target[offset : offset + parameter.numel()]
+            parameter.grad = view.view(parameter.shape)
 
     def fold_gradients(self) -> None:
         """Add the gradient of one micro-batch in fp32, where it was computed in 16 bit."""
@@ -151,13 +159,16 @@ class Unit:
 
     def start_reduce(self) -> Pending:
         """Sum the gradients over all ranks; after waiting, each owned value has its `grad`."""
+        if not self.is_trained:
+            return Pending((), _nothing)
         assert self._gradient is not None
         for parameter in self._parameters:
             parameter.grad = None
+        self._micro = None
         self._piece_gradient = torch.empty_like(self._piece)
         summed = self._wire.reduce(self._gradient, self._piece_gradient, self.cuts)
         # The pending reduction keeps what it reads alive; the unit lets go of it.
-        sent, self._gradient, self._micro = self._gradient, None, None
+        sent, self._gradient = self._gradient, None
 
         def finish() -> None:
             nonlocal sent
@@ -171,9 +182,26 @@ class Unit:
         assert self._piece_gradient is not None
         base = self._piece.storage_offset()
         for one in self.owned:
-            if one.value.requires_grad:
-                at = one.value.storage_offset() - base
-                one.value.grad = self._piece_gradient[at : at + one.value.numel()]
+            at = one.value.storage_offset() - base
+            one.value.grad = self._piece_gradient[at : at + one.value.numel()]
+        self._piece_gradient = None  # the owned values hold it from here on
+
+    def _fill_piece(
+        self,
+        parameters: Sequence[tuple[str, nn.Parameter]],
+        start: int,
+        end: int,
+        initial_value: InitialValue,
+    ) -> None:
+        """Parameter by parameter: never more than one of them is whole on a rank for this."""
+        for (name, parameter), offset in zip(parameters, self._offsets, strict=True):
+            first, last = max(start, offset), min(end, offset + parameter.numel())
+            with host_memory():
+                value = initial_value(name, parameter)
+                if first < last:
+                    part = value.reshape(-1)[first - offset : last - offset]
+                    self._piece[first - start : last - start].copy_(part)
+            del value
 
     def _owned(
         self, parameters: Sequence[tuple[str, nn.Parameter]], start: int, end: int
@@ -183,13 +211,78 @@ class Unit:
             last = min(end, offset + parameter.numel())
             if first < last:
                 value = nn.Parameter(self._piece[first - start : last - start])
-                value.requires_grad_(parameter.requires_grad)
+                value.requires_grad_(self.is_trained)
                 yield Owned(name, parameter.shape, first - offset, last - offset, value)
 
-    def _wire_first_value(self, whole: torch.Tensor) -> None:
-        """The model of rank 0 counts, should the ranks have been seeded differently."""
-        if self._wire.num_ranks > 1:
-            torch.distributed.broadcast(whole, group_src=0, group=self._wire.group)
-
     def _release(self) -> None:
-        self._flat.untyped_storage().resize_(0)
+        resize_storage(self._flat, 0)
+
+
+class Layer:
+    """The units that are used together: one, or a trained and a frozen one."""
+
+    def __init__(self, units: Sequence[Unit]) -> None:
+        self.units = tuple(units)
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether anything in it is."""
+        return any(unit.is_trained for unit in self.units)
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether the module's parameters are usable now."""
+        return all(unit.is_gathered for unit in self.units)
+
+    def start_gather(self) -> None:
+        """Begin to fill the buffers; `gather` waits for it."""
+        for unit in self.units:
+            unit.start_gather()
+
+    def gather(self) -> None:
+        """Make the module's parameters usable."""
+        self.start_gather()
+        for unit in self.units:
+            unit.gather()
+
+    def free(self) -> None:
+        """Give the memory of the gathered parameters back."""
+        for unit in self.units:
+            unit.free()
+
+    def begin_gradients(self) -> None:
+        """From here on, backward passes add into flat gradients."""
+        for unit in self.units:
+            unit.begin_gradients()
+
+    def fold_gradients(self) -> None:
+        """Add the gradient of one micro-batch in fp32, where it was computed in 16 bit."""
+        for unit in self.units:
+            unit.fold_gradients()
+
+    def start_reduce(self) -> Pending:
+        """Sum the gradients over all ranks."""
+        pending = [unit.start_reduce() for unit in self.units if unit.is_trained]
+
+        def finish() -> None:
+            while pending:
+                pending.pop(0).wait()
+
+        return Pending((), finish)
+
+
+def value_of_rank_0(wire: Wire, device: torch.device) -> InitialValue:
+    """The parameter as rank 0 made it, should the ranks have been seeded differently."""
+
+    def value(_: str, parameter: nn.Parameter) -> torch.Tensor:
+        whole = parameter.detach().to(device, torch.float32).contiguous()
+        if wire.num_ranks > 1:
+            whole = whole.clone() if whole.data_ptr() == parameter.data_ptr() else whole
+            torch.distributed.broadcast(whole, group_src=0, group=wire.group)
+        return whole
+
+    return value
+
+
+def _nothing() -> None:
+    pass

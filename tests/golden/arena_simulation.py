@@ -1,30 +1,50 @@
 """Arena's simulation, set up as its authors' code does it (github:sjtu-epcc/arena, `simulator.py`).
 
-Rounds of 300 s. A job joins at the start of the round in which it was submitted. Progress counts in
-whole rounds: starting on 1 or 2 GPUs costs none, on more GPUs one round. The throughput of a round
-leaves out min(150 s x GPUs, 600 s) of tuning after every start. Jobs leave at round boundaries.
+Rounds of 300 s. A job joins at the start of the round in which it was submitted. Jobs leave at
+round boundaries. After every start a job is tuned: for min(150 s x GPUs, 600 s) under the
+baselines, for min(10 s x GPUs, 40 s) under Crius, whose search is pruned. The throughput of a round
+leaves tuning out, but progress counts in whole rounds: tuning that ends within the first round
+costs none, 600 s cost one.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from drystone.describe.job import JobSpec
 from drystone.describe.trace import load_trace
 from drystone.describe.trace_cluster import load_cluster
 from drystone.describe.trace_speeds import fill_sizes, load_speeds
-from drystone.run.events import Event, Finished, Started
+from drystone.run.events import Event, Finished, Started, Stopped
 from drystone.run.loop import drive
 from drystone.run.simulator.world import SimulatedWorld
 from drystone.schedule.measured import measured_options, types_of
-from drystone.schedule.policy import find_policy
+from drystone.schedule.policy import Policy, find_policy
 from drystone.schedule.snapshot import StartupCost
 
 TESTS = Path(__file__).resolve().parents[1]
 ROUND_SECONDS = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """What a start costs: by throughput, and by progress in whole rounds."""
+
+    seconds_per_gpu: float
+    most_seconds: float
+    startup: StartupCost
+
+
 # Whole rounds lost at a start: none below 4 GPUs, one from there on.
-ROUNDED_STARTUP = StartupCost(seconds_per_gpu=300.0, most_seconds=300.0, free_gpus=3)
+FULL_SEARCH = Tuning(
+    seconds_per_gpu=150.0,
+    most_seconds=600.0,
+    startup=StartupCost(seconds_per_gpu=300.0, most_seconds=300.0, free_gpus=3),
+)
+PRUNED_SEARCH = Tuning(seconds_per_gpu=10.0, most_seconds=40.0, startup=StartupCost())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +55,26 @@ class ArenaFigures:
     num_finished: int
     mean_samples_per_second: float
     mean_completion_hours: float
+    mean_starts: float  # of the jobs that ended
 
 
-def simulate_arena(trace: str, policy: str, *, rounds: int) -> ArenaFigures:
-    """One run of so many rounds."""
+def simulate_arena(
+    trace: str,
+    policy: str | Policy,
+    *,
+    rounds: int,
+    tuning: Tuning = FULL_SEARCH,
+    loosen_deadlines: float = 0.0,
+) -> ArenaFigures:
+    """One run of so many rounds; deadlines count from submission, times `loosen_deadlines`."""
     nodes = load_cluster(TESTS / "golden" / "arena_cluster.yaml")
     steps = fill_sizes(load_speeds(TESTS / "data" / "arena_speeds.csv"))
     jobs = [
-        replace(job, submit_seconds=_joins_seconds(job.submit_seconds))
+        replace(
+            job,
+            submit_seconds=_joins_seconds(job.submit_seconds),
+            deadline_seconds=_deadline(job, loosen_deadlines),
+        )
         for job in load_trace(TESTS / "data" / f"arena_{trace}.csv", divide_work=5)
     ]
     jobs = [job for job in jobs if job.submit_seconds < rounds * ROUND_SECONDS]
@@ -51,36 +83,54 @@ def simulate_arena(trace: str, policy: str, *, rounds: int) -> ArenaFigures:
         nodes=nodes,
         options_of=measured_options(steps, nodes),
         gpu_types=types_of(nodes),
-        startup=ROUNDED_STARTUP,
+        startup=tuning.startup,
         round_seconds=ROUND_SECONDS,
         # Whatever ends in the last round would leave at the start of the next.
         horizon_seconds=(rounds - 1) * ROUND_SECONDS,
     )
-    drive(world, find_policy(policy))
+    drive(world, find_policy(policy) if isinstance(policy, str) else policy)
     submits = {job.id: job.submit_seconds for job in jobs}
-    return _figures(world.log, submits, rounds * ROUND_SECONDS)
+    return _figures(world.log, submits, rounds * ROUND_SECONDS, tuning)
 
 
 def _joins_seconds(submit_seconds: float) -> float:
     return ROUND_SECONDS * max(0, math.ceil(submit_seconds / ROUND_SECONDS) - 1)
 
 
-def _figures(log: list[Event], submits: dict[str, float], end_seconds: float) -> ArenaFigures:
+def _deadline(job: JobSpec, loosen: float) -> float:
+    if loosen <= 0:
+        return math.inf
+    return job.submit_seconds + loosen * (job.deadline_seconds - job.submit_seconds)
+
+
+def _figures(
+    log: list[Event], submits: dict[str, float], end_seconds: float, tuning: Tuning
+) -> ArenaFigures:
     leaves = {
         event.job_id: ROUND_SECONDS * math.ceil(event.time_seconds / ROUND_SECONDS - 1e-9)
         for event in log
         if isinstance(event, Finished)
     }
-    samples = 0.0
+    samples, runs, starts = 0.0, {}, Counter()
     for event in log:
-        if isinstance(event, Started):  # once a job: first come, first served preempts nobody
-            tuning = min(150.0 * sum(count for _, count in event.placement), 600.0)
-            held = leaves.get(event.job_id, end_seconds) - event.time_seconds
-            samples += event.samples_per_second * max(0.0, held - tuning)
+        if isinstance(event, Started):
+            runs[event.job_id] = event
+            starts[event.job_id] += 1
+        elif isinstance(event, Stopped):
+            samples += _samples(runs.pop(event.job_id), event.time_seconds, tuning)
+    for job_id, run in runs.items():
+        samples += _samples(run, leaves.get(job_id, end_seconds), tuning)
     hours = [(leaves[one] - submits[one]) / 3600 for one in leaves]
     return ArenaFigures(
         num_jobs=len(submits),
         num_finished=len(leaves),
         mean_samples_per_second=samples / end_seconds,
         mean_completion_hours=sum(hours) / len(hours),
+        mean_starts=sum(starts[one] for one in leaves) / len(leaves),
     )
+
+
+def _samples(run: Started, end_seconds: float, tuning: Tuning) -> float:
+    num_gpus = sum(count for _, count in run.placement)
+    tuned = min(tuning.seconds_per_gpu * num_gpus, tuning.most_seconds)
+    return run.samples_per_second * max(0.0, end_seconds - run.time_seconds - tuned)

@@ -25,6 +25,9 @@ POLICIES: Final[Mapping[str, str]] = MappingProxyType(
         "fifo": "drystone.schedule.policies.fifo:fifo",
         "shortest": "drystone.schedule.policies.shortest:shortest",
         "prices": "drystone.schedule.policies.prices:prices",
+        "cells": "drystone.schedule.policies.cells:cells",
+        "cells-deadline": "drystone.schedule.policies.cells:cells_deadline",
+        "sia": "drystone.schedule.policies.sia:sia",
         "least-attained": "drystone.schedule.policies.least_attained:least_attained",
     }
 )

@@ -1,0 +1,150 @@
+"""Reads YAML that people write: values, the line of each, and an error instead of a surprise.
+
+YAML 1.2's words only: `no` and `12:30` stay text, `1e9` is a number. Anchors and aliases, keys
+given twice, tags, and files too large or too deep are refused: no file hangs or breaks a reader.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from drystone.errors import InvalidSpec, UnreadableFile
+
+_MOST_BYTES: Final = 262_144
+_MOST_DEPTH: Final = 32
+
+Key = tuple[str | int, ...]  # the way to a value: ("train", "steps"), ("nodes", 0, "gpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What a file says, and on which line it says it."""
+
+    value: Any
+    lines: Mapping[Key, int] = field(default_factory=dict)
+    where: str = ""
+
+    def place(self, key: Key) -> str:
+        """File, line and name of a value, for an error message."""
+        known = key
+        while known and known not in self.lines:
+            known = known[:-1]
+        parts = [self.where] if self.where else []
+        if known in self.lines:
+            parts.append(f"line {self.lines[known]}")
+        if key:
+            parts.append(format_key(key))
+        return ": ".join(parts)
+
+
+class _Loader(yaml.SafeLoader):
+    """Text, numbers, true, false and null, as YAML 1.2's core schema has them."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - yaml's own way
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^(?:~|null|Null|NULL|)$"),
+                              ["~", "n", "N", ""])  # fmt: skip
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool",
+                              re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"),
+                              list("tTfF"))  # fmt: skip
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?\d{1,30}$"),
+                              list("-+0123456789"))  # fmt: skip
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:\d{1,30}\.\d{0,30}|\.\d{1,30}|\d{1,30}(?=[eE]))(?:[eE][-+]?\d{1,4})?$"),
+    list("-+.0123456789"),
+)
+
+
+def load_yaml(path: Path) -> Document:
+    """The one document of a file."""
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise UnreadableFile(f"is larger than {_MOST_BYTES} bytes", where=str(path))
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UnreadableFile(f"cannot be read: {reason}", where=str(path)) from None
+    return parse_yaml(text, where=str(path))
+
+
+def parse_yaml(text: str, *, where: str = "") -> Document:
+    """The one document that a text holds."""
+    if len(text) > _MOST_BYTES:
+        raise UnreadableFile(f"is larger than {_MOST_BYTES} characters", where=where)
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+    except RecursionError:
+        raise UnreadableFile("is nested too deeply", where=where) from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        place = f"{where}: line {mark.line + 1}" if mark is not None else where
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
+        raise UnreadableFile(f"is no YAML: {problem}", where=place.removeprefix(": ")) from None
+    lines: dict[Key, int] = {}
+    seen: set[int] = set()
+    value = None if node is None else _build(node, (), lines, seen, where)
+    return Document(value, lines, where)
+
+
+def _build(node: yaml.Node, key: Key, lines: dict[Key, int], seen: set[int], where: str) -> Any:
+    line = node.start_mark.line + 1
+    place = f"{where}: line {line}".removeprefix(": ")
+    lines[key] = line
+    if id(node) in seen:
+        raise UnreadableFile("anchors and aliases are not read here", where=place)
+    seen.add(id(node))
+    if len(key) > _MOST_DEPTH:
+        raise UnreadableFile("is nested too deeply", where=place)
+    if isinstance(node, yaml.SequenceNode):
+        return [
+            _build(one, (*key, index), lines, seen, where) for index, one in enumerate(node.value)
+        ]
+    if isinstance(node, yaml.MappingNode):
+        table: dict[str, Any] = {}
+        for name_node, value_node in node.value:
+            name = name_node.value if isinstance(name_node, yaml.ScalarNode) else None
+            if name is None:
+                raise UnreadableFile("a key must be a word", where=place)
+            if name in table:
+                line = name_node.start_mark.line + 1
+                raise InvalidSpec(
+                    f"{name!r} is given twice", where=f"{where}: line {line}".removeprefix(": ")
+                )
+            table[name] = _build(value_node, (*key, name), lines, seen, where)
+            lines[(*key, name)] = name_node.start_mark.line + 1
+        return table
+    return _scalar(node, place)
+
+
+def _scalar(node: yaml.Node, place: str) -> Any:
+    kind = node.tag.removeprefix("tag:yaml.org,2002:")
+    text: str = node.value
+    match kind:
+        case "str":
+            return text
+        case "null":
+            return None
+        case "bool":
+            return text.lower() == "true"
+        case "int" | "float":
+            try:
+                return int(text) if kind == "int" else float(text)
+            except ValueError:
+                raise UnreadableFile(f"{text[:40]!r} is no number", where=place) from None
+    raise UnreadableFile(f"tags such as {node.tag[:40]!r} are not read here", where=place)
+
+
+def format_key(key: Key) -> str:
+    """`nodes[0].gpu`."""
+    text = ""
+    for part in key:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return text.removeprefix(".")

@@ -14,8 +14,9 @@ placement was not measured, over nodes and GPUs at the same GPUs a node.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -72,7 +73,6 @@ class StepTimes:
             shapes[step.num_nodes, step.num_gpus].append(step)
         self._exact = {key: _curve(rows) for key, rows in exact.items()}
         self._shapes = {key: _curve(rows) for key, rows in shapes.items()}
-        self.least_local_batch = min(step.local_batch for step in steps)
 
     def curve(self, placement: Sequence[int]) -> StepCurve | None:
         """Of these GPUs on each node; None where it lies outside what was measured."""
@@ -166,10 +166,10 @@ def gradient_noise(rows: Sequence[NoiseRow]) -> GradientNoise:
 
 
 def best_goodput(
-    curve: StepCurve, noise: GradientNoise, num_gpus: int, *, least_local: float, most_local: float
+    curve: StepCurve, noise: GradientNoise, num_gpus: int, *, most_local: float
 ) -> FloatArray | None:
     """Work a second in each epoch at the best batch for these GPUs; None where none is allowed."""
-    least = max(noise.least_batch, max(least_local, curve.least) * num_gpus)
+    least = max(noise.least_batch, curve.least * num_gpus)
     if least > noise.most_batch:
         return None
     batches = np.geomspace(least, noise.most_batch, _NUM_BATCHES)
@@ -233,3 +233,54 @@ def _blend(first: StepCurve, second: StepCurve, share: float) -> StepCurve:
         (1 - share) * one[0] + share * other[0],
         (1 - share) * one[1] + share * other[1],
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GoodputModel:
+    """What is known of one model: its steps on each GPU type, and its gradients."""
+
+    steps: Mapping[str, StepTimes]  # by GPU type
+    noise: GradientNoise
+    slowdown: float = 1.0  # how much slower it runs in earnest than it was measured
+    most_local: float = math.inf  # samples that a GPU takes at a time, beside what was measured
+    most_gpus: int = 1_000_000
+    fixed_batch: float = 0.0  # 0: whatever is best
+
+    @property
+    def total_samples(self) -> float:
+        """The work of all epochs."""
+        return float(self.noise.end_samples[-1])
+
+    def goodput(self, gpu: str, placement: Sequence[int], *, batch: float = 0.0) -> FloatArray:
+        """Work a second in each epoch; zeros where it cannot run so. `batch` 0: the best one."""
+        nothing = np.zeros(len(self.noise.end_steps))
+        curve = self.steps[gpu].curve(placement) if gpu in self.steps else None
+        num_gpus = sum(placement)
+        if curve is None or num_gpus > self.most_gpus:
+            return nothing
+        batch = batch or self.fixed_batch
+        limit = self.most_local
+        if batch:
+            fixed = fixed_goodput(curve, self.noise, num_gpus, batch=batch, most_local=limit)
+            return fixed / self.slowdown
+        best = best_goodput(curve, self.noise, num_gpus, most_local=limit)
+        return nothing if best is None else best / self.slowdown
+
+
+def build_steps(steps: Sequence[PlacedStep]) -> dict[str, dict[str, StepTimes]]:
+    """Measured steps by model and GPU type."""
+    grouped: dict[tuple[str, str], list[PlacedStep]] = defaultdict(list)
+    for step in steps:
+        grouped[step.model, step.gpu].append(step)
+    found: dict[str, dict[str, StepTimes]] = defaultdict(dict)
+    for (model, gpu), rows in grouped.items():
+        found[model][gpu] = StepTimes(rows)
+    return dict(found)
+
+
+def build_noise(rows: Sequence[NoiseRow]) -> dict[str, GradientNoise]:
+    """Gradient noise by model."""
+    grouped: dict[str, list[NoiseRow]] = defaultdict(list)
+    for row in rows:
+        grouped[row.model].append(row)
+    return {model: gradient_noise(some) for model, some in grouped.items()}

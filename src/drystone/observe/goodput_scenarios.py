@@ -1,0 +1,157 @@
+"""The clusters and workloads on which Sia and Pollux were measured, as scenarios for any policy.
+
+The data are read from a folder with `peers/throughput.csv`, `peers/sia_statistical_efficiency.csv`
+and `traces/trace_sia.csv` or `trace_pollux.csv`; nothing of Sia's is shipped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from drystone.describe.trace_cluster import NodeSpec, make_nodes
+from drystone.describe.trace_goodput import load_noise, load_placed_steps, load_workload
+from drystone.estimate.goodput import (
+    GoodputModel,
+    GradientNoise,
+    StepTimes,
+    build_noise,
+    build_steps,
+)
+from drystone.observe.report import Scenario
+from drystone.run.simulator.faults import FaultSpec
+from drystone.schedule.goodput_options import goodput_options
+
+# Seconds of checkpoint and restore by model, measured on a cluster, and how much slower jobs ran
+# there than in single measurements: github:siasosp23/artifacts, applications.py (rescale_time) and
+# simulator_config.py (SLOWDOWNS) at 37c68be.
+SIA_STARTUP_SECONDS: Final[Mapping[str, float]] = MappingProxyType(
+    {"cifar10": 50, "deepspeech2": 25, "bert": 120, "yolov3": 80, "imagenet": 250, "ncf": 15}
+)
+SIA_SLOWDOWN: Final[Mapping[str, float]] = MappingProxyType(
+    {
+        "cifar10": 1.8, "imagenet": 1.2, "yolov3": 1.2, "bert": 1.2, "deepspeech2": 1.2, "ncf": 1.5,
+    }
+)  # fmt: skip
+SIA_ORIGINS: Final[Mapping[str, str]] = MappingProxyType(
+    {"-aws.csv": "T4", "-dgx-ext.csv": "A100-40GB", "-rtx.csv": "RTX2080Ti"}
+)
+# Pollux's simulator: every start costs 30 s, yolov3 takes 8 samples a GPU, and ncf runs on one GPU
+# at its owner's batch: github:petuum/adaptdl, branch osdi21-artifact, simulator.py, applications.py
+POLLUX_STARTUP_SECONDS: Final = 30.0
+POLLUX_ORIGINS: Final[Mapping[str, str]] = MappingProxyType(
+    {"placements.csv": "T4", "scalability.csv": "T4"}
+)
+POLLUX_MOST_LOCAL: Final[Mapping[str, float]] = MappingProxyType({"yolov3": 8.0})
+NCF_BATCH: Final = 32768.0
+ROUND_SECONDS: Final = 60.0
+
+
+def sia_nodes() -> tuple[NodeSpec, ...]:
+    """64 GPUs: 6 nodes of 4 T4, 2 of 8 A100, 3 of 8 RTX 2080 Ti."""
+    return (
+        *make_nodes("T4", count=6, gpus_per_node=4),
+        *make_nodes("A100-40GB", count=2, gpus_per_node=8),
+        *make_nodes("RTX2080Ti", count=3, gpus_per_node=8),
+    )
+
+
+def sia_scenario(
+    data: Path,
+    workload: str,
+    *,
+    rigid: bool = False,
+    round_seconds: float = ROUND_SECONDS,
+    speed_error_share: float = 0.0,
+    seed: int = 0,
+    knows_lengths: bool = True,
+) -> Scenario:
+    """A workload of Sia's, such as "saturn/workload-1", on its 64 GPUs of three types.
+
+    Every policy is told the true goodput of the current epoch of each job (off by up to
+    `speed_error_share`). `rigid`: jobs run on the GPUs and at the batch that their owners named.
+    """
+    models = sia_models(data)
+    jobs = load_workload(
+        data / "traces" / "trace_sia.csv",
+        workload,
+        total_samples={name: model.total_samples for name, model in models.items()},
+        startup_seconds=SIA_STARTUP_SECONDS,
+    )
+    nodes = sia_nodes()
+    return Scenario(
+        jobs=jobs,
+        nodes=nodes,
+        options_of=goodput_options(models, nodes, rigid=rigid),
+        round_seconds=round_seconds,
+        decides_every_round=True,
+        faults=FaultSpec(seed=seed, speed_error_share=speed_error_share),
+        knows_lengths=knows_lengths,
+    )
+
+
+def pollux_scenario(
+    data: Path, workload: str, *, num_nodes: int = 16, rigid: bool = False
+) -> Scenario:
+    """A workload of Pollux's, such as "workloads/workload-6", on nodes of 4 T4."""
+    models = pollux_models(data)
+    jobs = load_workload(
+        data / "traces" / "trace_pollux.csv",
+        workload,
+        total_samples={name: model.total_samples for name, model in models.items()},
+        startup_seconds=dict.fromkeys(models, POLLUX_STARTUP_SECONDS),
+        requested_gpu="T4" if rigid else "",
+    )
+    nodes = tuple(make_nodes("T4", count=num_nodes, gpus_per_node=4))
+    return Scenario(
+        jobs=jobs,
+        nodes=nodes,
+        options_of=goodput_options(models, nodes, rigid=rigid),
+        round_seconds=ROUND_SECONDS,
+        decides_every_round=True,
+    )
+
+
+@lru_cache(maxsize=4)
+def sia_models(data: Path) -> Mapping[str, GoodputModel]:
+    """The data-parallel models of Sia on T4, A100 and RTX 2080 Ti."""
+    steps = build_steps(
+        load_placed_steps(
+            data / "peers" / "throughput.csv", source="sia", gpu_of_origin=SIA_ORIGINS
+        )
+    )
+    return {
+        name: GoodputModel(steps=found, noise=noise, slowdown=SIA_SLOWDOWN[name])
+        for name, found, noise in _with_noise(data, steps)
+    }
+
+
+@lru_cache(maxsize=4)
+def pollux_models(data: Path) -> Mapping[str, GoodputModel]:
+    """The models of Pollux on T4."""
+    steps = build_steps(
+        load_placed_steps(
+            data / "peers" / "throughput.csv", source="pollux", gpu_of_origin=POLLUX_ORIGINS
+        )
+    )
+    models = {
+        name: GoodputModel(
+            steps=found, noise=noise, most_local=POLLUX_MOST_LOCAL.get(name, math.inf)
+        )
+        for name, found, noise in _with_noise(data, steps)
+    }
+    if "ncf" in models:
+        models["ncf"] = replace(models["ncf"], most_gpus=1, fixed_batch=NCF_BATCH)
+    return models
+
+
+def _with_noise(
+    data: Path, steps: Mapping[str, Mapping[str, StepTimes]]
+) -> list[tuple[str, Mapping[str, StepTimes], GradientNoise]]:
+    noise = build_noise(load_noise(data / "peers" / "sia_statistical_efficiency.csv"))
+    return [(name, found, noise[name]) for name, found in steps.items() if name in noise]

@@ -12,39 +12,22 @@ as much as its samples. The next layer is gathered while this one is computed.
 
 from __future__ import annotations
 
-import resource
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 from drystone.errors import InvalidSpec
 from drystone.run.runtime.collectives import Pending, Wire, Worked
-from drystone.run.runtime.emulate import KINDS, Pacer
+from drystone.run.runtime.emulate import Pacer
 from drystone.run.runtime.lay_out import lay_out
 from drystone.run.runtime.layered import Batch, Extras, LayeredModel
 from drystone.run.runtime.ledger import active_ledger, host_memory
 from drystone.run.runtime.shard import Layer
+from drystone.run.runtime.stepping import Stepper, StepResult
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
-    """What a step came to, over all ranks; the same on each of them, but for `seconds`."""
-
-    loss: float  # the true mean
-    gradient_norm: float  # of the whole gradient, before clipping
-    weight: float  # tokens, or samples
-    stop_asked: bool  # some rank was asked to leave
-    compute_seconds: tuple[float, ...]  # by rank
-    peak_memory_bytes: tuple[int, ...]  # by rank; on a processor of its tensors, where these are
-    # counted (`ledger.py`), otherwise of the whole process
-    section_seconds: dict[str, float]  # what a sample took, where a pacer asked for it
-    seconds: dict[str, float]  # of this rank, by part
-
-
-class Engine:
+class Engine(Stepper):
     """Holds a model in unequal pieces and takes steps with it."""
 
     def __init__(
@@ -59,31 +42,16 @@ class Engine:
         seed: int = 0,
         pacer: Pacer | None = None,
     ) -> None:
-        self._pacer = pacer
-        self.model, self.wire, self.seed = model, wire or Wire(), seed
-        self.device = device or torch.device("cpu")
-        if len(shares) != self.wire.num_ranks:
-            raise InvalidSpec(f"{len(shares)} state shares for {self.wire.num_ranks} ranks")
+        wire, device = wire or Wire(), device or torch.device("cpu")
+        if len(shares) != wire.num_ranks:
+            raise InvalidSpec(f"{len(shares)} state shares for {wire.num_ranks} ranks")
+        layers = lay_out(model, shares, wire=wire, device=device, dtype=dtype)
+        super().__init__(layers.owned, wire=wire, device=device, pacer=pacer)
+        self.model, self.seed = model, seed
         # On a processor only where its memory plays that of a device: `host_memory` is another.
-        self._offload = offload and (self.device.type == "cuda" or active_ledger() is not None)
-        layers = lay_out(model, shares, wire=self.wire, device=self.device, dtype=dtype)
+        self._offload = offload and (device.type == "cuda" or active_ledger() is not None)
         self._blocks, self._front, self._back = layers.blocks, layers.front, layers.back
-        self.owned = layers.owned  # every piece of a parameter that this rank holds
-        self.num_steps = 0
-        self.stop_asked = False
-        self.loss_scale = 1.0  # of the backward pass in fp16; gradients come out without it
-        self._seconds: dict[str, float] = {}
         self._reduction: Pending | None = None
-
-    def parameter_groups(self, *, weight_decay: float = 0.0) -> list[dict[str, object]]:
-        """For a torch optimizer: matrices decay, vectors do not. Either list may be empty."""
-        trained = [one for one in self.owned if one.value.requires_grad]
-        matrices = [one.value for one in trained if len(one.shape) > 1]
-        vectors = [one.value for one in trained if len(one.shape) <= 1]
-        return [
-            {"params": matrices, "weight_decay": weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ]
 
     def compute_gradients(self, batches: Sequence[Batch]) -> StepResult:
         """Forward and backward over this rank's micro-batches: each owned piece gets its `grad`."""
@@ -101,14 +69,6 @@ class Engine:
         self._finish_reduction()
         self.num_steps += 1
         return self._result(loss, total_weight)
-
-    def clip_gradients(self, result: StepResult, most: float) -> None:
-        """Scale the gradients so that their norm over all ranks is at most `most`."""
-        scale = most / (result.gradient_norm + 1e-6)
-        if scale < 1.0:
-            for one in self.owned:
-                if one.value.grad is not None:
-                    one.value.grad.mul_(scale)
 
     def _gather_order(self) -> list[Layer]:
         """Layers in the order in which they are gathered; the last block stays for its backward."""
@@ -232,40 +192,6 @@ class Engine:
                 self._reduction.wait()
         self._reduction = None
 
-    def _result(self, loss_sum: torch.Tensor, total: float) -> StepResult:
-        """Sum over the ranks what is only known in part: one small collective."""
-        squares = torch.zeros((), dtype=torch.float64, device=self.device)
-        for one in self.owned:
-            if one.value.grad is not None:
-                if self.loss_scale != 1.0:
-                    one.value.grad /= self.loss_scale
-                squares += one.value.grad.square().sum(dtype=torch.float64)
-        costs = self._pacer.measured_seconds() if self._pacer else {}
-        mine = [
-            self._seconds["forward"] + self._seconds["backward"],
-            float(_peak_memory_bytes(self.device)),
-            *(costs.get(kind, 0.0) for kind in KINDS),
-        ]
-        table = torch.zeros(self.wire.num_ranks, len(mine), dtype=torch.float64)
-        table[self.wire.rank] = torch.tensor(mine, dtype=torch.float64)
-        few = torch.tensor([float(self.stop_asked)], dtype=torch.float64, device=self.device)
-        sums = torch.stack((loss_sum, squares))
-        numbers = torch.cat((sums, few, table.flatten().to(self.device)))
-        self.wire.sum(numbers).wait()
-        loss, square, stops, *others = self.wire.read(numbers)
-        by_rank = [others[at : at + len(mine)] for at in range(0, len(others), len(mine))]
-        highest = [max(column) for column in zip(*by_rank, strict=True)]
-        return StepResult(
-            loss=loss / total,
-            gradient_norm=square**0.5,
-            weight=total,
-            stop_asked=stops > 0,
-            compute_seconds=tuple(row[0] for row in by_rank),
-            peak_memory_bytes=tuple(int(row[1]) for row in by_rank),
-            section_seconds=dict(zip(KINDS, highest[2:], strict=True)),
-            seconds=dict(self._seconds),
-        )
-
     def _put(self, hidden: torch.Tensor) -> torch.Tensor:
         """Keep what enters a block: here, or in pinned host memory."""
         if not self._offload:
@@ -293,21 +219,6 @@ class Engine:
         if self.wire.log is not None:
             self.wire.log.append(Worked(kind, len(hidden)))
         return self._pacer.section(kind, len(hidden)) if self._pacer else nullcontext()
-
-    @contextmanager
-    def _timed(self, part: str) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        self._seconds[part] += time.perf_counter() - started
-
-
-def _peak_memory_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    ledger = active_ledger()
-    if ledger is not None:
-        return ledger.peak_bytes
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _gradient(entered: torch.Tensor) -> torch.Tensor:

@@ -18,6 +18,7 @@ from torch import nn
 from drystone.errors import InvalidSpec
 from drystone.run.runtime.collectives import Pending, Wire
 from drystone.run.runtime.ledger import host_memory, resize_storage
+from drystone.run.runtime.slices import Box, Slice
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,6 +30,12 @@ class Owned:
     start: int
     end: int
     value: nn.Parameter  # 1-D; a view of the unit's piece; fp32 if trained
+    part: Box | None = None  # of the parameter, within which they are counted; None: all of it
+    is_counted: bool = True  # not a copy of what another rank holds too
+
+    def slice_of(self, values: torch.Tensor) -> Slice:
+        """Values for these elements, placed in the whole."""
+        return Slice(values, self.shape, self.start, self.part)
 
 
 def cut_units(sizes: Sequence[int], shares: Sequence[float]) -> list[tuple[int, ...]]:
@@ -156,6 +163,14 @@ class Unit:
         if self._micro is not None and self._gradient is not None:
             self._gradient += self._micro
             self._micro.zero_()
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Of each parameter, fp32, before they are reduced."""
+        assert self._gradient is not None
+        return [
+            self._gradient[offset : offset + one.numel()]
+            for one, offset in zip(self._parameters, self._offsets, strict=True)
+        ]
 
     def start_reduce(self) -> Pending:
         """Sum the gradients over all ranks; after waiting, each owned value has its `grad`."""

@@ -54,6 +54,17 @@ def interval_boxes(shape: Sequence[int], start: int, end: int) -> list[Box]:
     return boxes + _boxes_of_row(shape, end_whole, end_whole * row, end)
 
 
+def part_boxes(shape: Sequence[int], start: int, end: int, part: Box | None) -> list[Box]:
+    """The same, where the elements are counted within a box of the tensor."""
+    if part is None:
+        return interval_boxes(shape, start, end)
+    return [
+        Box(tuple(a + b for a, b in zip(part.offsets, one.offsets, strict=True)), one.lengths,
+            one.start)
+        for one in interval_boxes(part.lengths, start, end)
+    ]  # fmt: skip
+
+
 def _boxes_of_row(shape: Sequence[int], index: int, start: int, end: int) -> list[Box]:
     base = index * prod(shape[1:])
     return [
@@ -70,15 +81,27 @@ class Slice(torch.Tensor):
     begin: int
 
     @staticmethod
-    def __new__(cls: type[Slice], local: torch.Tensor, shape: Sequence[int], start: int) -> Slice:
-        """A tensor without storage of its own."""
+    def __new__(
+        cls: type[Slice],
+        local: torch.Tensor,
+        shape: Sequence[int],
+        start: int,
+        part: Box | None = None,
+    ) -> Slice:
+        """A tensor without storage of its own; with `part`, `start` counts within that box."""
         whole = torch.Tensor._make_wrapper_subclass(
             cls, torch.Size(shape), dtype=local.dtype, device=local.device
         )
         whole.local = local
-        whole.boxes = interval_boxes(shape, start, start + local.numel())
+        whole.boxes = part_boxes(shape, start, start + local.numel(), part)
         whole.begin = start
         return whole
+
+    def with_values(self, local: torch.Tensor) -> Slice:
+        """The same elements, of other values."""
+        other = Slice(local, self.shape, self.begin)
+        other.boxes = self.boxes
+        return other
 
     def __repr__(self) -> str:
         return f"Slice({tuple(self.shape)}, {self.boxes})"

@@ -1,18 +1,13 @@
-"""Which jobs arrived when? Loads traces: a documented CSV of our own, and Arena's.
+"""Which jobs arrived when? Loads traces: a documented CSV of our own, `sacct`, and public ones.
 
-Our own CSV has one row a job and these columns; only the first four are needed:
+Our own CSV has one row a job; the first four columns are needed, the rest may be left out:
 
-id, submit_seconds, model, total_samples, global_batch, owner, priority, deadline_seconds,
-max_cost_dollars, allowed_gpus (names joined by "+"), min_gpus, max_gpus, requested_gpu,
-requested_count
+id, submit_seconds, model, total_samples, global_batch, seq_len, tuning, owner, priority,
+deadline_seconds, max_cost_dollars, allowed_gpus (names joined by "+"), min_gpus, max_gpus,
+requested_gpu, requested_count
 
-Arena's (github:sjtu-epcc/arena, Apache-2.0) has source, trace, job_id, submit_time_s, model,
-batch_size, num_gpus, gpu_type, total_work (iterations) and more.
-
-A table of durations (Philly's job table, or what `sacct` gives) has job_id, submit_time_s, num_gpus
-and duration_s: the work of a job is then GPUs x seconds, on just that many GPUs.
-
-Times start at the first job.
+A job without a model counts its work in GPU seconds. The other formats are in
+`describe/trace_formats.py`; a file is recognised by its header. Times start at the first job.
 """
 
 from __future__ import annotations
@@ -21,50 +16,52 @@ import csv
 import io
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Final
 
 from drystone.describe.job import JobSpec
+from drystone.describe.trace_formats import FORMATS, OWN_COLUMNS, TraceFormat
+from drystone.describe.trace_reading import Reading
+from drystone.describe.trace_rows import Row, parse_rows, read_table
 from drystone.errors import InvalidSpec, UnknownName, UnreadableFile
 
-_OWN: Final = (
-    "id", "submit_seconds", "model", "total_samples", "global_batch", "owner", "priority",
-    "deadline_seconds", "max_cost_dollars", "allowed_gpus", "min_gpus", "max_gpus",
-    "requested_gpu", "requested_count",
-)  # fmt: skip
-_NEEDED: Final = _OWN[:4]
-_ARENA: Final = (
-    "job_id", "submit_time_s", "model", "batch_size", "num_gpus", "gpu_type", "total_work",
-)  # fmt: skip
-_DURATIONS: Final = ("job_id", "submit_time_s", "num_gpus", "duration_s")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """The jobs of a file, and what has to be said about how they were read."""
+
+    jobs: tuple[JobSpec, ...]
+    format: str  # its name in `FORMATS`
+    source: str = ""  # of an artifact: whose; empty where the file does not say
+    notes: tuple[str, ...] = ()
+
+    @property
+    def counts_gpu_seconds(self) -> bool:
+        """Whether some jobs have no model, only GPUs and a length."""
+        return any(not job.model for job in self.jobs)
 
 
 def load_trace(path: Path, *, divide_work: float = 1.0, most_jobs: int = 0) -> tuple[JobSpec, ...]:
-    """The jobs of a trace file, by submission; the first at 0 s.
+    """The jobs of a trace file, by submission; the first at 0 s."""
+    return read_trace(path, Reading(divide_work=divide_work), most_jobs=most_jobs).jobs
 
-    `divide_work` shortens every job; Arena's own simulations divide the iterations by 5.
-    """
-    rows, columns = _read(path)
-    if set(_NEEDED) <= set(columns):
-        for column in columns:
-            if column not in _OWN:
-                raise UnknownName("column", column, _OWN, where=str(path))
-        parse = _parse_own
-    elif set(_ARENA) <= set(columns):
-        parse = _parse_arena
-    elif set(_DURATIONS) <= set(columns):
-        parse = _parse_duration
-    else:
-        raise UnreadableFile(
-            "the columns are of no known trace", where=str(path), hint=f"Give {', '.join(_NEEDED)}"
-        )
-    jobs = [
-        parse(row, divide_work, f"{path}: line {number}")
-        for number, row in enumerate(rows, start=2)
-    ]
-    return settle_trace(jobs, most_jobs=most_jobs, where=str(path))
+
+def read_trace(
+    path: Path, reading: Reading | None = None, *, part: str = "", most_jobs: int = 0
+) -> Trace:
+    """The jobs of a trace file; `part` names one of several traces in it (its column `trace`)."""
+    reading = reading or Reading()
+    rows, columns = read_table(path, "trace")
+    found = _recognise(columns, path)
+    rows = _part_of(rows, columns, part, path)
+    jobs = parse_rows(rows, lambda row: found.parse(row, reading), where=str(path))
+    return Trace(
+        jobs=settle_trace(jobs, most_jobs=most_jobs, where=str(path)),
+        format=found.name,
+        source=rows[0].text("source") if rows else "",
+        notes=reading.notes(),
+    )
 
 
 def settle_trace(
@@ -91,84 +88,57 @@ def settle_trace(
     return tuple(shifted[:most_jobs] if most_jobs else shifted)
 
 
-def _read(path: Path) -> tuple[list[dict[str, str]], list[str]]:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-        reader = csv.DictReader(io.StringIO(text), strict=True)
-        rows = list(reader)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UnreadableFile(f"no trace can be read: {error}", where=str(path)) from error
-    return rows, list(reader.fieldnames or [])
+def render_trace(jobs: Sequence[JobSpec]) -> str:
+    """Jobs as our own CSV, without the columns in which every job has the usual."""
+    usual = {one.name: one.default for one in fields(JobSpec)}
+    columns = [
+        name
+        for position, name in enumerate(OWN_COLUMNS)
+        if position < 4 or any(getattr(job, name) != usual[name] for job in jobs)
+    ]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([_cell(getattr(job, name)) for name in columns] for job in jobs)
+    return text.getvalue()
 
 
-def _parse_own(row: Mapping[str, str], divide_work: float, where: str) -> JobSpec:
-    return _checked(
-        where,
-        id=row["id"],
-        submit_seconds=_number(row, "submit_seconds", where),
-        model=row["model"],
-        total_samples=_number(row, "total_samples", where) / divide_work,
-        global_batch=int(_number(row, "global_batch", where, default=1)),
-        owner=row.get("owner") or "",
-        priority=_number(row, "priority", where, default=1),
-        deadline_seconds=_number(row, "deadline_seconds", where, default=math.inf),
-        max_cost_dollars=_number(row, "max_cost_dollars", where, default=math.inf),
-        allowed_gpus=frozenset(filter(None, (row.get("allowed_gpus") or "").split("+"))),
-        min_gpus=int(_number(row, "min_gpus", where, default=1)),
-        max_gpus=int(_number(row, "max_gpus", where, default=1_000_000)),
-        requested_gpu=row.get("requested_gpu") or "",
-        requested_count=int(_number(row, "requested_count", where, default=0)),
-    )
+def _cell(value: object) -> str:
+    if isinstance(value, frozenset):
+        return "+".join(sorted(value))
+    if isinstance(value, float):
+        return "" if math.isinf(value) else f"{value:.12g}"
+    return str(value)
 
 
-def _parse_arena(row: Mapping[str, str], divide_work: float, where: str) -> JobSpec:
-    batch = int(_number(row, "batch_size", where))
-    # Whole iterations, rounded down, as Arena's simulator does.
-    iterations = _number(row, "total_work", where) // divide_work
-    return _checked(
-        where,
-        id=row["job_id"],
-        submit_seconds=_number(row, "submit_time_s", where),
-        model=row["model"],
-        total_samples=iterations * batch,
-        global_batch=batch,
-        deadline_seconds=_number(row, "deadline_s", where, default=math.inf),
-        requested_gpu=row["gpu_type"].upper(),
-        requested_count=int(_number(row, "num_gpus", where)),
-    )
+def _recognise(columns: Sequence[str], path: Path) -> TraceFormat:
+    for one in FORMATS:
+        if one.knows(columns):
+            break
+    else:
+        known = "; ".join(f"{one.name} ({one.says})" for one in FORMATS)
+        raise UnreadableFile(
+            f"the columns {', '.join(columns[:8]) or '(none)'} are of no known trace",
+            where=str(path),
+            hint=f"Known formats: {known}",
+        )
+    if one.name == "drystone":
+        for column in columns:
+            if column not in OWN_COLUMNS:
+                raise UnknownName("column", column, OWN_COLUMNS, where=str(path))
+    return one
 
 
-def _parse_duration(row: Mapping[str, str], divide_work: float, where: str) -> JobSpec:
-    num_gpus = int(_number(row, "num_gpus", where))
-    return _checked(
-        where,
-        id=row["job_id"],
-        submit_seconds=_number(row, "submit_time_s", where),
-        model="",
-        total_samples=num_gpus * _number(row, "duration_s", where) / divide_work,
-        owner=row.get("vc") or "",
-        min_gpus=num_gpus,
-        max_gpus=num_gpus,
-    )
-
-
-def _checked(where: str, **fields: object) -> JobSpec:
-    try:
-        return JobSpec(**fields)  # type: ignore[arg-type]
-    except InvalidSpec as error:
-        raise InvalidSpec(error.message, where=where) from error
-
-
-def _number(
-    row: Mapping[str, str], column: str, where: str, *, default: float | None = None
-) -> float:
-    text = (row.get(column) or "").strip()
-    if not text and default is not None:
-        return default
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if math.isnan(value):
-        raise InvalidSpec(f"{column} is {text!r}, not a number", where=where)
-    return value
+def _part_of(rows: list[Row], columns: Sequence[str], part: str, path: Path) -> list[Row]:
+    parts = list(dict.fromkeys(row.text("trace") for row in rows)) if "trace" in columns else []
+    if part:
+        if part not in parts:
+            raise UnknownName("part of the trace", part, parts, where=str(path))
+        return [row for row in rows if row.text("trace") == part]
+    if len(parts) > 1:
+        raise InvalidSpec(
+            f"the file holds {len(parts)} traces",
+            where=str(path),
+            hint=f"Name one with --part: {', '.join(parts[:12])}",
+        )
+    return rows

@@ -3,6 +3,8 @@
 nodes:
   - {gpu: A100, count: 80, gpus_per_node: 4}
   - {gpu: V100, count: 20, gpus_per_node: 16}
+
+Or from a CSV of nodes with `sn`, `gpu` (how many) and `model`, as Alibaba publishes its clusters.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from drystone.describe.trace_rows import Row, parse_rows, read_table
 from drystone.errors import InvalidSpec, UnknownName, UnreadableFile
 
 _KEYS = ("gpu", "count", "gpus_per_node", "memory_bytes")
@@ -35,6 +38,8 @@ class NodeSpec:
 
 def load_cluster(path: Path) -> tuple[NodeSpec, ...]:
     """The nodes that a cluster file names, in its order."""
+    if path.suffix.lower() == ".csv":
+        return _load_node_list(path)
     try:
         table = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -48,6 +53,28 @@ def load_cluster(path: Path) -> tuple[NodeSpec, ...]:
     if not nodes:
         raise InvalidSpec("the cluster has no nodes", where=str(path), hint=hint)
     return tuple(nodes)
+
+
+def _load_node_list(path: Path) -> tuple[NodeSpec, ...]:
+    rows, columns = read_table(path, "cluster")
+    missing = [name for name in ("sn", "gpu", "model") if name not in columns]
+    if missing:
+        raise UnreadableFile(
+            f"the column {missing[0]} is missing",
+            where=str(path),
+            hint="A list of nodes has sn, gpu (how many) and model; or write a YAML file",
+        )
+    nodes = parse_rows(rows, _parse_node, where=str(path))
+    if not nodes:
+        raise InvalidSpec("the cluster has no node with a GPU", where=str(path))
+    return tuple(nodes)
+
+
+def _parse_node(row: Row) -> NodeSpec | None:
+    num_gpus = row.count("gpu", 0)
+    if num_gpus == 0:
+        return None  # a machine without GPUs trains nothing
+    return NodeSpec(id=row.text("sn"), gpu=row.text("model"), num_gpus=num_gpus)
 
 
 def make_nodes(

@@ -1,19 +1,21 @@
 """How fast do the models of a trace run? Measured seconds a step, by model, batch and GPUs.
 
 A CSV with the columns model, global_batch, gpu_type, num_gpus, num_nodes, iter_time_s. A time that
-is not above 0 says that the run was tried and failed.
+is not above 0 says that the run was tried and failed. A file that gathers several sources (column
+`source`) gives those of the trace at hand; an empty num_nodes means as few as the count needs.
 """
 
 from __future__ import annotations
 
-import csv
-import io
+from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from drystone.errors import InvalidSpec, UnreadableFile
+from drystone.describe.job import JobSpec
+from drystone.describe.trace_rows import Row, parse_rows, read_table
+from drystone.errors import UnreadableFile
 
 _COLUMNS: Final = ("model", "global_batch", "gpu_type", "num_gpus", "num_nodes", "iter_time_s")
 
@@ -26,7 +28,7 @@ class MeasuredStep:
     global_batch: int
     gpu: str
     num_gpus: int
-    num_nodes: int
+    num_nodes: int  # 0: as few as the count needs
     step_seconds: float  # not above 0: it was tried and failed
 
     @property
@@ -35,31 +37,69 @@ class MeasuredStep:
         return self.step_seconds > 0
 
 
-def load_speeds(path: Path) -> tuple[MeasuredStep, ...]:
-    """The measured steps of a file."""
-    try:
-        reader = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8-sig")), strict=True)
-        rows = list(reader)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UnreadableFile(f"no speeds can be read: {error}", where=str(path)) from error
-    missing = [column for column in _COLUMNS if column not in (reader.fieldnames or [])]
+def load_speeds(path: Path, *, source: str = "") -> tuple[MeasuredStep, ...]:
+    """The measured steps of a file; where it has several sources, those that begin like `source`.
+
+    Left out are rows that are no measured step of a whole job (column `kind`), and runs that were
+    spread over more nodes than they needed (Gavel's `unconsolidated`).
+    """
+    rows, columns = read_table(path, "speeds")
+    missing = [column for column in _COLUMNS if column not in columns]
     if missing:
         raise UnreadableFile(f"the column {missing[0]} is missing", where=str(path))
-    return tuple(_parse(row, f"{path}: line {line}") for line, row in enumerate(rows, start=2))
-
-
-def _parse(row: dict[str, str], where: str) -> MeasuredStep:
-    try:
-        return MeasuredStep(
-            model=row["model"],
-            global_batch=int(row["global_batch"]),
-            gpu=row["gpu_type"],
-            num_gpus=int(row["num_gpus"]),
-            num_nodes=int(row["num_nodes"]),
-            step_seconds=float(row["iter_time_s"]),
+    sources = {row.text("source") for row in rows} if "kind" in columns else set()
+    mine = {one for one in sources if source and one.startswith(source)}
+    if len(sources) > 1 and not mine:
+        raise UnreadableFile(
+            f"the file has speeds of {', '.join(sorted(sources))}, none of them of this trace",
+            where=str(path),
+            hint="Give the speeds of one source, or a trace whose column `source` names one",
         )
-    except (ValueError, TypeError) as error:
-        raise InvalidSpec(f"a number cannot be read: {error}", where=where) from error
+    # Gavel ships two tables; the one of its simulations is first by name.
+    chosen = "gavel-sim" if "gavel-sim" in mine else source
+    kept = [row for row in rows if not mine or row.text("source").startswith(chosen)]
+    return tuple(parse_rows(kept, _parse, where=str(path)))
+
+
+def _parse(row: Row) -> MeasuredStep | None:
+    if row.text("kind") in ("estimated", "stage_forward_time"):
+        return None
+    if row.text("node_desc") == "unconsolidated":
+        return None
+    return MeasuredStep(
+        model=row.text("model"),
+        global_batch=row.count("global_batch", 1),
+        gpu=row.text("gpu_type"),
+        num_gpus=row.count("num_gpus"),
+        num_nodes=row.count("num_nodes", 0),
+        step_seconds=row.number("iter_time_s"),
+    )
+
+
+def fill_batches(
+    steps: Iterable[MeasuredStep], jobs: Iterable[JobSpec]
+) -> tuple[tuple[MeasuredStep, ...], int]:
+    """Steps also for batches that were not measured, and for how many kinds of work that was.
+
+    On each number of GPUs the measured batch nearest to the wanted one gives the samples a second.
+    """
+    known = tuple(steps)
+    measured = {(one.model, one.global_batch) for one in known}
+    models = {one.model for one in known}
+    wanted = {(job.model, job.global_batch) for job in jobs} - measured
+    wanted = {work for work in wanted if work[0] in models}
+    by_place: dict[tuple[str, str, int, int], list[MeasuredStep]] = defaultdict(list)
+    for one in known:
+        if one.succeeded:
+            by_place[one.model, one.gpu, one.num_gpus, one.num_nodes].append(one)
+    filled = []
+    for model, batch in sorted(wanted):
+        for place, found in by_place.items():
+            if place[0] == model:
+                near = min(found, key=lambda one: abs(one.global_batch - batch))
+                seconds = near.step_seconds * batch / near.global_batch
+                filled.append(replace(near, global_batch=batch, step_seconds=seconds))
+    return (*known, *filled), len(wanted)
 
 
 # Arena's models by size, and what it assumes for a size that was not measured: a model one step

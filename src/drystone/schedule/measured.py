@@ -1,4 +1,4 @@
-"""From measured steps or durations to the options of a job: one row a GPU type and count."""
+"""From measured steps to the options of a job: one row a GPU type and count."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from drystone.describe.job import JobSpec
 from drystone.describe.trace_cluster import NodeSpec
 from drystone.describe.trace_speeds import MeasuredStep
 from drystone.errors import UnknownName
+from drystone.schedule.durations import duration_options as duration_options
 from drystone.schedule.snapshot import OptionSet
 
 
@@ -29,7 +30,7 @@ def measured_options(
     for step in steps:
         if not step.succeeded or step.num_gpus > total.get(step.gpu, 0):
             continue
-        if step.num_nodes == math.ceil(step.num_gpus / largest[step.gpu]):
+        if step.num_nodes in (0, math.ceil(step.num_gpus / largest[step.gpu])):
             by_work[step.model, step.global_batch].append(step)
     cache: dict[tuple[object, ...], OptionSet] = {}
 
@@ -46,35 +47,6 @@ def measured_options(
     return options_of
 
 
-def duration_options(nodes: Sequence[NodeSpec]) -> Callable[[JobSpec], OptionSet]:
-    """For traces that give durations: a job's own number of GPUs, of any type that has so many.
-
-    A GPU second is a GPU second on every type: such a trace says nothing else.
-    """
-    gpu_types = types_of(nodes)
-    total = [sum(one.num_gpus for one in nodes if one.gpu == gpu) for gpu in gpu_types]
-    cache: dict[tuple[object, ...], OptionSet] = {}
-
-    def options_of(job: JobSpec) -> OptionSet:
-        key = (job.min_gpus, job.allowed_gpus)
-        if key not in cache:
-            kinds = [
-                kind
-                for kind, gpu in enumerate(gpu_types)
-                if job.min_gpus <= total[kind] and job.allows(gpu, job.min_gpus)
-            ]
-            counts = np.zeros((len(kinds), len(gpu_types)), dtype=np.int64)
-            counts[np.arange(len(kinds)), kinds] = job.min_gpus
-            cache[key] = OptionSet(
-                counts=counts,
-                samples_per_second=np.full(len(kinds), float(job.min_gpus)),
-                memory_bytes=np.zeros(len(kinds)),
-            )
-        return cache[key]
-
-    return options_of
-
-
 def types_of(nodes: Sequence[NodeSpec]) -> tuple[str, ...]:
     """The GPU types of some nodes, in order of appearance."""
     return tuple(dict.fromkeys(node.gpu for node in nodes))
@@ -83,11 +55,12 @@ def types_of(nodes: Sequence[NodeSpec]) -> tuple[str, ...]:
 def _option_set(
     job: JobSpec, steps: Sequence[MeasuredStep], gpu_types: tuple[str, ...]
 ) -> OptionSet:
-    rows = sorted(
-        (gpu_types.index(step.gpu), step.num_gpus, step.step_seconds)
-        for step in steps
-        if job.allows(step.gpu, step.num_gpus)
-    )
+    fastest: dict[tuple[int, int], float] = {}  # the same GPUs may have been measured twice
+    for step in steps:
+        if job.allows(step.gpu, step.num_gpus):
+            key = (gpu_types.index(step.gpu), step.num_gpus)
+            fastest[key] = min(step.step_seconds, fastest.get(key, math.inf))
+    rows = sorted((kind, number, seconds) for (kind, number), seconds in fastest.items())
     counts = np.zeros((len(rows), len(gpu_types)), dtype=np.int64)
     for row, (kind, number, _) in enumerate(rows):
         counts[row, kind] = number

@@ -1,0 +1,75 @@
+"""Which GPUs of this cluster did the owner of a job mean?
+
+A trace names types in its own way (`a100`, `A800-80GB`), or only a number of GPUs. Policies that
+change nothing about a job need one type of the cluster; nobody else looks at it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from drystone.describe.catalogue import find_gpu
+from drystone.describe.job import JobSpec
+from drystone.describe.trace_cluster import NodeSpec
+from drystone.errors import UnknownName
+
+
+def match_requests(
+    jobs: Sequence[JobSpec], nodes: Sequence[NodeSpec]
+) -> tuple[tuple[JobSpec, ...], tuple[str, ...]]:
+    """The jobs with types of the cluster where they named any, and what has to be said of it."""
+    totals = Counter[str]()
+    for node in nodes:
+        totals[node.gpu] += node.num_gpus
+    names = {job.requested_gpu for job in jobs if job.requested_gpu}
+    known = {name: _match(name, list(totals)) for name in names}
+    taken = Counter[str]()
+    matched, foreign, assigned = [], 0, 0
+    for job in jobs:
+        gpu = known.get(job.requested_gpu, "")
+        foreign += bool(job.requested_gpu) and not gpu
+        if not gpu and job.requested_count and job.min_gpus < job.max_gpus:
+            gpu = _fair_type(job, totals, taken)
+            assigned += bool(gpu)
+        matched.append(job if gpu == job.requested_gpu else replace(job, requested_gpu=gpu))
+    notes = []
+    if foreign:
+        notes.append(f"{foreign:,} jobs asked for types that this cluster has not: any will do")
+    if assigned:
+        notes.append(
+            f"{assigned:,} jobs asked for a number of GPUs only: policies that change nothing "
+            "take a type for each, in proportion to the cluster"
+        )
+    return tuple(matched), tuple(notes)
+
+
+def _match(name: str, types: Sequence[str]) -> str:
+    """The type of the cluster that a name means; nothing where none or several could be meant."""
+    lowered = {one.lower(): one for one in types}
+    if name.lower() in lowered:
+        return lowered[name.lower()]
+    by_gpu = {found: one for one in types if (found := _catalogue_name(one))}
+    if (found := _catalogue_name(name)) in by_gpu:
+        return by_gpu[found]
+    near = [one for one in types if one.lower().startswith(f"{name.lower()}-")]
+    return near[0] if len(near) == 1 else ""
+
+
+def _catalogue_name(name: str) -> str:
+    try:
+        return find_gpu(name).name
+    except UnknownName:
+        return ""
+
+
+def _fair_type(job: JobSpec, totals: Counter[str], taken: Counter[str]) -> str:
+    """The type that has had the least asked of it for its size, of those with enough GPUs."""
+    count = job.requested_count
+    fits = [gpu for gpu, total in totals.items() if total >= count and job.allows(gpu, count)]
+    if not fits:
+        return ""
+    gpu = min(fits, key=lambda one: (taken[one] + count) / totals[one])
+    taken[gpu] += count
+    return gpu

@@ -1,0 +1,121 @@
+"""What happened around jobs and nodes that a real system must remember, and the one log of both.
+
+`run/events.py` holds what changes the state that policies see. A note changes what else is known: a
+job's description, a node that is drained, what was learned. Both go into one log, one line each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from drystone.describe.json_shapes import from_plain, to_plain
+from drystone.describe.training_job import TrainingJob
+from drystone.errors import UnreadableFile
+from drystone.run.events import Event, parse_event, render_event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note(Event):
+    """Something to remember that does not change the state of the cluster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described(Note):
+    """What was submitted, in full; stands right before the job's `Submitted`."""
+
+    job_id: str
+    job: TrainingJob
+    client_key: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterDescribed(Note):
+    """A controller took over with these nodes: (id, GPU type, GPUs) each."""
+
+    nodes: tuple[tuple[str, str, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drained(Note):
+    """Nothing more is to start on a node."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Undrained(Note):
+    """A drained node may be used again."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launched(Note):
+    """The processes of a start were asked for: which plan, on which devices."""
+
+    job_id: str
+    epoch: int
+    plan: str  # in a few words
+    devices: tuple[tuple[str, int], ...]  # (node, device) of each rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned(Note):
+    """What a run taught about its kind of job: a speed, or memory that did not suffice."""
+
+    job_id: str
+    kind: str  # of job; jobs of one kind share options
+    option: int
+    samples_per_second: float = 0.0  # measured; 0: nothing new
+    memory_bytes: float = 0.0  # it needed more than this, or peaked at this
+    out_of_memory: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided(Note):
+    """Why a policy did what it did to a job: the numbers behind its sentence."""
+
+    job_id: str
+    decision: str
+    reason: str
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+NOTES: Final = {
+    kind.__name__: kind
+    for kind in (Described, ClusterDescribed, Drained, Undrained, Launched, Learned, Decided)
+}
+
+
+def render(event: Event) -> str:
+    """One line of JSON."""
+    if not isinstance(event, Note):
+        return render_event(event)
+    fields = {one.name: to_plain(getattr(event, one.name)) for one in dataclasses.fields(event)}
+    return json.dumps({"event": type(event).__name__} | fields)
+
+
+def parse(line: str) -> Event:
+    """The event or note that a line says."""
+    try:
+        table: dict[str, Any] = json.loads(line)
+        kind = NOTES.get(table["event"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UnreadableFile(f"not an event: {line[:80]!r}") from error
+    if kind is None:
+        return parse_event(line)
+    del table["event"]
+    if kind is Decided:
+        return Decided(**table)
+    return from_plain(kind, table, where=f"event {kind.__name__}")
+
+
+def job_of(event: Event) -> str:
+    """The job that an event is about; empty where it is about none."""
+    job = getattr(event, "job", None)
+    job_id: str = getattr(event, "job_id", "") or getattr(job, "id", "")
+    return job_id

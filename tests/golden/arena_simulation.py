@@ -5,6 +5,11 @@ round boundaries. After every start a job is tuned: for min(150 s x GPUs, 600 s)
 baselines, for min(10 s x GPUs, 40 s) under Crius, whose search is pruned. The throughput of a round
 leaves tuning out, but progress counts in whole rounds: tuning that ends within the first round
 costs none, 600 s cost one.
+
+Its jobs (`job/job.py`, `update_remained_iter_num`) count all the time that they ever ran at the
+speed of now. So whoever is sped up is credited with work it never did, whoever is slowed down loses
+some, and one that was stopped is credited twice with what it did before. `ArenaWorld` counts so;
+with `counts_honestly` every sample is counted once, at the speed at which it was made.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from drystone.describe.job import JobSpec
 from drystone.describe.trace import load_trace
@@ -23,7 +29,7 @@ from drystone.run.loop import drive
 from drystone.run.simulator.world import SimulatedWorld
 from drystone.schedule.measured import measured_options, types_of
 from drystone.schedule.policy import Policy, find_policy
-from drystone.schedule.snapshot import StartupCost
+from drystone.schedule.snapshot import Placement, StartupCost
 
 TESTS = Path(__file__).resolve().parents[1]
 ROUND_SECONDS = 300.0
@@ -58,6 +64,34 @@ class ArenaFigures:
     mean_starts: float  # of the jobs that ended
 
 
+class ArenaWorld(SimulatedWorld):
+    """The simulator, with Arena's way of counting what a job has done."""
+
+    def __init__(self, **fields: Any) -> None:
+        self._ran_seconds: Counter[str] = Counter()
+        self._credit_samples: Counter[str] = Counter()
+        self._stopped: dict[str, tuple[float, float]] = {}  # when, and its speed
+        self._options_of = fields["options_of"]
+        super().__init__(**fields)
+
+    def stop(self, job_id: str, reason: str) -> None:
+        record = self.state.jobs[job_id]
+        self._ran_seconds[job_id] += max(0.0, self.now_seconds - record.counted_seconds)
+        self._stopped[job_id] = (self.now_seconds, record.samples_per_second)
+        super().stop(job_id, reason)
+
+    def launch(self, job_id: str, option: int, placement: Placement, reason: str) -> None:
+        record = self.state.jobs[job_id]
+        if job_id in self._stopped:
+            stopped_seconds, old_speed = self._stopped[job_id]
+            ran = self._ran_seconds[job_id]
+            if self.now_seconds > stopped_seconds:
+                self._credit_samples[job_id] += ran * old_speed
+            speed = float(self._options_of(record.spec).samples_per_second[option])
+            record.done_samples = self._credit_samples[job_id] + ran * speed
+        super().launch(job_id, option, placement, reason)
+
+
 def simulate_arena(
     trace: str,
     policy: str | Policy,
@@ -65,6 +99,7 @@ def simulate_arena(
     rounds: int,
     tuning: Tuning = FULL_SEARCH,
     loosen_deadlines: float = 0.0,
+    counts_honestly: bool = False,
 ) -> ArenaFigures:
     """One run of so many rounds; deadlines count from submission, times `loosen_deadlines`."""
     nodes = load_cluster(TESTS / "golden" / "arena_cluster.yaml")
@@ -78,7 +113,7 @@ def simulate_arena(
         for job in load_trace(TESTS / "data" / f"arena_{trace}.csv", divide_work=5)
     ]
     jobs = [job for job in jobs if job.submit_seconds < rounds * ROUND_SECONDS]
-    world = SimulatedWorld(
+    world = (SimulatedWorld if counts_honestly else ArenaWorld)(
         jobs=jobs,
         nodes=nodes,
         options_of=measured_options(steps, nodes),

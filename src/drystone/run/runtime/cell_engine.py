@@ -1,0 +1,198 @@
+"""One training step of a job whose layers, matrices and batch are split, equal to one device's.
+
+Theory of operation. Every rank walks through the order of its stage (`pipeline.py`). What enters
+its layers comes from the ranks of the stage before, as much as each of them has of this rank's
+samples and positions (`exchange.py`), so two stages need not be split alike; gradients go back the
+same way. Within a stage matrices are split over tensor-parallel ranks (`tensor.py`), and weights,
+gradients and optimizer state over data-parallel ranks (`stage.py`).
+
+Losses are summed and divided by the tokens of the whole step; gradients are summed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from drystone.describe.model import ModelSpec
+from drystone.describe.recipe import Recompute
+from drystone.errors import InvalidSpec
+from drystone.run.runtime.cell_build import TIED, CellBuilder, join_groups
+from drystone.run.runtime.cells import CellLayout
+from drystone.run.runtime.collectives import Wire
+from drystone.run.runtime.exchange import Incoming, Mail, Region, hidden_regions
+from drystone.run.runtime.layered import Batch
+from drystone.run.runtime.model import build_model
+from drystone.run.runtime.pipeline import Action, stage_actions
+from drystone.run.runtime.stepping import Stepper, StepResult
+from drystone.run.runtime.tensor import refuse_unsplittable
+from drystone.run.runtime.tied import TiedGradient
+
+_PARTS = ("forward", "backward", "gather", "reduce", "receive")
+
+
+class CellEngine(Stepper):
+    """Holds one rank's part of a reference transformer and takes steps with the other ranks."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        layout: CellLayout,
+        *,
+        seq_len: int,
+        wire: Wire,
+        device: torch.device | None = None,
+        dtype: torch.dtype = torch.float32,
+        recompute: Recompute | None = None,
+        seed: int = 0,
+    ) -> None:
+        if layout.num_ranks != wire.num_ranks:
+            raise InvalidSpec(
+                f"the plan is for {layout.num_ranks} ranks, {wire.num_ranks} were started"
+            )
+        for stage in layout.stages:
+            refuse_unsplittable(spec, stage.tp)
+        self.layout, self.seat, self._seq_len = layout, layout.seat(wire.rank), seq_len
+        self._dtype, self._width = dtype, spec.hidden_size
+        self._actions = stage_actions(
+            layout.schedule,
+            stage=self.seat.stage,
+            num_stages=len(layout.stages),
+            num_chunks=len(layout.chunks),
+            num_micro=layout.num_micro,
+        )
+        device = device or torch.device("cpu")
+        self._groups = join_groups(layout, self.seat)
+        builder = CellBuilder(
+            build_model(spec, seed=seed, on_meta=True),
+            layout,
+            self.seat,
+            self._groups,
+            seq_len=seq_len,
+            splits_sequence=self._splits_sequence(self.seat.stage),
+            device=device,
+            dtype=dtype,
+            recompute=recompute or Recompute(),
+        )
+        self._parts, self._runs = builder.build(self._timed)
+        owned = [one for part in self._parts for one in part.owned]
+        super().__init__(owned, wire=wire, device=device)
+        self._tied = self._tie() if spec.tied_embeddings and len(layout.stages) > 1 else None
+        self._total = float(layout.global_batch * seq_len)  # tokens that a step predicts
+        self._losses = torch.zeros((), dtype=torch.float64, device=device)
+
+    @property
+    def reads_samples(self) -> bool:
+        """Whether this rank needs tokens: those that enter, or those to be predicted."""
+        chunks = self.layout.chunks
+        return self.seat.stage in (chunks[0].stage, chunks[-1].stage)
+
+    def compute_gradients(self, batches: Sequence[Batch]) -> StepResult:
+        """Forward and backward over all micro-batches: each owned piece gets its `grad`."""
+        self._seconds = dict.fromkeys(_PARTS, 0.0)
+        self._losses.zero_()
+        for part in self._parts:
+            part.begin_step()
+        incoming: dict[Action, Incoming] = {}
+        for action, following in zip(self._actions, [*self._actions[1:], None], strict=True):
+            self._expect(action, incoming)
+            if following is not None:
+                self._expect(following, incoming)
+            with self._timed("receive"):
+                given = incoming.pop(action).wait() if action in incoming else None
+            self._take(action, given, batches)
+        for part in self._parts:
+            part.end_step()
+        with self._timed("reduce"):
+            for part in self._parts:
+                part.finish_reduction()
+            self._groups.forward_mail.finish()
+            self._groups.backward_mail.finish()
+            if self._tied is not None:
+                self._tied.add_other(first_tag=self._tag(self.layout.num_micro, 0))
+        self.num_steps += 1
+        return self._result(self._losses, self._total)
+
+    def _take(self, action: Action, given: torch.Tensor | None, batches: Sequence[Batch]) -> None:
+        run, chunk = self._runs[action.chunk], action.chunk
+        is_last = chunk == len(self.layout.chunks) - 1
+        if action.is_forward:
+            batch = batches[action.micro] if chunk == 0 or is_last else None
+            hidden = run.forward(action.micro, given, batch)
+            if not is_last:
+                self._send(action, hidden)
+            elif hidden is not None and self.seat.tp_index == 0:
+                self._losses += hidden
+        else:
+            if is_last:
+                given = torch.tensor(self.loss_scale / self._total, device=self.device)
+            self._send(action, run.backward(action.micro, given))
+
+    def _expect(self, action: Action, incoming: dict[Action, Incoming]) -> None:
+        """Begin to receive what an action needs, if that comes from elsewhere."""
+        giver = self._neighbour(action, is_giver=True)
+        mine = self._held(self.seat.stage, action.micro)[self.wire.rank]
+        if giver is None or action in incoming or not len(mine[0]):
+            return
+        shape = (len(mine[0]), len(mine[1]), self._width)
+        tensor = torch.empty(shape, dtype=self._dtype, device=self.device)
+        given = self._given(self.layout.chunks[giver].stage, action.micro)
+        tag = self._tag(action.micro, min(action.chunk, giver))
+        incoming[action] = self._mail(action).start_receive(tensor, mine, given, tag=tag)
+
+    def _send(self, action: Action, tensor: torch.Tensor | None) -> None:
+        """Give the result of an action to whoever goes on with it, if anybody does."""
+        taker = self._neighbour(action, is_giver=False)
+        if tensor is None or taker is None:
+            return
+        self._mail(action).send(
+            tensor,
+            self._given(self.seat.stage, action.micro)[self.wire.rank],
+            self._held(self.layout.chunks[taker].stage, action.micro),
+            held=self._held(self.seat.stage, action.micro)[self.wire.rank],
+            tag=self._tag(action.micro, min(action.chunk, taker)),
+        )
+
+    def _neighbour(self, action: Action, *, is_giver: bool) -> int | None:
+        """The chunk that what is needed comes from, or that the result goes to."""
+        other = action.chunk + (-1 if action.is_forward is is_giver else 1)
+        return other if 0 <= other < len(self.layout.chunks) else None
+
+    def _mail(self, action: Action) -> Mail:
+        return self._groups.forward_mail if action.is_forward else self._groups.backward_mail
+
+    def _tag(self, micro: int, boundary: int) -> int:
+        return micro * len(self.layout.chunks) + boundary
+
+    def _held(self, stage: int, micro: int) -> dict[int, Region]:
+        """Samples and positions that each rank of a stage computes with."""
+        return self._regions(stage, micro, splits_sequence=self._splits_sequence(stage))
+
+    def _given(self, stage: int, micro: int) -> dict[int, Region]:
+        """Those that it gives away."""
+        return self._regions(stage, micro, splits_sequence=True)
+
+    def _regions(self, stage: int, micro: int, *, splits_sequence: bool) -> dict[int, Region]:
+        return hidden_regions(
+            self.layout.stages[stage],
+            self.layout.num_samples(micro),
+            self._seq_len,
+            splits_sequence=splits_sequence,
+        )
+
+    def _splits_sequence(self, stage: int) -> bool:
+        """Positions are split evenly or not at all."""
+        tp = self.layout.stages[stage].tp
+        return self.layout.splits_sequence and tp > 1 and self._seq_len % tp == 0
+
+    def _tie(self) -> TiedGradient:
+        first, last = (self.layout.chunks[at].stage for at in (0, -1))
+        other = {first: last, last: first}.get(self.seat.stage)
+        return TiedGradient(
+            self.owned,
+            TIED,
+            wire=self.wire,
+            others=None if other is None else self.layout.stages[other].ranks,
+            mail=self._groups.forward_mail,
+        )

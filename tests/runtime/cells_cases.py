@@ -1,0 +1,160 @@
+"""What the ranks of the tests of split jobs do, and the plans that they execute."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from engine_cases import SEQ_LEN, Case, a_spec, an_optimizer, tokens
+
+from drystone.describe.layout import Schedule, Sharding
+from drystone.describe.model import ModelSpec, QkNorm
+from drystone.describe.recipe import Precision, Recipe, Recompute, RecomputeKind
+from drystone.plan.plan import Plan, RankShare, StagePlan, Way
+from drystone.run.runtime.cell_engine import CellEngine
+from drystone.run.runtime.cells import cell_layout
+from drystone.run.runtime.collectives import Wire
+from drystone.run.runtime.slices import part_boxes
+
+
+@dataclass(frozen=True)
+class CellCase:
+    """One split of one job. A stage is (layers, tp, micro-batch of each data-parallel rank)."""
+
+    stages: tuple[tuple[int, int, tuple[int, ...]], ...]
+    num_micro: int
+    batch: int
+    style: str = "gpt"
+    tied: bool = False
+    zero: int = 1
+    schedule: Schedule = Schedule.ONE_F_ONE_B
+    virtual: int = 1
+    splits_sequence: bool = True
+    recompute: bool = False
+    clip: float = 0.5
+    steps: int = 2
+    seq_len: int = SEQ_LEN
+
+    @property
+    def num_layers(self) -> int:
+        return sum(stage[0] for stage in self.stages)
+
+    @property
+    def num_ranks(self) -> int:
+        return sum(tp * len(micros) for _, tp, micros in self.stages)
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Queries and keys of the third style are normalised by head; it has 1 head for keys."""
+        if self.style != "qwen":
+            return a_spec(self.style, tied=self.tied, num_layers=self.num_layers)
+        spec = a_spec("llama", tied=self.tied, num_layers=self.num_layers)
+        block = spec.blocks[0]
+        attention = replace(block.attention, num_kv_heads=1, qk_norm=QkNorm.HEAD)
+        block = replace(block, attention=attention, num_norms=4)
+        return replace(spec, stack=((block, self.num_layers),))
+
+    @property
+    def plain(self) -> Case:
+        """The same job on one device."""
+        return Case(
+            batches=(self.batch,), micros=(self.batch,), shares=(1.0,), style=self.style,
+            tied=self.tied, clip=self.clip, steps=self.steps, num_layers=self.num_layers,
+        )  # fmt: skip
+
+    @property
+    def plan(self) -> Plan:
+        stages, first = [], 0
+        for num_layers, tp, micros in self.stages:
+            ranks = tuple(
+                RankShare(
+                    gpu="A100-80G", count=tp, batch=micro * self.num_micro, micro_batch=micro,
+                    num_micro_batches=self.num_micro, state_share=1 / (tp * len(micros)),
+                )
+                for micro in micros
+            )  # fmt: skip
+            stages.append(
+                StagePlan(first_layer=first, end_layer=first + num_layers, ranks=ranks, tp=tp)
+            )
+            first += num_layers
+        kind = RecomputeKind.FULL if self.recompute else RecomputeKind.NONE
+        return Plan(
+            way=Way.GROUPS,
+            model=self.spec,
+            recipe=Recipe(
+                seq_len=self.seq_len,
+                global_batch=self.batch,
+                precision=Precision.FP32,
+                recompute=Recompute(kind=kind),
+            ),
+            stages=tuple(stages),
+            needs=(),
+            step_seconds=1.0,
+            time_items={},
+            sharding=Sharding(self.zero),
+            sequence_parallel=self.splits_sequence,
+            schedule=self.schedule,
+            virtual_stages=self.virtual,
+        )
+
+
+def an_engine(case: CellCase) -> CellEngine:
+    plan = case.plan
+    return CellEngine(
+        plan.model,
+        cell_layout(plan),
+        seq_len=case.seq_len,
+        wire=Wire(),
+        recompute=plan.recipe.recompute,
+        seed=5,
+    )
+
+
+def train_split(cases: list[CellCase]) -> list[list[tuple]]:
+    """For each case and step: loss, norm, gradients as (name, counted, offsets, values)."""
+    return [_train_one(case) for case in cases]
+
+
+def _train_one(case: CellCase) -> list[tuple]:
+    engine = an_engine(case)
+    optimizer = an_optimizer(engine.parameter_groups(weight_decay=0.1))
+    results = []
+    for step in range(case.steps):
+        runs = engine.layout.samples(engine.seat, step * case.batch)
+        batches = [tokens().read(run) for run in runs] if engine.reads_samples else []
+        result = engine.compute_gradients(batches)
+        gradients = [
+            (one.name, one.is_counted, box.offsets, values)
+            for one in engine.owned
+            for box, values in boxes_of(one, one.value.grad)
+        ]
+        if case.clip:
+            engine.clip_gradients(result, case.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        results.append((result.loss, result.gradient_norm, gradients))
+    return results
+
+
+def boxes_of(one, values: torch.Tensor):
+    """Values of an owned piece as boxes of the whole parameter."""
+    for box in part_boxes(one.shape, one.start, one.end, one.part):
+        at = box.start - one.start
+        yield box, values[at : at + box.size].view(box.lengths).clone()
+
+
+def put_together(ranks: list[list[tuple]], like: dict[str, torch.Tensor]):
+    """Every element from the one rank that counts; copies must be equal to it."""
+    found = {name: torch.full(one.shape, torch.nan) for name, one in like.items()}
+    counts = {name: torch.zeros(one.shape) for name, one in like.items()}
+    copies = []
+    for gradients in ranks:
+        for name, is_counted, offsets, values in gradients:
+            at = tuple(slice(o, o + n) for o, n in zip(offsets, values.shape, strict=True))
+            if is_counted:
+                found[name][at] = values
+                counts[name][at] += 1
+            else:
+                copies.append((name, at, values))
+    assert all(bool((count == 1).all()) for count in counts.values())
+    for name, at, values in copies:
+        assert torch.allclose(found[name][at], values, atol=1e-7, rtol=0), name
+    return found

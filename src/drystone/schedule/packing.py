@@ -1,11 +1,16 @@
 """On which nodes do the GPUs of an option go? As few nodes as its count needs, and no GPU twice.
 
 A job of n GPUs of a type whose largest node has c goes on ceil(n / c) nodes, never on more: a job
-that is spread thinner runs at another speed than its option says.
+that is spread thinner runs at another speed than its option says. Who can bear that asks for it.
+
+Nodes are kept in heaps by the number of GPUs that they have free, so that the time to find a place
+does not grow with the cluster. An entry of a heap holds only while the node still has so many.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from heapq import heappop, heappush
 from typing import Literal
 
 import numpy as np
@@ -27,6 +32,8 @@ class Room:
         self.free_by_type = np.bincount(
             nodes.type_index, weights=self.free, minlength=len(self._rows)
         ).astype(np.int64)
+        # By type, by free GPUs: a heap of rows of nodes. Made when a type is first asked for.
+        self._heaps: list[list[list[int]] | None] = [None] * len(self._rows)
 
     def give_back(self, placement: Placement) -> None:
         """The GPUs of a placement are free again."""
@@ -36,56 +43,113 @@ class Room:
         """The GPUs of a placement are taken."""
         self._change(placement, -1)
 
+    def has(self, placement: Placement) -> bool:
+        """Whether all the GPUs of a placement are free."""
+        return all(self.free[node] >= count for node, count in placement)
+
     def _change(self, placement: Placement, sign: int) -> None:
         for node, count in placement:
-            self.free[node] += sign * count
-            self.free_by_type[self._type_index[node]] += sign * count
+            kind = int(self._type_index[node])
+            now = int(self.free[node]) + sign * count
+            self.free[node] = now
+            self.free_by_type[kind] += sign * count
+            heaps = self._heaps[kind]
+            if heaps is not None and 0 <= now < len(heaps):
+                heappush(heaps[now], node)
 
-    def find(self, counts: IntArray, style: Style = "tight") -> Placement | None:
-        """Where these GPUs could go, without taking them; None where they do not fit."""
+    def find(
+        self, counts: IntArray | Sequence[int], style: Style = "tight", *, spread: bool = False
+    ) -> Placement | None:
+        """Where these GPUs could go, without taking them; None where they do not fit.
+
+        With `spread` on any nodes with free GPUs, the emptiest first, so that they are few.
+        """
         found: list[tuple[int, int]] = []
-        for kind, number in enumerate(counts.tolist()):
+        numbers = counts.tolist() if isinstance(counts, np.ndarray) else counts
+        for kind, number in enumerate(numbers):
             if number == 0:
                 continue
             if number > self.free_by_type[kind]:
                 return None
-            part = self._find_type(kind, number, style)
+            part: list[tuple[int, int]] | None
+            if spread:
+                part = self._find_spread(kind, number)
+            else:
+                part = self._find_type(kind, number, style)
             if part is None:
                 return None
             found.extend(part)
         return tuple(sorted(found))
 
-    def place(self, counts: IntArray, style: Style = "tight") -> Placement | None:
+    def place(
+        self, counts: IntArray | Sequence[int], style: Style = "tight", *, spread: bool = False
+    ) -> Placement | None:
         """Find a place and take it."""
-        placement = self.find(counts, style)
+        placement = self.find(counts, style, spread=spread)
         if placement is not None:
             self.take(placement)
         return placement
 
     def _find_type(self, kind: int, number: int, style: Style) -> list[tuple[int, int]] | None:
-        rows = self._rows[kind]
-        largest = int(self._num_gpus[rows].max(initial=0))
-        if largest == 0:
+        heaps = self._heaps_of(kind)
+        largest = len(heaps) - 1
+        if largest <= 0:
             return None
-        free = self.free[rows]
-        found: list[tuple[int, int]] = []
         num_whole, rest = divmod(number, largest)
-        if num_whole:
-            whole = np.flatnonzero(free >= largest)[:num_whole]
-            if len(whole) < num_whole:
-                return None
-            found.extend((int(rows[one]), largest) for one in whole)
-            free = free.copy()
-            free[whole] = 0
-        if rest:
-            if style == "scatter":
-                best = int(np.argmax(free))
-            else:
-                best = int(np.argmin(np.where(free >= rest, free, np.iinfo(np.int64).max)))
-            if free[best] < rest:
-                return None
-            found.append((int(rows[best]), rest))
+        whole: list[int] = []
+        while len(whole) < num_whole:
+            node = self._top(heaps, largest)
+            if node is None:
+                break
+            heappop(heaps[largest])
+            if not whole or node != whole[-1]:
+                whole.append(node)
+        found = None
+        if len(whole) == num_whole:
+            found = [(node, largest) for node in whole]
+            if rest:
+                order = (
+                    range(rest, largest + 1) if style == "tight" else range(largest, rest - 1, -1)
+                )
+                tops = (self._top_beside(heaps, free, whole) for free in order)
+                node = next((one for one in tops if one is not None), None)
+                found = None if node is None else [*found, (node, rest)]
+        for node in whole:
+            heappush(heaps[largest], node)
         return found
+
+    def _find_spread(self, kind: int, number: int) -> list[tuple[int, int]]:
+        rows = self._rows[kind]
+        free = self.free[rows]
+        order = np.lexsort((rows, -free))
+        before = np.cumsum(free[order]) - free[order]
+        taken = np.minimum(free[order], number - before)
+        used = order[taken > 0]
+        return [(int(rows[at]), int(count)) for at, count in zip(used, taken, strict=False)]
+
+    def _top_beside(self, heaps: list[list[int]], free: int, whole: list[int]) -> int | None:
+        """The first node with so many free; the whole nodes are spoken for already."""
+        node = self._top(heaps, free)
+        while node is not None and node in whole:  # a second entry of the same node
+            heappop(heaps[free])
+            node = self._top(heaps, free)
+        return node
+
+    def _top(self, heaps: list[list[int]], free: int) -> int | None:
+        heap = heaps[free]
+        while heap and self.free[heap[0]] != free:
+            heappop(heap)
+        return heap[0] if heap else None
+
+    def _heaps_of(self, kind: int) -> list[list[int]]:
+        heaps = self._heaps[kind]
+        if heaps is None:
+            rows = self._rows[kind]
+            largest = int(self._num_gpus[rows].max(initial=0))
+            free = self.free[rows]
+            heaps = [rows[free == number].tolist() for number in range(largest + 1)]
+            self._heaps[kind] = heaps
+        return heaps
 
 
 def make_room(snapshot: Snapshot, *, emptied: bool = False) -> Room:

@@ -15,27 +15,23 @@ not protected, and is then protected for `PROTECTED_SECONDS`. So a job waits lon
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
 from drystone.schedule.decision import Decision, Refuse
 from drystone.schedule.hand_out import HandOut
+from drystone.schedule.integral import choose_within
 from drystone.schedule.policy import Memory
-from drystone.schedule.prices import Market, choose_options, solve_prices
+from drystone.schedule.prices import Market, solve_prices
 from drystone.schedule.snapshot import FloatArray, IntArray, Snapshot
+from drystone.schedule.worth import worth_of_options
 
 PATIENCE_SECONDS: Final = 24 * 3600.0
 PROTECTED_SECONDS: Final = 2 * 3600.0
 # A fresh start is left alone for this long: many times what it cost.
 KEEP_SECONDS: Final = 600.0
-# How long a decision is expected to hold; a restart must pay for itself in that time.
-HOLD_SECONDS: Final = 3600.0
-# How much shortness counts: weight = (seconds left at full speed) ** -SHORTNESS. Between 0 (all
-# seconds count the same) and 1 (the most jobs finished an hour); chosen on Arena's Philly trace.
-SHORTNESS: Final = 0.5
-_SHORTEST_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -58,66 +54,50 @@ def prices(snapshot: Snapshot, memory: Memory) -> tuple[list[Decision], Memory]:
     before: PricesMemory | None = memory
     if len(snapshot.jobs) == 0:
         return [], before
-    values = worth(snapshot)
-    hand_out = HandOut(snapshot, values)
+    worth = worth_of_options(snapshot, snapshot.job_speeds, snapshot.jobs.weights)
+    hand_out = HandOut(snapshot, worth)
     protected = _still_protected(snapshot, before)
     for row in _left_alone(snapshot, protected):
         hand_out.leave_alone(int(row))
     for row in overdue(snapshot):
-        if hand_out.settle(row, hand_out.least_first(row), evicts=True, reason=_OVERDUE):
+        if hand_out.serve(row, _OVERDUE):
             until = snapshot.now_seconds + PROTECTED_SECONDS
             protected[snapshot.jobs.specs[row].id] = until
-    market = make_market(snapshot, values, hand_out.settled())
+    market = make_market(snapshot, worth.values, hand_out.settled())
+    settled_value = hand_out.value()
     solution = solve_prices(market, before.prices if before is not None else None)
-    picks, surplus = choose_options(market, solution.prices)
     hand_out.price(solution.prices)
-    hand_out.place(picks, surplus)
+    hand_out.place(choose_within(market, solution))
     hand_out.leave_nothing_over()
     return [*hand_out.decisions(), *_refusals(snapshot)], PricesMemory(
         prices=solution.prices,
         protected=protected,
         value=hand_out.value(),
-        bound=solution.bound + hand_out.settled_value,
+        bound=solution.bound + settled_value,
     )
 
 
 _OVERDUE: Final = f"it has waited for {PATIENCE_SECONDS / 3600:.0f} h, and nobody waits longer"
 
 
-def worth(snapshot: Snapshot) -> FloatArray:
-    """The worth of each option, (jobs, options); 0 where there is no such option."""
-    jobs, speeds = snapshot.jobs, snapshot.job_speeds
-    fastest = speeds.max(axis=1, initial=0.0)[:, None]
-    fastest = np.where(fastest > 0, fastest, 1.0)
-    remaining = np.maximum(jobs.remaining_samples, 1e-9)[:, None]
-    startup = snapshot.startup_seconds.copy()
-    running = np.flatnonzero(jobs.is_running)
-    startup[running, jobs.option[running]] = 0.0
-    held = np.minimum(remaining / np.where(speeds > 0, speeds, 1.0), HOLD_SECONDS)
-    share = speeds / fastest * held / (held + startup)
-    left_seconds = np.maximum(remaining / fastest, _SHORTEST_SECONDS)
-    result: FloatArray = jobs.weights[:, None] * share * left_seconds**-SHORTNESS
-    return result
-
-
 def make_market(
     snapshot: Snapshot, values: FloatArray, settled: Mapping[int, int] | None = None
 ) -> Market:
     """The problem of prices: what options are worth and take, without jobs that are settled."""
-    counts = snapshot.options.counts[snapshot.jobs.option_set].astype(np.float64)
+    by_type = np.ascontiguousarray(snapshot.options.counts.transpose(2, 0, 1), dtype=np.float64)
     capacity = snapshot.capacity.astype(np.float64)
-    market = Market(
-        values=values,
-        counts=tuple(counts[:, :, kind] for kind in range(len(snapshot.gpu_types))),
-        capacity=capacity,
+    left = values
+    if settled:
+        rows = np.fromiter(settled, dtype=np.int64, count=len(settled))
+        options = np.fromiter(settled.values(), dtype=np.int64, count=len(settled))
+        left = values.copy()
+        left[rows] = 0.0
+        capacity -= snapshot.options.counts[snapshot.jobs.option_set[rows], options].sum(axis=0)
+    return Market(
+        values=left,
+        counts=tuple(by_type[:, snapshot.jobs.option_set]),
+        capacity=np.maximum(capacity, 0.0),
     )
-    if not settled:
-        return market
-    left = values.copy()
-    for row, option in settled.items():
-        left[row] = 0.0
-        capacity -= snapshot.counts(row, option)
-    return replace(market, values=left, capacity=np.maximum(capacity, 0.0))
 
 
 def overdue(snapshot: Snapshot) -> list[int]:

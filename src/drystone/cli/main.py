@@ -30,6 +30,7 @@ VERBS: Final = MappingProxyType(
         "check": "Judge the estimates by published measurements.",
         "profile": "Measure the device that is here, for estimates to use.",
         "simulate": "Run scheduling policies on a trace of jobs and compare them.",
+        "trace": "Make, convert and look at traces of jobs.",
         "gpus": "List the GPU types: memory, rates, links, prices.",
         "models": "List the models known by name: shapes and parameters.",
     }
@@ -85,7 +86,13 @@ def _build_app(arguments: Sequence[str]) -> typer.Typer:
     wanted = next((one for one in arguments if not one.startswith("-")), "")
     for name, summary in VERBS.items():
         if name == wanted:
-            app.command(name)(load_verb(name))
+            verb = load_verb(name)
+            # A verb that has verbs of its own keeps them in `group`.
+            group = getattr(sys.modules[verb.__module__], "group", None)
+            if group is not None:
+                app.add_typer(group, name=name, help=summary)
+            else:
+                app.command(name)(verb)
         else:
             app.command(name, help=summary)(_not_loaded)
     return app

@@ -1,0 +1,120 @@
+"""`drystone trace`: make a trace, convert one to our own CSV, or look at one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from drystone.describe.job import JobSpec
+
+group = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
+
+
+@group.callback()
+def trace() -> None:
+    """Make, convert and look at traces of jobs."""
+
+
+@group.command()
+def generate(
+    out: Annotated[Path, typer.Option(help="The CSV to write; - for standard output.")] = Path("-"),
+    jobs: Annotated[int, typer.Option(help="How many.", min=1)] = 100,
+    hours: Annotated[float, typer.Option(help="In which they arrive, on average.", min=0)] = 24.0,
+    arrivals: Annotated[
+        str, typer.Option(help="poisson, diurnal (by day and night) or bursty (sweeps).")
+    ] = "poisson",
+    mix: Annotated[
+        str, typer.Option(help="Models and shares: llama-3.1-8b@lora:3,gpt2-xl; none: a usual mix.")
+    ] = "",
+    sizes: Annotated[
+        str,
+        typer.Option(
+            help="lognormal:MEDIAN,SIGMA or a list; 4h: GPU hours on an A100-80G; 50M: tokens."
+        ),
+    ] = "lognormal:4h,1.5",
+    owners: Annotated[int, typer.Option(help="How many teams.", min=1)] = 4,
+    deadlines: Annotated[float, typer.Option(help="Share with a deadline.", min=0, max=1)] = 0.0,
+    cluster: Annotated[
+        Path | None, typer.Option(help="Let owners ask for GPUs of this cluster, for baselines.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same trace.", min=0)] = 0,
+) -> None:
+    """Write a trace of jobs with models known by name.
+
+    Simulating it needs no measured speeds: Drystone estimates every model on every GPU type.
+    """
+    from drystone.cli.output import make_console
+    from drystone.describe.trace_cluster import load_cluster
+    from drystone.observe.generate import (
+        DEFAULT_MIX,
+        TraceSpec,
+        generate_trace,
+        parse_mix,
+        parse_sizes,
+    )
+
+    spec = TraceSpec(
+        num_jobs=jobs, span_hours=hours, kinds=parse_mix(mix or DEFAULT_MIX),
+        sizes=parse_sizes(sizes), arrivals=arrivals, num_owners=owners,
+        deadline_share=deadlines, seed=seed,
+    )  # fmt: skip
+    nodes = load_cluster(cluster) if cluster is not None else ()
+    _write(out, generate_trace(spec, nodes))
+    if str(out) != "-":
+        make_console(stderr=True).print(f"{jobs} jobs: {out}", style="dim")
+
+
+@group.command()
+def convert(
+    file: Annotated[Path, typer.Argument(help="sacct output, or a public trace.")],
+    out: Annotated[Path, typer.Option(help="The CSV to write; - for standard output.")] = Path("-"),
+    part: Annotated[str, typer.Option(help="Which, where the file holds several.")] = "",
+    most_jobs: Annotated[int, typer.Option(help="Only the first so many; 0: all.", min=0)] = 0,
+) -> None:
+    """Write a trace in our own format. Jobs with durations count GPU seconds."""
+    from drystone.cli.output import make_console
+    from drystone.describe.trace import read_trace
+    from drystone.describe.trace_reading import Reading
+
+    found = read_trace(file, Reading(by_duration=True), part=part, most_jobs=most_jobs)
+    _write(out, found.jobs)
+    console = make_console(stderr=True)
+    for note in found.notes:
+        console.print(f"{note}.", style="dim", soft_wrap=True)
+
+
+@group.command()
+def show(
+    file: Annotated[Path, typer.Argument(help="Any trace.")],
+    part: Annotated[str, typer.Option(help="Which, where the file holds several.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Sum up a trace: jobs, time, work by GPU type and model, arrivals.
+
+    With --json: {file, format, num_jobs, span_seconds, gpu_hours, gpu_hours_by_type, models,
+    owners, jobs_by_num_gpus, num_deadlines, arrivals_per_bin, bin_seconds, notes}.
+    """
+    from drystone.cli.output import print_json
+    from drystone.cli.trace_view import print_summary
+    from drystone.describe.trace import read_trace
+    from drystone.describe.trace_reading import Reading
+    from drystone.observe.trace_summary import summarise_trace
+
+    summary = summarise_trace(read_trace(file, Reading(by_duration=True), part=part))
+    if as_json:
+        print_json({"file": str(file)} | summary.to_json())
+    else:
+        print_summary(file.name, summary)
+
+
+def _write(out: Path, jobs: tuple[JobSpec, ...]) -> None:
+    from drystone.describe.trace import render_trace
+
+    text = render_trace(jobs)
+    if str(out) == "-":
+        print(text, end="")
+    else:
+        out.write_text(text, encoding="utf-8")

@@ -159,5 +159,5 @@ def test_no_job_is_lost(name: str, data: st.DataObject, has_faults: bool, has_ro
     assert sorted(settled) == sorted(job.id for job in jobs)
     assert sum(isinstance(one, Submitted) for one in world.log) == len(jobs)
     again = replay(nodes, world.log)
-    assert again.free.tolist() == world.state.free.tolist()
+    assert again.free == world.state.free
     assert repr(again.jobs) == repr(world.state.jobs)

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from drystone.describe.job import JobSpec
+from drystone.describe.trace_cluster import NodeSpec
 from drystone.errors import UnknownName, UnreadableFile
 from drystone.schedule.snapshot import Placement
 
@@ -165,13 +166,69 @@ class NodeSlowed(Event):
     speed_share: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RentalAsked(Event):
+    """Nodes of an offer were asked for; each has a number, counted over all of them."""
+
+    offer: str
+    num_nodes: int
+    first_rental: int
+    ready_seconds: float  # when they should be here
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RentalFailed(Event):
+    """A node that was asked for will not come: there was none left."""
+
+    rental: int
+    offer: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeJoined(Event):
+    """A rented node can be used, and is paid for from now on."""
+
+    node: int  # its row: a new one, or that of an earlier node of the same offer
+    rental: int
+    offer: str
+    spec: NodeSpec
+    price_dollars_per_hour: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReleased(Event):
+    """A rented node was given back."""
+
+    node: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReclaimed(Event):
+    """Its owner took a rented node back; the jobs on it were interrupted before."""
+
+    node: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceChanged(Event):
+    """An offer costs more or less from now on, also for its nodes that are rented."""
+
+    offer: str
+    price_dollars_per_hour: float
+
+
 KINDS: Final = MappingProxyType(
     {
         kind.__name__: kind
         for kind in (
             Submitted, Started, SpeedChanged, PhaseChanged, Stopped, Interrupted, StartFailed,
             Finished, Refused, Cancelled, Progressed, Paused, Unpaused, Failed, NodeLost, NodeBack,
-            NodeSlowed,
+            NodeSlowed, RentalAsked, RentalFailed, NodeJoined, NodeReleased, NodeReclaimed,
+            PriceChanged,
         )
     }
 )  # fmt: skip
@@ -184,6 +241,8 @@ def render_event(event: Event) -> str:
         job = dataclasses.asdict(event.job) | {"allowed_gpus": sorted(event.job.allowed_gpus)}
         # JSON knows no infinity; a limit that is left out is no limit.
         fields["job"] = {name: value for name, value in job.items() if value != math.inf}
+    if isinstance(event, NodeJoined):
+        fields["spec"] = dataclasses.asdict(event.spec)
     return json.dumps({"event": type(event).__name__} | fields)
 
 
@@ -201,6 +260,8 @@ def parse_event(line: str) -> Event:
     if "job" in fields:
         job = fields["job"]
         fields["job"] = JobSpec(**(job | {"allowed_gpus": frozenset(job["allowed_gpus"])}))
+    if "spec" in fields:
+        fields["spec"] = NodeSpec(**fields["spec"])
     event: Event = KINDS[name](**fields)
     return event
 

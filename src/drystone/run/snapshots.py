@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Final
 
 import numpy as np
 
 from drystone.describe.job import JobSpec
+from drystone.describe.market import Offer
 from drystone.describe.trace_cluster import NodeSpec
 from drystone.run.job_columns import JobColumns
 from drystone.run.lifecycle import TERMINAL
+from drystone.run.node_columns import NodeColumns, node_columns
+from drystone.run.rentals import RentalState
 from drystone.run.state import ClusterState, JobRecord
 from drystone.schedule.phases import Options, phase_end_samples, phase_set
 from drystone.schedule.snapshot import (
+    ComingNodes,
     NodeTable,
     OptionSet,
     OptionTable,
+    Rentals,
     Snapshot,
     StartupCost,
     stack_options,
@@ -24,6 +31,9 @@ from drystone.schedule.snapshot import (
 
 # What a job of unknown length is taken to need at least, at its fastest.
 GUESSED_SECONDS: Final = 3600.0
+
+
+_NOTHING_RENTED: Final = Rentals()
 
 
 class SnapshotMaker:
@@ -37,20 +47,21 @@ class SnapshotMaker:
         startup: StartupCost,
         *,
         knows_lengths: bool = True,
+        offers: Sequence[Offer] = (),
+        budget_dollars_per_hour: float = math.inf,
+        hard_cap_dollars_per_hour: float = math.inf,
     ) -> None:
-        self._nodes, self._gpu_types, self._startup = nodes, gpu_types, startup
+        self._gpu_types, self._startup = gpu_types, startup
+        self._listed, self._offers = tuple(offers), tuple(offers)
+        self._offer_rows = {offer.name: row for row, offer in enumerate(offers)}
+        self._prices: dict[str, float] = {}  # that `_offers` shows instead of the listed ones
+        self._budget, self._hard_cap = budget_dollars_per_hour, hard_cap_dollars_per_hour
         self._options_of, self._knows_lengths = options_of, knows_lengths
         self._sets: list[OptionSet] = []
         self._set_rows: dict[int, int] = {}  # by identity of the set
         self._job_options: dict[str, tuple[Options, int]] = {}  # and the option that was named
         self._table: OptionTable | None = None
-        self._ids = tuple(node.id for node in nodes)
-        self._type_index = np.array([gpu_types.index(node.gpu) for node in nodes], dtype=np.int64)
-        self._num_gpus = np.array([node.num_gpus for node in nodes], dtype=np.int64)
-        self._memory = np.array([node.memory_bytes for node in nodes])
-        self._rows_by_type = tuple(
-            np.flatnonzero(self._type_index == kind) for kind in range(len(gpu_types))
-        )
+        self._node_columns: NodeColumns | None = None
         self._columns = JobColumns()
 
     def speed(self, job: JobSpec, option: int, phase: int = 0) -> float:
@@ -82,21 +93,56 @@ class SnapshotMaker:
             jobs=self._columns.table(now_seconds, least),
             options=options,
             startup=self._startup,
+            offers=self._offers_now(state.rentals),
+            rentals=self._rentals(state.rentals),
+            spent_dollars=state.rentals.spent_dollars(now_seconds),
+            budget_dollars_per_hour=self._budget,
+            hard_cap_dollars_per_hour=self._hard_cap,
             knows_lengths=self._knows_lengths,
         )
 
     def _node_table(self, state: ClusterState) -> NodeTable:
-        usable = self._num_gpus
-        if state.lost:
-            usable = usable.copy()
-            usable[sorted(state.lost)] = 0
+        columns = self._node_columns
+        if columns is None or columns.num_node_changes != state.num_node_changes:
+            columns = self._node_columns = node_columns(state, self._gpu_types)
         return NodeTable(
-            ids=self._ids,
-            type_index=self._type_index,
-            num_gpus=usable,
-            free=state.free.copy(),
-            memory_bytes=self._memory,
-            rows_by_type=self._rows_by_type,
+            ids=columns.ids,
+            type_index=columns.type_index,
+            num_gpus=columns.num_gpus,
+            free=np.array(state.free, dtype=np.int64),
+            memory_bytes=columns.memory_bytes,
+            rows_by_type=columns.rows_by_type,
+        )
+
+    def _offers_now(self, rentals: RentalState) -> tuple[Offer, ...]:
+        """The offers at their prices of now, without what will be."""
+        if rentals.prices != self._prices or self._offers is self._listed:
+            self._prices = rentals.prices.copy()
+            self._offers = tuple(
+                one.seen_at(self._prices.get(one.name, one.price_dollars_per_hour))
+                for one in self._listed
+            )
+        return self._offers
+
+    def _rentals(self, rentals: RentalState) -> Rentals:
+        if not rentals.rented and not rentals.asked:
+            return _NOTHING_RENTED
+        rows = self._offer_rows
+        nodes = sorted(rentals.rented.items())
+        return Rentals(
+            nodes=np.array([node for node, _ in nodes], dtype=np.int64),
+            offer=np.array([rows[one.offer] for _, one in nodes], dtype=np.int64),
+            since_seconds=np.array([one.since_seconds for _, one in nodes]),
+            coming=tuple(
+                ComingNodes(
+                    offer=rows[one.offer],
+                    num_nodes=len(list(same)),
+                    asked_seconds=one.asked_seconds,
+                    ready_seconds=one.ready_seconds,
+                )
+                for one, same in groupby(rentals.asked.values())
+            ),
+            dollars_per_hour=rentals.dollars_per_hour(),
         )
 
     def _option_table(self) -> OptionTable:

@@ -9,8 +9,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from drystone.describe.job import JobSpec
 from drystone.describe.trace_cluster import NodeSpec
 from drystone.errors import DrystoneError
@@ -18,16 +16,23 @@ from drystone.run.events import (
     Event,
     Interrupted,
     NodeBack,
+    NodeJoined,
     NodeLost,
+    NodeReclaimed,
+    NodeReleased,
     NodeSlowed,
     PhaseChanged,
+    PriceChanged,
     Progressed,
+    RentalAsked,
+    RentalFailed,
     SpeedChanged,
     Started,
     Submitted,
 )
 from drystone.run.lifecycle import TERMINAL, JobState, next_state
-from drystone.schedule.snapshot import IntArray, Placement
+from drystone.run.rentals import RentalState
+from drystone.schedule.snapshot import Placement
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,21 +68,29 @@ class JobRecord:
         return self.attained_gpu_seconds + self.num_gpus * held
 
 
+_Left = NodeReleased | NodeReclaimed
+
+
 @dataclass(slots=True)
 class ClusterState:
-    """Jobs and nodes, changed by `record` alone."""
+    """Jobs, nodes and rentals, changed by `record` alone."""
 
-    nodes: tuple[NodeSpec, ...]
+    nodes: list[NodeSpec]  # a row each; that of a rented node which is gone may be used again
     now_seconds: float = 0.0
     jobs: dict[str, JobRecord] = field(default_factory=dict)
     active: dict[str, JobRecord] = field(default_factory=dict)  # waits or runs, by submission
-    free: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    num_running: int = 0
+    free: list[int] = field(default_factory=list)  # GPUs by node
     lost: set[int] = field(default_factory=set)
+    gone: set[int] = field(default_factory=set)  # rented nodes that left; their rows stay
+    rentals: RentalState = field(default_factory=RentalState)
+    num_node_changes: int = 0  # of which nodes there are and can be used
     speed_share: dict[int, float] = field(default_factory=dict)  # of nodes that are slow
     keeps_history: bool = False
 
     def __post_init__(self) -> None:
-        self.free = np.array([node.num_gpus for node in self.nodes], dtype=np.int64)
+        self.nodes = list(self.nodes)
+        self.free = [node.num_gpus for node in self.nodes]
 
     def record(self, event: Event) -> JobRecord | None:
         """Fold one event into the state; returns the job that it touched."""
@@ -88,13 +101,14 @@ class ClusterState:
         self.now_seconds = max(self.now_seconds, event.time_seconds)
         if isinstance(event, Submitted):
             return self._submit(event)
-        if isinstance(event, NodeLost):
-            self._lose(event.node)
-        elif isinstance(event, NodeBack):
-            self.lost.discard(event.node)
-            self.free[event.node] = self.nodes[event.node].num_gpus
-        elif isinstance(event, NodeSlowed):
-            self.speed_share[event.node] = event.speed_share
+        if isinstance(event, NodeLost | NodeBack | NodeSlowed | NodeJoined | _Left):
+            self._change_node(event)
+        elif isinstance(event, RentalAsked):
+            self.rentals.ask(event)
+        elif isinstance(event, RentalFailed):
+            self.rentals.fail(event)
+        elif isinstance(event, PriceChanged):
+            self.rentals.reprice(event)
         else:
             return self._change_job(event)
         return None
@@ -106,11 +120,43 @@ class ClusterState:
         self.jobs[event.job.id] = self.active[event.job.id] = record
         return record
 
-    def _lose(self, node: int) -> None:
-        if self.free[node] != self.nodes[node].num_gpus:
-            raise DrystoneError(f"node {self.nodes[node].id} is lost while jobs run on it")
-        self.lost.add(node)
-        self.free[node] = 0
+    def _change_node(
+        self, event: NodeLost | NodeBack | NodeSlowed | NodeJoined | NodeReleased | NodeReclaimed
+    ) -> None:
+        node = event.node
+        if isinstance(event, NodeSlowed):
+            self.speed_share[node] = event.speed_share
+            return
+        self.num_node_changes += 1
+        if isinstance(event, NodeJoined):
+            self._join(event)
+        elif isinstance(event, NodeBack):
+            self.lost.discard(node)
+            self.free[node] = self.nodes[node].num_gpus
+        else:
+            if node not in self.lost and self.free[node] != self.nodes[node].num_gpus:
+                raise DrystoneError(f"node {self.nodes[node].id} goes while jobs run on it")
+            self.free[node] = 0
+            if isinstance(event, NodeLost):
+                self.lost.add(node)
+            else:
+                self.rentals.leave(node, event.time_seconds)
+                self.gone.add(node)
+                self.lost.discard(node)
+                self.speed_share.pop(node, None)
+
+    def _join(self, event: NodeJoined) -> None:
+        """A rented node gets a new row, or that of one which is gone."""
+        self.rentals.join(event)
+        if event.node == len(self.nodes):
+            self.nodes.append(event.spec)
+            self.free.append(event.spec.num_gpus)
+            return
+        if event.node not in self.gone or self.nodes[event.node].gpu != event.spec.gpu:
+            raise DrystoneError(f"node {event.spec.id} cannot have row {event.node}")
+        self.gone.remove(event.node)
+        self.nodes[event.node] = event.spec
+        self.free[event.node] = event.spec.num_gpus
 
     def _change_job(self, event: Event) -> JobRecord:
         job_id: str = getattr(event, "job_id", "")
@@ -146,12 +192,14 @@ class ClusterState:
         job.counted_seconds = event.productive_seconds
         job.started_seconds, job.waiting_seconds = event.time_seconds, math.nan
         job.num_starts += 1
+        self.num_running += 1
         if job.num_starts == 1:
             job.first_start_seconds = event.time_seconds
         for node, count in event.placement:
             self.free[node] -= count
 
     def _stop(self, job: JobRecord, event: Event) -> None:
+        self.num_running -= 1
         lost = event.lost_samples if isinstance(event, Interrupted) else 0.0
         done = job.spec.total_samples if job.state is JobState.DONE else None
         job.attained_gpu_seconds += job.num_gpus * (event.time_seconds - job.started_seconds)
@@ -164,7 +212,7 @@ class ClusterState:
 
 def replay(nodes: Sequence[NodeSpec], events: Iterable[Event]) -> ClusterState:
     """The state that a log leads to."""
-    state = ClusterState(tuple(nodes))
+    state = ClusterState(list(nodes))
     for event in events:
         state.record(event)
     return state

@@ -14,6 +14,7 @@ from drystone.schedule.decision import (
     Rent,
     Resize,
     Start,
+    Wake,
 )
 from drystone.schedule.snapshot import Placement, Snapshot
 
@@ -49,15 +50,25 @@ class World(Protocol):
         """Give a rented node back."""
         ...
 
+    def wake(self, at_seconds: float, reason: str) -> None:
+        """Let `advance` return at this time at the latest."""
+        ...
+
     def advance(self) -> None:
         """Let time pass until there is something new to decide."""
         ...
 
 
 def apply(decisions: Sequence[Decision], world: World, snapshot: Snapshot) -> None:
-    """Carry decisions out: first everything that frees GPUs, then everything that takes them."""
+    """Carry decisions out: first everything that frees GPUs, then everything that takes them.
+
+    Nodes are given back in between: by then nobody runs on them.
+    """
     for decision in decisions:
         _free(decision, world)
+    for decision in decisions:
+        if isinstance(decision, Release):
+            world.release(decision.node, decision.reason)
     for decision in decisions:
         _take(decision, world, snapshot)
 
@@ -70,9 +81,7 @@ def _free(decision: Decision, world: World) -> None:
             world.stop(job_id, reason)
         case Refuse(job_id=job_id, reason=reason):
             world.refuse(job_id, reason)
-        case Release(node=node, reason=reason):
-            world.release(node, reason)
-        case Start() | Rent():
+        case Start() | Rent() | Release() | Wake():
             pass
         case _:
             assert_never(decision)
@@ -87,6 +96,8 @@ def _take(decision: Decision, world: World, snapshot: Snapshot) -> None:
             world.launch(job_id, option, placement, reason)
         case Rent(offer=offer, num_nodes=num_nodes, reason=reason):
             world.rent(offer, num_nodes, reason)
+        case Wake(at_seconds=at_seconds, reason=reason):
+            world.wake(at_seconds, reason)
         case Preempt() | Refuse() | Release():
             pass
         case _:

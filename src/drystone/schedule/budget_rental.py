@@ -1,8 +1,8 @@
-"""What is rented, what is on its way, what is idle, and what is to be rented or given back?
+"""What is idle, and what is to be rented or given back?
 
-A snapshot does not say which nodes are rented, nor what was asked for and has not come yet. Both
-are remembered here: a node that becomes usable while nodes of its type are on their way is one of
-them; every other node belongs to the owner, and is never given back.
+A snapshot says which nodes are rented and which are on their way; since when a node has been idle
+is remembered here. A node is given back once it has been idle for as long as a new one would take
+to start, and a call at that time is asked for, so that it is not kept for want of an event.
 """
 
 from __future__ import annotations
@@ -14,29 +14,23 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from drystone.describe.market import Offer
-from drystone.schedule.decision import Release, Rent
+from drystone.schedule.decision import Release, Rent, Wake
 from drystone.schedule.packing import Room
 from drystone.schedule.snapshot import FloatArray, IntArray, Snapshot
-
-_MOST_DELAYS = 3.0  # what has not come after so many start delays, and an hour, comes no more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rental:
     """What is remembered of rented nodes."""
 
-    usable: frozenset[str] = frozenset()  # nodes of the last look that had GPUs
-    rented: Mapping[str, str] = field(default_factory=dict)  # from a node to its offer
-    # (offer, when it was asked for), one entry a node, oldest first.
-    coming: tuple[tuple[str, float], ...] = ()
-    idle_since_seconds: Mapping[str, float] = field(default_factory=dict)
+    idle_since_seconds: Mapping[str, float] = field(default_factory=dict)  # by id
 
 
 def cheapest_offers(snapshot: Snapshot) -> dict[int, Offer]:
-    """By GPU type: the offer with the cheapest GPU that the budget can pay for at all."""
+    """By GPU type: the offer with the cheapest GPU that the hard cap allows at all."""
     best: dict[int, Offer] = {}
     for offer in snapshot.offers:
-        affordable = offer.price_dollars_per_hour <= snapshot.budget_dollars_per_hour
+        affordable = offer.price_dollars_per_hour <= snapshot.hard_cap_dollars_per_hour
         if offer.gpu not in snapshot.gpu_types or not affordable or not offer.most_nodes:
             continue
         kind = snapshot.gpu_types.index(offer.gpu)
@@ -54,32 +48,13 @@ def type_prices(snapshot: Snapshot, offers: Mapping[int, Offer]) -> FloatArray:
 
 
 def observe_rental(rental: Rental | None, snapshot: Snapshot) -> Rental:
-    """Who has come, who has gone, who is idle since when."""
+    """Which rented nodes are idle, and since when."""
     nodes, now = snapshot.nodes, snapshot.now_seconds
-    usable = {nodes.ids[row]: row for row in np.flatnonzero(nodes.num_gpus > 0).tolist()}
-    if rental is None:
-        return Rental(usable=frozenset(usable))
-    by_name = {offer.name: offer for offer in snapshot.offers}
-    coming = [
-        (name, asked)
-        for name, asked in rental.coming
-        if name in by_name
-        and now - asked <= 3600.0 + _MOST_DELAYS * by_name[name].start_delay_seconds
-    ]
-    rented = {node: offer for node, offer in rental.rented.items() if node in usable}
-    for node, row in usable.items():
-        gpu = snapshot.gpu_types[int(nodes.type_index[row])]
-        match = next((one for one in coming if by_name[one[0]].gpu == gpu), None)
-        if node not in rental.usable and match is not None:
-            coming.remove(match)
-            rented[node] = match[0]
-    idle = {
-        node: rental.idle_since_seconds.get(node, now)
-        for node in rented
-        if nodes.free[usable[node]] == nodes.num_gpus[usable[node]]
-    }
+    before = rental.idle_since_seconds if rental is not None else {}
+    rows = snapshot.rentals.nodes
+    idle = rows[nodes.free[rows] == nodes.num_gpus[rows]].tolist()
     return Rental(
-        usable=frozenset(usable), rented=rented, coming=tuple(coming), idle_since_seconds=idle
+        idle_since_seconds={nodes.ids[row]: before.get(nodes.ids[row], now) for row in idle}
     )
 
 
@@ -89,15 +64,13 @@ class Wanted:
     `most_jobs` is for how many of them nodes may be rented.
     """
 
-    def __init__(
-        self, snapshot: Snapshot, rental: Rental, offers: Mapping[int, Offer], most_jobs: float
-    ) -> None:
+    def __init__(self, snapshot: Snapshot, offers: Mapping[int, Offer], most_jobs: float) -> None:
         self._offers, self._jobs_left = offers, most_jobs
         self._free: dict[int, list[int]] = {kind: [] for kind in offers}  # by type, by new node
         # On their way or still to be asked for: how many there may be of each.
         self._limit = {}
         for kind, offer in offers.items():
-            here = sum(one == offer.name for one in rental.rented.values())
+            here = int((snapshot.rentals.offer == snapshot.offers.index(offer)).sum())
             of_type = snapshot.nodes.num_gpus[snapshot.nodes.type_index == kind]
             # Larger nodes of the type would make packing ask for whole ones of their size.
             fits = int(of_type.max(initial=0)) <= offer.num_gpus
@@ -139,47 +112,56 @@ def rent_and_release(
     wanted: Mapping[int, int],
     offers: Mapping[int, Offer],
     room: Room,
-) -> tuple[list[Rent | Release], Rental]:
+) -> list[Rent | Release | Wake]:
     """Rent what waiting jobs need and is not on its way; give back what has been idle too long."""
-    now, budget = snapshot.now_seconds, snapshot.budget_dollars_per_hour
-    decisions: list[Rent | Release] = []
-    coming = list(rental.coming)
+    return [
+        *_rent(snapshot, wanted, offers),
+        *_release(snapshot, rental, room),
+    ]
+
+
+def _rent(
+    snapshot: Snapshot, wanted: Mapping[int, int], offers: Mapping[int, Offer]
+) -> list[Rent | Release | Wake]:
+    decisions: list[Rent | Release | Wake] = []
+    cap_left = snapshot.hard_cap_dollars_per_hour - snapshot.committed_dollars_per_hour
     for kind, offer in sorted(offers.items()):
-        on_the_way = sum(name == offer.name for name, _ in coming)
-        number = wanted.get(kind, 0) - on_the_way
-        price = offer.price_dollars_per_hour
-        if price > 0 and math.isfinite(budget):
-            number = min(number, int(budget / price))
+        row = snapshot.offers.index(offer)
+        on_the_way = sum(one.num_nodes for one in snapshot.rentals.coming if one.offer == row)
+        number, price = wanted.get(kind, 0) - on_the_way, offer.price_dollars_per_hour
+        if price > 0 and math.isfinite(cap_left):
+            number = min(number, int(max(cap_left, 0.0) / price))
         if number > 0:
+            cap_left -= number * price
             reason = f"waiting jobs need {wanted[kind]} more nodes, {on_the_way} are on their way"
             numbers = {"price_dollars_per_hour": price}
             decisions.append(
                 Rent(offer=offer.name, num_nodes=number, reason=reason, numbers=numbers)
             )
-            coming.extend([(offer.name, now)] * number)
-    rented = dict(rental.rented)
-    by_name = {offer.name: offer for offer in snapshot.offers}
-    for row, node in enumerate(snapshot.nodes.ids):
-        if node not in rental.idle_since_seconds or room.free[row] < snapshot.nodes.num_gpus[row]:
+    return decisions
+
+
+def _release(snapshot: Snapshot, rental: Rental, room: Room) -> list[Rent | Release | Wake]:
+    decisions: list[Rent | Release | Wake] = []
+    now, nodes = snapshot.now_seconds, snapshot.nodes
+    until: list[float] = []
+    for row in snapshot.rentals.nodes.tolist():
+        since = rental.idle_since_seconds.get(nodes.ids[row])
+        if since is None or room.free[row] < nodes.num_gpus[row]:
             continue
-        idle = now - rental.idle_since_seconds[node]
-        # Only the end of a job is sure to bring another look: without jobs there is no waiting.
-        keeps = rented[node] in by_name and len(snapshot.jobs) > 0
-        patience = by_name[rented[node]].start_delay_seconds if keeps else 0.0
-        if idle >= patience:
-            reason = f"idle for {idle:.0f} s, and a new one would take {patience:.0f} s to start"
-            decisions.append(Release(node=row, reason=reason, numbers={"idle_seconds": idle}))
-            del rented[node]
-    after = Rental(
-        # What is given back may be rented again, and come back, before the next look.
-        usable=rental.usable - (rental.rented.keys() - rented.keys()),
-        rented=rented,
-        coming=tuple(coming),
-        idle_since_seconds={
-            node: since for node, since in rental.idle_since_seconds.items() if node in rented
-        },
-    )
-    return decisions, after
+        offer = snapshot.offers[int(snapshot.node_offer[row])]
+        patience = offer.start_delay_seconds if len(snapshot.jobs) else 0.0
+        if now >= since + patience:
+            reason = (
+                f"idle for {now - since:.0f} s, and a new one would take {patience:.0f} s to start"
+            )
+            numbers = {"idle_seconds": now - since}
+            decisions.append(Release(node=row, reason=reason, numbers=numbers))
+        else:
+            until.append(since + patience)
+    if until:
+        decisions.append(Wake(at_seconds=min(until), reason="a node has been idle too long then"))
+    return decisions
 
 
 def _gpu_price(offer: Offer) -> float:

@@ -1,15 +1,19 @@
-"""Is a list of decisions sound? No GPU twice, nothing unknown, memory kept, budget kept.
+"""Is a list of decisions sound? No GPU twice, nothing unknown, memory kept, the hard cap kept.
 
-The list is judged as a whole: what it takes away is free for what it gives out.
+The list is judged as a whole: what it takes away is free for what it gives out, and what it gives
+back may be rented again. The budget itself is an average over time, which no single list can break;
+what a list can break is the hard cap on dollars an hour.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import assert_never
 
 import numpy as np
 
+from drystone.schedule.check_rentals import check_rentals
 from drystone.schedule.decision import (
     Decision,
     Move,
@@ -19,6 +23,7 @@ from drystone.schedule.decision import (
     Rent,
     Resize,
     Start,
+    Wake,
 )
 from drystone.schedule.snapshot import Snapshot
 
@@ -29,7 +34,9 @@ def check_decisions(snapshot: Snapshot, decisions: Sequence[Decision]) -> list[s
     touched: set[str] = set()
     for decision in decisions:
         if isinstance(decision, Rent | Release):
-            problems.extend(_check_rental(snapshot, decision))
+            continue
+        if isinstance(decision, Wake):
+            problems.extend(_check_wake(snapshot, decision))
             continue
         row = snapshot.jobs.row_of.get(decision.job_id, -1)
         if row < 0:
@@ -44,14 +51,16 @@ def check_decisions(snapshot: Snapshot, decisions: Sequence[Decision]) -> list[s
                 int(snapshot.jobs.option[row]) if isinstance(decision, Move) else decision.option
             )
             problems.extend(_check_placement(snapshot, decision, row, option))
-    if problems or not decisions:
+    if not decisions:
         return problems
-    return _check_room(snapshot, decisions)
+    problems.extend(check_rentals(snapshot, decisions))
+    return problems or _check_room(snapshot, decisions)
 
 
 def _check_room(snapshot: Snapshot, decisions: Sequence[Decision]) -> list[str]:
     """No node gives out more GPUs than it has, once all that is taken away is free."""
-    free = snapshot.nodes.free.copy()
+    nodes = snapshot.nodes
+    free = nodes.free.copy()
     for decision in decisions:
         if isinstance(decision, Resize | Move | Preempt):
             for node, count in snapshot.jobs.placements[snapshot.jobs.row_of[decision.job_id]]:
@@ -59,10 +68,14 @@ def _check_room(snapshot: Snapshot, decisions: Sequence[Decision]) -> list[str]:
         if isinstance(decision, Start | Resize | Move):
             for node, count in decision.placement:
                 free[node] -= count
-    return [
+    problems = [
         f"node {snapshot.nodes.ids[node]} gives out {-int(free[node])} GPUs more than it has"
         for node in np.flatnonzero(free < 0)
     ]
+    for decision in decisions:
+        if isinstance(decision, Release) and free[decision.node] < nodes.num_gpus[decision.node]:
+            problems.append(f"Release: jobs run on node {nodes.ids[decision.node]}")
+    return problems
 
 
 def _check_state(
@@ -111,19 +124,10 @@ def _check_placement(
     return problems
 
 
-def _check_rental(snapshot: Snapshot, decision: Rent | Release) -> list[str]:
-    if isinstance(decision, Release):
-        exists = 0 <= decision.node < len(snapshot.nodes)
-        return [] if exists else [f"Release: there is no node {decision.node}"]
-    offer = next((one for one in snapshot.offers if one.name == decision.offer), None)
-    if offer is None:
-        return [f"Rent: there is no offer {decision.offer!r}"]
-    problems = []
-    if not 1 <= decision.num_nodes <= offer.most_nodes:
-        problems.append(f"Rent: {decision.num_nodes} of {offer.name}, limit {offer.most_nodes}")
-    if decision.num_nodes * offer.price_dollars_per_hour > snapshot.budget_dollars_per_hour:
-        problems.append(f"Rent: {decision.num_nodes} of {offer.name} cost more than the budget")
-    return problems
+def _check_wake(snapshot: Snapshot, decision: Wake) -> list[str]:
+    if snapshot.now_seconds < decision.at_seconds < math.inf:
+        return []
+    return [f"Wake: at {decision.at_seconds} s, but it is {snapshot.now_seconds} s already"]
 
 
 def _name(decision: Decision) -> str:

@@ -79,4 +79,13 @@ class Release:
     numbers: Numbers = field(default_factory=dict)
 
 
-Decision = Start | Resize | Move | Preempt | Refuse | Rent | Release
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wake:
+    """Decide again at this time at the latest, even if nothing happens until then."""
+
+    at_seconds: float
+    reason: str
+    numbers: Numbers = field(default_factory=dict)
+
+
+Decision = Start | Resize | Move | Preempt | Refuse | Rent | Release | Wake

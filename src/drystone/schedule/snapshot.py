@@ -8,7 +8,7 @@ and a gather by `JobTable.option_set` gives (jobs, options, types).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -71,6 +71,10 @@ class StartupCost:
     most_seconds: float = 0.0
     free_gpus: int = 0  # that many start at once
 
+    def seconds_on(self, num_gpus: int) -> float:
+        """For one job on so many GPUs."""
+        return min(self.seconds_per_gpu * max(num_gpus - self.free_gpus, 0), self.most_seconds)
+
     def seconds(self, num_gpus: IntArray) -> FloatArray:
         """For jobs on so many GPUs."""
         paid = np.maximum(num_gpus - self.free_gpus, 0)
@@ -126,6 +130,35 @@ class JobTable:
         return running
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComingNodes:
+    """Nodes that were asked for at one time and are not here yet."""
+
+    offer: int  # row of `Snapshot.offers`
+    num_nodes: int
+    asked_seconds: float
+    ready_seconds: float  # when they should be here
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rentals:
+    """Which nodes are rented and which are on their way; all others belong to the owner."""
+
+    nodes: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # rows
+    offer: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # of each of them
+    since_seconds: FloatArray = field(default_factory=lambda: np.zeros(0))  # paid since then
+    coming: tuple[ComingNodes, ...] = ()
+    dollars_per_hour: float = 0.0  # what the rented nodes cost now
+
+    def num_nodes(self, offer: int) -> int:
+        """Nodes of an offer, here or on their way."""
+        here = int((self.offer == offer).sum())
+        return here + sum(one.num_nodes for one in self.coming if one.offer == offer)
+
+
+_NO_RENTALS = Rentals()
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Snapshot:
     """Everything a policy may know. The same snapshot gives the same decisions."""
@@ -136,9 +169,11 @@ class Snapshot:
     jobs: JobTable
     options: OptionTable
     startup: StartupCost = StartupCost()
-    offers: tuple[Offer, ...] = ()
+    offers: tuple[Offer, ...] = ()  # at their prices of now
+    rentals: Rentals = _NO_RENTALS
     spent_dollars: float = 0.0
-    budget_dollars_per_hour: float = float("inf")
+    budget_dollars_per_hour: float = float("inf")  # to be kept on average
+    hard_cap_dollars_per_hour: float = float("inf")  # never to be rented above
     knows_lengths: bool = True
 
     @cached_property
@@ -147,6 +182,22 @@ class Snapshot:
         return np.bincount(
             self.nodes.type_index, weights=self.nodes.num_gpus, minlength=len(self.gpu_types)
         ).astype(np.int64)
+
+    @cached_property
+    def node_offer(self) -> IntArray:
+        """By node: the row of its offer, or -1 for a node of the owner's."""
+        offer = np.full(len(self.nodes), -1, dtype=np.int64)
+        offer[self.rentals.nodes] = self.rentals.offer
+        return offer
+
+    @property
+    def committed_dollars_per_hour(self) -> float:
+        """What all rented nodes cost once those on their way are here, at the prices of now."""
+        coming = (
+            one.num_nodes * self.offers[one.offer].price_dollars_per_hour
+            for one in self.rentals.coming
+        )
+        return self.rentals.dollars_per_hour + sum(coming)
 
     @cached_property
     def job_speeds(self) -> FloatArray:

@@ -128,7 +128,7 @@ def test_the_log_replays_to_the_same_state():
 
     state.now_seconds = world.state.now_seconds  # the clock runs on after the last event
     assert repr(state) == repr(world.state)
-    assert state.free.tolist() == world.state.free.tolist()
+    assert state.free == world.state.free
 
 
 def test_a_log_out_of_order_is_refused():

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 
 
 class TimeQueue(Generic[Item]):
-    """Items by time."""
+    """Items by time. What is known from the beginning comes before what is pushed later."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: Sequence[tuple[float, Item]] = ()) -> None:
+        # Kept apart, sorted and read from its end: a heap of all arrivals would make all else slow.
+        self._known = sorted(known, key=lambda one: one[0])
+        self._known.reverse()
         self._heap: list[tuple[float, int, Item]] = []
         self._sequence = 0
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return len(self._heap) + len(self._known)
 
     def push(self, time_seconds: float, item: Item) -> None:
         """Let this happen then."""
@@ -26,9 +30,12 @@ class TimeQueue(Generic[Item]):
 
     def next_seconds(self) -> float:
         """When the next thing happens; infinity where nothing will."""
-        return self._heap[0][0] if self._heap else math.inf
+        first = self._known[-1][0] if self._known else math.inf
+        return min(first, self._heap[0][0]) if self._heap else first
 
     def pop(self) -> tuple[float, Item]:
         """The next thing and its time."""
+        if self._known and (not self._heap or self._known[-1][0] <= self._heap[0][0]):
+            return self._known.pop()
         time_seconds, _, item = heapq.heappop(self._heap)
         return time_seconds, item

@@ -77,13 +77,13 @@ def budget(snapshot: Snapshot, memory: Memory) -> tuple[list[Decision], Memory]:
     values = _job_values(snapshot, prices, multiplier)
 
     room = make_room(snapshot)
-    wanted = Wanted(snapshot, rental, offers, _most_rentals(snapshot, balance))
+    wanted = Wanted(snapshot, offers, _most_rentals(snapshot, balance))
     numbers = {"job_hours_per_dollar": multiplier}
     # Who waits for nodes that are on their way keeps its pick; anybody else picks again.
-    kept = before.picks if rental.coming else {}
+    kept = before.picks if snapshot.rentals.coming else {}
     starts, picks = _start(snapshot, values, kept, room, wanted, numbers)
     resizes = _resize(snapshot, values, room, numbers) if snapshot.knows_lengths else []
-    rentals, rental = rent_and_release(
+    rentals = rent_and_release(
         snapshot, rental, wanted=wanted.num_nodes(), offers=offers, room=room
     )
     after = BudgetMemory(arrivals=arrivals, rental=rental, balance=balance, picks=picks)

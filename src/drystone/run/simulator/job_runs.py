@@ -1,0 +1,174 @@
+"""How do jobs go on in virtual time? Starts, phases and ends, at the speeds that are true."""
+
+from __future__ import annotations
+
+import math
+
+from drystone.describe.job import JobSpec
+from drystone.run.events import (
+    Finished,
+    Interrupted,
+    PhaseChanged,
+    Refused,
+    SpeedChanged,
+    Started,
+    StartFailed,
+    Stopped,
+    Submitted,
+)
+from drystone.run.lifecycle import JobState
+from drystone.run.simulator.faults import Dice
+from drystone.run.simulator.virtual_time import VirtualTime
+from drystone.run.state import JobRecord
+from drystone.schedule.snapshot import Placement, StartupCost
+
+
+class JobRuns:
+    """The jobs of one simulated run."""
+
+    def __init__(
+        self,
+        time: VirtualTime,
+        dice: Dice,
+        *,
+        num_jobs: int,
+        gpu_types: tuple[str, ...],
+        startup: StartupCost,
+    ) -> None:
+        self._time, self._dice, self._startup = time, dice, startup
+        self._gpu_types = gpu_types
+        self.num_to_come = self.num_unsettled = num_jobs
+        self._speed_factors: dict[str, dict[str, float]] = {}  # by job and GPU type
+        # An end that was planned is void once its job was started or changed again.
+        self._versions: dict[str, int] = {}
+
+    def submit(self, time_seconds: float, job: JobSpec) -> None:
+        """A job comes in."""
+        self.num_to_come -= 1
+        if self._dice.spec.speed_error_share > 0:
+            factors = self._dice.speed_factors(len(self._gpu_types)).tolist()
+            self._speed_factors[job.id] = dict(zip(self._gpu_types, factors, strict=True))
+        self._time.record(Submitted(time_seconds=time_seconds, job=job))
+
+    def launch(self, job_id: str, option: int, placement: Placement, reason: str) -> None:
+        """Start a waiting job."""
+        record, now = self._time.state.jobs[job_id], self._time.now_seconds
+        delay = record.spec.startup_seconds
+        if delay < 0:
+            delay = self._startup.seconds_on(sum(count for _, count in placement))
+        self._time.record(
+            Started(
+                time_seconds=now,
+                job_id=job_id,
+                option=option,
+                placement=placement,
+                samples_per_second=self._true_speed(record, option, placement, record.phase),
+                productive_seconds=now + delay,
+                reason=reason,
+            )
+        )
+        self._plan_end(record, fails=self._dice.start_fails())
+
+    def stop(self, job_id: str, reason: str) -> None:
+        """Take a running job's GPUs; its progress is kept."""
+        now = self._time.now_seconds
+        self._time.record(Stopped(time_seconds=now, job_id=job_id, reason=reason))
+
+    def refuse(self, job_id: str, reason: str) -> None:
+        """Turn a waiting job away."""
+        now = self._time.now_seconds
+        self._time.record(Refused(time_seconds=now, job_id=job_id, reason=reason))
+        self.num_unsettled -= 1
+
+    def interrupt_on(self, node: int, time_seconds: float, reason: str) -> None:
+        """A node is about to go: its jobs lose their GPUs, and the work since a checkpoint."""
+        for record in self._jobs_on(node):
+            self._time.record(
+                Interrupted(
+                    time_seconds=time_seconds,
+                    job_id=record.spec.id,
+                    lost_samples=self._samples_since_checkpoint(record, time_seconds),
+                    reason=reason,
+                )
+            )
+
+    def change_speed_on(self, node: int, time_seconds: float) -> None:
+        """A node became slower or quicker, and so do its jobs."""
+        for record in self._jobs_on(node):
+            speed = self._true_speed(record, record.option, record.placement, record.phase)
+            self._time.record(
+                SpeedChanged(
+                    time_seconds=time_seconds, job_id=record.spec.id, samples_per_second=speed
+                )
+            )
+            self._plan_end(record)
+
+    def _plan_end(self, record: JobRecord, *, fails: bool = False) -> None:
+        """The next thing that happens to a running job by itself."""
+        job_id, total = record.spec.id, record.spec.total_samples
+        version = self._versions[job_id] = self._versions.get(job_id, 0) + 1
+        if fails:
+            self._time.later(record.counted_seconds, self._fail, record, version)
+            return
+        phase_end = self._time.maker.phase_end_samples(record.spec, record.phase)
+        left = min(phase_end, total) - record.done_samples
+        end = record.counted_seconds + max(left, 0.0) / record.samples_per_second
+        action = self._enter_next_phase if phase_end < total else self._finish
+        self._time.later(end, action, record, version)
+
+    def _is_void(self, record: JobRecord, version: int) -> bool:
+        is_old = self._versions[record.spec.id] != version
+        return is_old or record.state is not JobState.RUNNING
+
+    def _fail(self, time_seconds: float, record: JobRecord, version: int) -> None:
+        if not self._is_void(record, version):
+            self._time.record(
+                StartFailed(time_seconds=time_seconds, job_id=record.spec.id, reason="drawn fault")
+            )
+
+    def _finish(self, time_seconds: float, record: JobRecord, version: int) -> None:
+        if not self._is_void(record, version):
+            self._time.record(Finished(time_seconds=time_seconds, job_id=record.spec.id))
+            self.num_unsettled -= 1
+
+    def _enter_next_phase(self, time_seconds: float, record: JobRecord, version: int) -> None:
+        if self._is_void(record, version):
+            return
+        phase = record.phase + 1
+        self._time.record(
+            PhaseChanged(
+                time_seconds=time_seconds,
+                job_id=record.spec.id,
+                samples_per_second=self._true_speed(record, record.option, record.placement, phase),
+                phase=phase,
+                done_samples=self._time.maker.phase_end_samples(record.spec, record.phase),
+            )
+        )
+        self._plan_end(record)
+
+    def _samples_since_checkpoint(self, record: JobRecord, now_seconds: float) -> float:
+        """Work that is lost now. A change of speed, as at a phase's end, counts as a checkpoint."""
+        ran = max(0.0, now_seconds - record.counted_seconds)
+        return record.samples_per_second * math.fmod(ran, self._dice.spec.checkpoint_seconds)
+
+    def _jobs_on(self, node: int) -> list[JobRecord]:
+        return [
+            record
+            for record in self._time.state.active.values()
+            if any(one == node for one, _ in record.placement)
+        ]
+
+    def _true_speed(
+        self, record: JobRecord, option: int, placement: Placement, phase: int
+    ) -> float:
+        """What the option says, times how wrong it is, times how slow the nodes are."""
+        speed = self._time.maker.speed(record.spec, option, phase)
+        factors, state = self._speed_factors.get(record.spec.id), self._time.state
+        if factors is None and not state.speed_share:
+            return speed
+        shares, nodes = state.speed_share, state.nodes
+        slowest = min(
+            (factors[nodes[node].gpu] if factors else 1.0) * shares.get(node, 1.0)
+            for node, _ in placement
+        )
+        return speed * slowest

@@ -1,0 +1,53 @@
+"""What has happened, and what will? The log and its state behind, a queue of calls ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from drystone.describe.job import JobSpec
+from drystone.run.events import Event
+from drystone.run.simulator.queue import TimeQueue
+from drystone.run.snapshots import SnapshotMaker
+from drystone.run.state import ClusterState
+
+_SAME_SECONDS = 1e-9  # times this near are one time
+
+# Called with the time at which it happens, then with its own arguments.
+Action = Callable[..., None]
+
+
+class VirtualTime:
+    """One run: everything that happens goes through `record`, everything that will, `later`."""
+
+    def __init__(self, state: ClusterState, maker: SnapshotMaker) -> None:
+        self.log: list[Event] = []
+        self.state, self.maker = state, maker
+        self.now_seconds = 0.0
+        self._coming: TimeQueue[tuple[Action, tuple[object, ...]]] = TimeQueue()
+
+    def expect(self, jobs: Sequence[JobSpec], submit: Action) -> None:
+        """Let `submit` be called with every job at its time: before anything else is planned."""
+        self._coming = TimeQueue([(job.submit_seconds, (submit, (job,))) for job in jobs])
+
+    def later(self, time_seconds: float, action: Action, *args: object) -> None:
+        """Let this happen then."""
+        self._coming.push(time_seconds, (action, args))
+
+    def record(self, event: Event) -> None:
+        """Take notice of something that happens now."""
+        touched = self.state.record(event)
+        self.log.append(event)
+        if touched is not None:
+            self.maker.update(touched)
+
+    def next_seconds(self) -> float:
+        """When the next thing happens; infinity where nothing will."""
+        return self._coming.next_seconds()
+
+    def run_until(self, then_seconds: float) -> None:
+        """Let everything happen that is due by then."""
+        coming, state = self._coming, self.state
+        while coming.next_seconds() <= then_seconds + _SAME_SECONDS:
+            time_seconds, (action, args) = coming.pop()
+            action(max(time_seconds, state.now_seconds), *args)
+        self.now_seconds = state.now_seconds = max(self.now_seconds, then_seconds)

@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,11 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from drystone.errors import UnreadableFile
-from drystone.run.runtime.engine import Engine
-from drystone.run.runtime.slices import Slice
+from drystone.run.fence import own_epoch, writing
+from drystone.run.runtime.collectives import Wire
+from drystone.run.runtime.ledger import host_memory
+from drystone.run.runtime.shard import Owned
+from drystone.run.runtime.stepping import Stepper
 
 FORMAT = 1
 RECORD = "checkpoint.json"
@@ -42,44 +45,61 @@ class Progress:
     # Torch's global one, of rank 0, in hexadecimal: for loops that draw from it. What the engine
     # itself draws follows from seed, step and layer.
     rng_state: str = ""
+    # Of fp16: the factor of the loss, and the steps since it last changed.
+    loss_scale: float = 0.0
+    scale_steps: int = 0
 
 
 def save_checkpoint(
     folder: Path,
-    engine: Engine,
+    engine: Stepper,
     optimizer: torch.optim.Optimizer,
     progress: Progress,
     *,
     keep: int = 3,
 ) -> Path:
     """Write a checkpoint together with all ranks; whole or not at all. The last `keep` stay."""
-    wire = engine.wire
+    state = dict(checkpoint_state(engine.owned, optimizer))
+    return write_checkpoint(folder, state, progress, wire=engine.wire, keep=keep)
+
+
+def write_checkpoint(
+    folder: Path,
+    state: dict[str, torch.Tensor],
+    progress: Progress,
+    *,
+    wire: Wire,
+    keep: int = 3,
+) -> Path:
+    """Write what this rank has of the state, together with all ranks of the wire."""
     target = folder / f"step-{progress.step:08d}"
-    scratch = folder / f".{target.name}.part"
+    # Apart for each launch of a job: one that should be gone must not write into a later one's.
+    scratch = folder / f".{target.name}.{own_epoch()}.part"
     if wire.rank == 0:
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)
-    _barrier(engine)
-    state = dict(_state(engine, optimizer))
-    dcp.save(
-        state,
-        storage_writer=dcp.FileSystemWriter(scratch),
-        process_group=wire.group,
-        no_dist=wire.is_alone,
-    )
-    hashes = _gather_hashes(engine, scratch)
+    wire.barrier()
+    with host_memory():
+        dcp.save(
+            state,
+            storage_writer=dcp.FileSystemWriter(scratch),
+            process_group=wire.group,
+            no_dist=wire.is_alone,
+        )
+    hashes = _gather_hashes(wire, scratch)
     if wire.rank == 0:
         record = {"format": FORMAT, "files": hashes, **asdict(progress)}
         _write_synced(scratch / RECORD, json.dumps(record, indent=2))
-        shutil.rmtree(target, ignore_errors=True)
-        scratch.rename(target)
-        _sync_folder(folder)
-        _remove_old(folder, keep)
-    _barrier(engine)
+        with writing():
+            shutil.rmtree(target, ignore_errors=True)
+            scratch.rename(target)
+            _sync_folder(folder)
+            _remove_old(folder, keep)
+    wire.barrier()
     return target
 
 
-def load_latest(folder: Path, engine: Engine, optimizer: torch.optim.Optimizer) -> Progress | None:
+def load_latest(folder: Path, engine: Stepper, optimizer: torch.optim.Optimizer) -> Progress | None:
     """Load the newest whole checkpoint into this split; None where there is none."""
     wire = engine.wire
     choice = [find_whole(folder) if wire.rank == 0 else None]
@@ -88,18 +108,19 @@ def load_latest(folder: Path, engine: Engine, optimizer: torch.optim.Optimizer) 
     return None if choice[0] is None else load_checkpoint(choice[0], engine, optimizer)
 
 
-def load_checkpoint(path: Path, engine: Engine, optimizer: torch.optim.Optimizer) -> Progress:
+def load_checkpoint(path: Path, engine: Stepper, optimizer: torch.optim.Optimizer) -> Progress:
     """Load one checkpoint, whatever split it was saved from."""
     _make_optimizer_state(optimizer)
     wire = engine.wire
-    dcp.load(
-        dict(_state(engine, optimizer)),
-        storage_reader=dcp.FileSystemReader(path),
-        process_group=wire.group,
-        no_dist=wire.is_alone,
-    )
+    with host_memory():
+        dcp.load(
+            dict(checkpoint_state(engine.owned, optimizer)),
+            storage_reader=dcp.FileSystemReader(path),
+            process_group=wire.group,
+            no_dist=wire.is_alone,
+        )
     record = json.loads((path / RECORD).read_text(encoding="utf-8"))
-    progress = Progress(**{key: record[key] for key in asdict(Progress())})
+    progress = Progress(**{key: record[key] for key in asdict(Progress()) if key in record})
     engine.num_steps = progress.step
     if progress.rng_state:
         torch.set_rng_state(
@@ -137,17 +158,19 @@ def check_checkpoint(path: Path) -> list[str]:
     return problems
 
 
-def _state(engine: Engine, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
+def checkpoint_state(
+    owned: Sequence[Owned], optimizer: torch.optim.Optimizer
+) -> Iterator[tuple[str, torch.Tensor]]:
     """Pieces of parameters and optimizer state, under the names of the whole."""
-    for one in engine.owned:
+    for one in owned:
         value = one.value.detach()
-        yield f"model.{one.name}", Slice(value, one.shape, one.start)
+        yield f"model.{one.name}", one.slice_of(value)
         for key, entry in optimizer.state.get(one.value, {}).items():
             name = f"optimizer.{one.name}.{key}"
             if not isinstance(entry, torch.Tensor):
                 continue
             is_piece = entry.shape == value.shape
-            yield name, Slice(entry, one.shape, one.start) if is_piece else entry
+            yield name, one.slice_of(entry) if is_piece else entry
 
 
 def _make_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
@@ -163,10 +186,9 @@ def _make_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
         group["lr"] = length
 
 
-def _gather_hashes(engine: Engine, scratch: Path) -> dict[str, str]:
+def _gather_hashes(wire: Wire, scratch: Path) -> dict[str, str]:
     """Every rank hashes the files that it wrote; the first also what belongs to none."""
-    wire = engine.wire
-    _barrier(engine)
+    wire.barrier()
     mine = {
         path.name: _hash(path, sync=True)
         for path in sorted(scratch.iterdir())
@@ -221,8 +243,3 @@ def _checkpoints(folder: Path) -> list[Path]:
 def _remove_old(folder: Path, keep: int) -> None:
     for path in _checkpoints(folder)[: -max(keep, 1)]:
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _barrier(engine: Engine) -> None:
-    if not engine.wire.is_alone:
-        dist.barrier(group=engine.wire.group)

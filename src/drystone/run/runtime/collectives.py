@@ -179,6 +179,11 @@ class Wire:
         work = dist.all_reduce(values, group=self.group, async_op=True)
         return self._noted("sum", values.nbytes, Pending([work], _nothing))
 
+    def barrier(self) -> None:
+        """Until every rank is here."""
+        if not self.is_alone:
+            dist.barrier(group=self.group)
+
     def read(self, values: torch.Tensor) -> list[float]:
         """The numbers of a tensor."""
         numbers: list[float] = values.tolist()

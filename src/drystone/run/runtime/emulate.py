@@ -156,7 +156,7 @@ def read_emulation(text: str, plan: Plan | None = None) -> Emulation | None:
 
 
 def emulation_of_plan(plan: Plan) -> Emulation:
-    """GPU types as the catalogue has them: dense 16-bit rates, and the memory the plan counts on."""
+    """GPU types as the catalogue has them: dense 16-bit rates, memory as in the plan."""
     rates = {}
     for name in plan.gpus:
         gpu = find_gpu(name)

@@ -8,6 +8,7 @@ the blocks replaced by what came out of them.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -62,6 +63,12 @@ def place_parameters(module: nn.Module, make: Callable[[str, nn.Parameter], torc
     for part in module.modules():
         for name, one in list(part.named_parameters(recurse=False)):
             setattr(part, name, made[id(one)])
+
+
+def seeded_normal(shape: torch.Size, std: float, seed: int, name: str) -> torch.Tensor:
+    """A normal tensor that depends on the seed and the name alone."""
+    chance = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+    return torch.zeros(shape).normal_(std=std, generator=chance)
 
 
 class NamedBlocks:

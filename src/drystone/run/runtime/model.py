@@ -8,7 +8,6 @@ name: experts, latent attention, encoders, vision.
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Callable
 
 import torch
@@ -17,7 +16,7 @@ from torch.nn import functional as F  # noqa: N812  # torch's own custom
 
 from drystone.describe.model import Attention, Block, Head, Mlp, ModelSpec, Norm, QkNorm, Side
 from drystone.errors import InvalidSpec
-from drystone.run.runtime.layered import place_parameters
+from drystone.run.runtime.layered import place_parameters, seeded_normal
 
 ROTARY_BASE = 10_000.0
 _RESIDUAL = ("out", "down")  # projections whose result is added to the residual stream
@@ -124,9 +123,8 @@ class Transformer(nn.Module):
         norms are 1, biases 0.
         """
         path, _, kind = name.rpartition(".")
-        value = torch.zeros(parameter.shape)
         if kind in ("bias", "lora_b"):
-            return value
+            return torch.zeros(parameter.shape)
         if kind == "lora_a":
             std = parameter.shape[1] ** -0.5
         elif path.rpartition(".")[2] in _RESIDUAL:
@@ -134,9 +132,8 @@ class Transformer(nn.Module):
         elif isinstance(self.get_submodule(path), nn.Linear | nn.Embedding):
             std = 0.02
         else:
-            return value.fill_(1.0)
-        chance = torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {name}".encode()))
-        return value.normal_(std=std, generator=chance)
+            return torch.ones(parameter.shape)
+        return seeded_normal(parameter.shape, std, self.seed, name)
 
     def embed(self, batch: torch.Tensor) -> tuple[torch.Tensor, Rotary]:
         """Embedded tokens, and the rotary table where positions are not learned."""

@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TextIO
 
+from drystone.run.runtime.straggler import Straggler
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
@@ -20,6 +22,9 @@ class StepReport:
     seconds: dict[str, float]
     compute_seconds: tuple[float, ...]
     peak_memory_bytes: tuple[int, ...]
+    batches: tuple[int, ...] = ()  # samples by rank
+    stragglers: tuple[Straggler, ...] = ()  # slower than in their first steps, with the factor
+    is_skipped: bool = False  # a gradient was not finite (fp16): nothing was changed
 
 
 def write_event(stream: TextIO, event: str, **values: object) -> None:

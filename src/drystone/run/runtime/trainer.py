@@ -11,9 +11,10 @@ leave.
 
 from __future__ import annotations
 
+import math
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -22,13 +23,18 @@ from typing import Any
 import torch
 
 from drystone.errors import InvalidSpec
+from drystone.run.runtime.async_save import BackgroundSaves
 from drystone.run.runtime.batch import RankWork, micro_batches
 from drystone.run.runtime.checkpoint import Progress, load_latest, save_checkpoint
 from drystone.run.runtime.collectives import Wire
+from drystone.run.runtime.emulate import SLOWDOWN, EmulatedDevice
 from drystone.run.runtime.engine import Engine
 from drystone.run.runtime.group import this_device
 from drystone.run.runtime.layered import Batch, LayeredModel
+from drystone.run.runtime.loss_scale import LossScale
 from drystone.run.runtime.step_report import StepReport
+from drystone.run.runtime.stepping import StepResult
+from drystone.run.runtime.straggler import Straggler, StragglerWatch, better_batches
 
 MakeOptimizer = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 
@@ -51,10 +57,15 @@ class Trainer:
         checkpoints: Path | None = None,
         keep: int = 3,
         seed: int = 0,
+        rebalances: bool = False,  # move samples away from stragglers, between steps
+        emulated: EmulatedDevice | None = None,  # what this rank pretends to be
+        section_seconds: Mapping[str, float] | None = None,  # of emulated devices: `Pacer`
     ) -> None:
         self.works, self._clip = tuple(works), clip
         if not any(work.batch for work in works):
             raise InvalidSpec("no rank has a batch")
+        self._emulated = emulated or EmulatedDevice()
+        self._pacer = self._emulated.make_pacer(section_seconds or {})
         self.engine = Engine(
             model,
             [work.state_share for work in works],
@@ -63,10 +74,14 @@ class Trainer:
             dtype=dtype,
             offload=offload,
             seed=seed,
+            pacer=self._pacer,
         )
         self.optimizer = optimizer(self.engine.parameter_groups(weight_decay=weight_decay))
         self._checkpoints, self._keep = checkpoints, keep
+        self._background: BackgroundSaves | None = None
         self.progress = Progress(seed=seed)
+        self._scale = LossScale() if dtype is torch.float16 else None
+        self._watch, self._rebalances = StragglerWatch(len(self.works)), rebalances
         self.is_leaving = False
         self._data_seconds = 0.0
         self._started = time.perf_counter()
@@ -94,16 +109,47 @@ class Trainer:
             return False
         progress = load_latest(self._checkpoints, self.engine, self.optimizer)
         self.progress = progress or self.progress
+        if self._scale is not None and self.progress.loss_scale:
+            self._scale = LossScale(self.progress.loss_scale, self.progress.scale_steps)
         return progress is not None
 
     def save(self) -> Path | None:
         """Write a checkpoint, together with all ranks."""
         if self._checkpoints is None:
             return None
-        chance = bytes(torch.get_rng_state().tolist()).hex()
-        progress = replace(self.progress, rng_state=chance)
+        if self._background is not None:
+            self._background.wait()
         return save_checkpoint(
-            self._checkpoints, self.engine, self.optimizer, progress, keep=self._keep
+            self._checkpoints, self.engine, self.optimizer, self._progress_now(), keep=self._keep
+        )
+
+    def start_save(self) -> None:
+        """Write a checkpoint while training goes on; `take_saved` says when it is whole."""
+        if self._checkpoints is None:
+            return
+        if self._background is None:
+            self._background = BackgroundSaves(
+                self._checkpoints, self.engine, self.optimizer, keep=self._keep
+            )
+        self._background.save(self._progress_now())
+
+    def take_saved(self, *, wait: bool = False) -> list[tuple[int, Path]]:
+        """Step and folder of the checkpoints of `start_save` that became whole since last asked."""
+        if self._background is None:
+            return []
+        if wait:
+            self._background.wait()
+        return self._background.take_whole()
+
+    def _progress_now(self) -> Progress:
+        chance = bytes(torch.get_rng_state().tolist()).hex()
+        if self._scale is None:
+            return replace(self.progress, rng_state=chance)
+        return replace(
+            self.progress,
+            rng_state=chance,
+            loss_scale=self._scale.factor,
+            scale_steps=self._scale.num_steps,
         )
 
     def leave_on_sigterm(self) -> None:
@@ -127,20 +173,32 @@ class Trainer:
 
     def step(self, batches: Sequence[Batch]) -> StepReport:
         """Gradients over all ranks, clipped by their true norm; then the optimizer."""
+        if self._pacer is not None:
+            self._pacer.speed = self._emulated.speed_at(self.progress.step + 1)
+        if self._scale is not None:
+            self.engine.loss_scale = self._scale.factor
         result = self.engine.compute_gradients(batches)
-        if self._clip:
+        if self._pacer is not None and self._pacer.is_measuring:
+            self._pacer.adopt({k: SLOWDOWN * v for k, v in result.section_seconds.items()})
+        is_skipped = self._scale is not None and not math.isfinite(result.gradient_norm)
+        if self._scale is not None:
+            self._scale = self._scale.after(result.gradient_norm)
+        if self._clip and not is_skipped:
             self.engine.clip_gradients(result, self._clip)
         updating = time.perf_counter()
-        self.optimizer.step()
+        if not is_skipped:
+            self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         now = time.perf_counter()
         self.is_leaving = result.stop_asked
+        taken = tuple(work.batch for work in self.works)
         self.progress = Progress(
             step=self.progress.step + 1,
             position=self.progress.position + self.global_batch,
             seed=self.progress.seed,
         )
         whole = now - self._started
+        stragglers = self._look_for_stragglers(taken, result)
         return StepReport(
             step=self.progress.step,
             loss=result.loss,
@@ -151,7 +209,21 @@ class Trainer:
             seconds={"data": self._data_seconds, **result.seconds, "optimizer": now - updating},
             compute_seconds=result.compute_seconds,
             peak_memory_bytes=result.peak_memory_bytes,
+            batches=taken,
+            stragglers=stragglers,
+            is_skipped=is_skipped,
         )
+
+    def _look_for_stragglers(
+        self, batches: tuple[int, ...], result: StepResult
+    ) -> tuple[Straggler, ...]:
+        """Who is slower than planned; where that is wanted, others take over from the next step."""
+        self._watch.see(batches, result.compute_seconds)
+        if self._rebalances:
+            better = better_batches(batches, self._watch.sample_seconds)
+            if better is not None:
+                self.rebalance(better)
+        return self._watch.stragglers()
 
 
 def _to_device(batch: Batch, device: torch.device) -> Batch:

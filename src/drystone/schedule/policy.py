@@ -26,7 +26,11 @@ POLICIES: Final[Mapping[str, str]] = MappingProxyType(
         "shortest": "drystone.schedule.policies.shortest:shortest",
         "prices": "drystone.schedule.policies.prices:prices",
         "cells": "drystone.schedule.policies.cells:cells",
+        "gavel": "drystone.schedule.policies.gavel:gavel",
+        "gavel-throughput": "drystone.schedule.policies.gavel:gavel_throughput",
+        "gavel-finish-time": "drystone.schedule.policies.gavel:gavel_finish_time",
         "cells-deadline": "drystone.schedule.policies.cells:cells_deadline",
+        "pollux": "drystone.schedule.policies.pollux:pollux",
         "sia": "drystone.schedule.policies.sia:sia",
         "least-attained": "drystone.schedule.policies.least_attained:least_attained",
     }

@@ -1,13 +1,19 @@
-"""What did a run amount to? Pure folds over its events: completion, waiting, use, restarts.
+"""What did a run amount to? Pure folds over its events: completion, waiting, use, money, fairness.
 
 Unfinished jobs are counted, never padded and never dropped: means and percentiles are over the jobs
 that were done, and `least_mean_completion_seconds` counts all that were not refused, the unfinished
 ones with the time they had been there when the run ended.
+
+Fairness is Jain's index, (sum x)^2 / (n sum x^2), of the service that owners got: 1 where all got
+the same, 1/n where one got everything. The service of a job is the share of the work that it did in
+its time which it would have done alone on its fastest option; that of an owner is the mean over the
+jobs that were not refused. Where fewer than two owners are named, it is taken over jobs.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,16 +21,22 @@ import numpy as np
 
 from drystone.describe.job import JobSpec
 from drystone.describe.trace_cluster import NodeSpec
+from drystone.observe.usage import held_intervals, provided_gpu_seconds, rows_of_nodes
 from drystone.run.events import (
+    Cancelled,
     Event,
+    Failed,
     Finished,
     Interrupted,
+    Paused,
     Refused,
     SpeedChanged,
     Started,
     StartFailed,
     Stopped,
 )
+
+_ENDS = (Stopped, Interrupted, StartFailed, Finished, Cancelled, Paused, Failed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +55,21 @@ class RunReport:
     lower_bound_ratio: float  # mean completion over that of each job alone on its fastest option
     mean_queue_seconds: float  # from submission to the first start
     makespan_seconds: float  # from the first submission to the end of the run
-    utilisation: Mapping[str, float]  # by GPU type: share of GPU time that was held
+    utilisation: Mapping[str, float]  # by GPU type: share of the GPU time there was that was held
     mean_samples_per_second: float  # of all jobs, unfinished ones too; what faults lost is left out
     num_restarts: int
     num_interruptions: int
     num_decisions: int
     mean_decision_seconds: float
     most_decision_seconds: float
+    fairness: float = math.nan  # Jain's index of the service of owners, or of jobs
+    fairness_over: str = "jobs"
+    num_deadlines: int = 0
+    num_deadlines_met: int = 0
+    spent_dollars: float = 0.0
+    spent_dollars_per_hour: float = 0.0  # over the makespan
+    budget_dollars_per_hour: float = math.inf
+    gpu_hours: Mapping[str, float] | None = None  # held, by GPU type
 
 
 def summarise_run(
@@ -61,6 +81,8 @@ def summarise_run(
     end_seconds: float,
     alone_seconds: Mapping[str, float],
     decision_seconds: Sequence[float] = (),
+    spent_dollars: float = 0.0,
+    budget_dollars_per_hour: float = math.inf,
 ) -> RunReport:
     """Fold a log; `alone_seconds` is what each job would take alone on its fastest option."""
     ends = {one.job_id: one.time_seconds for one in log if isinstance(one, Finished)}
@@ -72,12 +94,14 @@ def summarise_run(
         if isinstance(event, Started):
             first_starts.setdefault(event.job_id, event.time_seconds)
     num_starts = sum(isinstance(event, Started) for event in log)
-    stayed = [
-        ends.get(job.id, end_seconds) - job.submit_seconds
-        for job in jobs
-        if job.id not in refused and job.submit_seconds <= end_seconds
-    ]
+    there = [job for job in jobs if job.id not in refused and job.submit_seconds <= end_seconds]
+    stayed = [ends.get(job.id, end_seconds) - job.submit_seconds for job in there]
     alone = sum(alone_seconds[one] for one in ends)
+    makespan = end_seconds - min(submits.values(), default=0.0)
+    done_samples = samples_by_job(log, end_seconds)
+    fairness, over = _fairness(there, stayed, done_samples, alone_seconds)
+    due = [job for job in jobs if job.deadline_seconds < math.inf]
+    utilisation, gpu_hours = _use(nodes, log, end_seconds)
     return RunReport(
         policy=policy,
         num_jobs=len(jobs),
@@ -92,63 +116,91 @@ def summarise_run(
         mean_queue_seconds=_mean(
             np.array([start - submits[one] for one, start in first_starts.items()])
         ),
-        makespan_seconds=end_seconds - min(submits.values(), default=0.0),
-        utilisation=_utilisation(nodes, log, end_seconds),
-        mean_samples_per_second=samples_done(log, end_seconds) / max(end_seconds, 1e-9),
+        makespan_seconds=makespan,
+        utilisation=utilisation,
+        mean_samples_per_second=sum(done_samples.values()) / max(end_seconds, 1e-9),
         num_restarts=num_starts - len(first_starts),
         num_interruptions=sum(isinstance(one, Interrupted | StartFailed) for one in log),
         num_decisions=len(decision_seconds),
         mean_decision_seconds=_mean(np.array(decision_seconds)),
         most_decision_seconds=max(decision_seconds, default=math.nan),
+        fairness=fairness,
+        fairness_over=over,
+        num_deadlines=len(due),
+        num_deadlines_met=sum(ends.get(job.id, math.inf) <= job.deadline_seconds for job in due),
+        spent_dollars=spent_dollars,
+        spent_dollars_per_hour=spent_dollars / makespan * 3600 if makespan > 0 else 0.0,
+        budget_dollars_per_hour=budget_dollars_per_hour,
+        gpu_hours=gpu_hours,
     )
-
-
-def held_intervals(log: Sequence[Event], end_seconds: float) -> list[tuple[Started, float]]:
-    """Every start, and until when its GPUs were held."""
-    open_starts: dict[str, Started] = {}
-    found = []
-    for event in log:
-        if isinstance(event, Started):
-            open_starts[event.job_id] = event
-        elif isinstance(event, Stopped | Interrupted | StartFailed | Finished):
-            found.append((open_starts.pop(event.job_id), event.time_seconds))
-    return found + [(start, end_seconds) for start in open_starts.values()]
 
 
 def samples_done(log: Sequence[Event], end_seconds: float) -> float:
     """Samples that all jobs did by the end, without those that faults lost."""
-    total = 0.0
+    return sum(samples_by_job(log, end_seconds).values())
+
+
+def samples_by_job(log: Sequence[Event], end_seconds: float) -> dict[str, float]:
+    """Samples that each job did by the end, without those that faults lost."""
+    done: dict[str, float] = defaultdict(float)
     running: dict[str, tuple[float, float]] = {}  # job: its speed, and since when it counts
 
-    def count(job_id: str, until_seconds: float) -> float:
-        speed, since = running.pop(job_id)
-        return speed * max(0.0, until_seconds - since)
+    def count(job_id: str, until_seconds: float) -> None:
+        speed, since = running.pop(job_id, (0.0, until_seconds))
+        done[job_id] += speed * max(0.0, until_seconds - since)
 
     for event in log:
         if isinstance(event, Started):
             running[event.job_id] = (event.samples_per_second, event.productive_seconds)
         elif isinstance(event, SpeedChanged):
             since = max(running[event.job_id][1], event.time_seconds)
-            total += count(event.job_id, event.time_seconds)
+            count(event.job_id, event.time_seconds)
             running[event.job_id] = (event.samples_per_second, since)
-        elif isinstance(event, Stopped | Interrupted | StartFailed | Finished):
-            total += count(event.job_id, event.time_seconds)
-            total -= event.lost_samples if isinstance(event, Interrupted) else 0.0
-    return total + sum(count(job_id, end_seconds) for job_id in list(running))
+        elif isinstance(event, _ENDS):
+            count(event.job_id, event.time_seconds)
+            done[event.job_id] -= event.lost_samples if isinstance(event, Interrupted) else 0.0
+    for job_id in list(running):
+        count(job_id, end_seconds)
+    return dict(done)
 
 
-def _utilisation(
+def _fairness(
+    jobs: Sequence[JobSpec],
+    stayed_seconds: Sequence[float],
+    done_samples: Mapping[str, float],
+    alone_seconds: Mapping[str, float],
+) -> tuple[float, str]:
+    """Jain's index of the service, and over whom it was taken."""
+    by_owner: dict[str, list[float]] = defaultdict(list)
+    services = []
+    for job, stayed in zip(jobs, stayed_seconds, strict=True):
+        if stayed > 0 and math.isfinite(alone_seconds[job.id]):
+            share = min(done_samples.get(job.id, 0.0) / job.total_samples, 1.0)
+            service = min(share * alone_seconds[job.id] / stayed, 1.0)
+            by_owner[job.owner].append(service)
+            services.append(service)
+    if len(by_owner) > 1:
+        return _jain(np.array([np.mean(one) for one in by_owner.values()])), "owners"
+    return _jain(np.array(services)), "jobs"
+
+
+def _jain(values: np.ndarray) -> float:
+    squares = float((values**2).sum())
+    return float(values.sum()) ** 2 / (len(values) * squares) if squares > 0 else math.nan
+
+
+def _use(
     nodes: Sequence[NodeSpec], log: Sequence[Event], end_seconds: float
-) -> dict[str, float]:
-    total: dict[str, float] = {}
-    held: dict[str, float] = {}
-    for node in nodes:
-        total[node.gpu] = total.get(node.gpu, 0.0) + node.num_gpus * end_seconds
+) -> tuple[dict[str, float], dict[str, float]]:
+    """By GPU type: the share of what there was that was held, and the GPU hours held."""
+    rows = rows_of_nodes(nodes, log)
+    held: dict[str, float] = defaultdict(float)
     for start, until in held_intervals(log, end_seconds):
-        for node_row, count in start.placement:
-            gpu = nodes[node_row].gpu
-            held[gpu] = held.get(gpu, 0.0) + count * (until - start.time_seconds)
-    return {gpu: held.get(gpu, 0.0) / amount if amount else 0.0 for gpu, amount in total.items()}
+        for row, count in start.placement:
+            held[rows[row].gpu] += count * (until - start.time_seconds)
+    total = provided_gpu_seconds(nodes, log, end_seconds)
+    shares = {gpu: held[gpu] / amount if amount else 0.0 for gpu, amount in total.items()}
+    return shares, {gpu: held[gpu] / 3600 for gpu in total}
 
 
 def _mean(values: np.ndarray) -> float:

@@ -191,8 +191,8 @@ def _marked(plan: Plan) -> Plan:
     ]
     checks = {
         "a pipeline over groups": plan.way is Way.GROUPS,
-        "fp16": recipe.precision in (Precision.FP16, Precision.FP16_MIXED),
-        "adapters": recipe.tuning is not Tuning.FULL,
+        "pure fp16": recipe.precision is Precision.FP16,
+        "quantised weights": recipe.tuning is Tuning.QLORA,
         "experts": model.is_moe,
         "latent attention": any(block.attention.is_latent for block in model.blocks),
         "encoders": any(block.side is Side.ENCODER for block in model.blocks),

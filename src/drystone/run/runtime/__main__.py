@@ -32,6 +32,8 @@ def main(arguments: list[str] | None = None) -> int:
         checkpoints=given.checkpoints,
         checkpoint_every=given.checkpoint_every,
         keep=given.keep,
+        waits_for_saves=given.wait_for_saves,
+        rebalances=given.rebalance,
         seed=given.seed,
     )
     try:
@@ -55,6 +57,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--checkpoints", type=Path, help="folder to save to and to resume from")
     parser.add_argument("--checkpoint-every", type=int, default=100, help="steps")
     parser.add_argument("--keep", type=int, default=3, help="checkpoints that stay")
+    parser.add_argument("--wait-for-saves", action="store_true", help="do not train meanwhile")
+    parser.add_argument("--rebalance", action="store_true", help="move samples from stragglers")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--timeout", type=float, default=DEFAULT_TIMEOUT_SECONDS, help="seconds")
     return parser

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 
-from drystone.describe.recipe import Offload, Optimizer, Precision, Tuning
+from drystone.describe.recipe import Offload, Optimizer, Precision, StepKernel, Tuning
 from drystone.errors import InvalidSpec
 from drystone.plan.plan import Plan
 from drystone.run.runtime.batch import rank_works
 from drystone.run.runtime.collectives import Wire
 from drystone.run.runtime.data import open_tokens
+from drystone.run.runtime.emulate import VARIABLE, EmulatedDevice, rank_gpus, read_emulation
+from drystone.run.runtime.lora import add_adapters
 from drystone.run.runtime.model import build_model
 from drystone.run.runtime.step_report import write_event, write_report
 from drystone.run.runtime.trainer import MakeOptimizer, Trainer
@@ -22,6 +27,7 @@ _DTYPES = {
     Precision.FP32: torch.float32,
     Precision.TF32: torch.float32,
     Precision.BF16_MIXED: torch.bfloat16,
+    Precision.FP16_MIXED: torch.float16,
 }
 
 
@@ -37,12 +43,24 @@ class TrainSettings:
     checkpoints: Path | None = None
     checkpoint_every: int = 100  # steps
     keep: int = 3
+    waits_for_saves: bool = False  # else checkpoints are written while training goes on
+    rebalances: bool = False  # move samples away from stragglers, between steps
     seed: int = 0
 
 
 def train(plan: Plan, settings: TrainSettings, wire: Wire, stream: TextIO) -> None:
     """Train to the last step, or until asked to leave; rank 0 writes a line for each step."""
-    trainer = prepare(plan, settings, wire)
+    emulation = read_emulation(os.environ.get(VARIABLE, ""), plan)
+    device = None
+    if emulation is not None:
+        device = emulation.device_of(wire.rank, rank_gpus(plan)[wire.rank])
+    with (device.make_ledger() if device else None) or nullcontext():
+        seconds = emulation.seconds if emulation else {}
+        trainer = prepare(plan, settings, wire, emulated=device, section_seconds=seconds)
+        _run(trainer, plan, settings, stream)
+
+
+def _run(trainer: Trainer, plan: Plan, settings: TrainSettings, stream: TextIO) -> None:
     source = open_tokens(
         settings.data,
         seq_len=plan.recipe.seq_len,
@@ -51,6 +69,7 @@ def train(plan: Plan, settings: TrainSettings, wire: Wire, stream: TextIO) -> No
     )
     trainer.leave_on_sigterm()
     trainer.resume()
+    wire = trainer.engine.wire
     is_speaker = wire.rank == 0
     if is_speaker:
         write_event(stream, "started", step=trainer.progress.step, ranks=wire.num_ranks)
@@ -60,15 +79,23 @@ def train(plan: Plan, settings: TrainSettings, wire: Wire, stream: TextIO) -> No
             write_report(stream, report)
         is_last = trainer.is_leaving or report.step == settings.num_steps
         if is_last or report.step % settings.checkpoint_every == 0:
-            path = trainer.save()
-            if is_speaker and path is not None:
-                write_event(stream, "checkpoint", step=report.step, path=str(path))
+            trainer.start_save()
+        for step, path in trainer.take_saved(wait=is_last or settings.waits_for_saves):
+            if is_speaker:
+                write_event(stream, "checkpoint", step=step, path=str(path))
     if is_speaker:
         event = "left" if trainer.progress.step < settings.num_steps else "finished"
         write_event(stream, event, step=trainer.progress.step)
 
 
-def prepare(plan: Plan, settings: TrainSettings, wire: Wire) -> Trainer:
+def prepare(
+    plan: Plan,
+    settings: TrainSettings,
+    wire: Wire,
+    *,
+    emulated: EmulatedDevice | None = None,
+    section_seconds: Mapping[str, float] | None = None,
+) -> Trainer:
     """Everything that the plan says, checked and built."""
     recipe = plan.recipe
     works = rank_works(plan)
@@ -79,14 +106,19 @@ def prepare(plan: Plan, settings: TrainSettings, wire: Wire) -> Trainer:
             f"precision {recipe.precision.value} cannot be trained yet",
             hint="Plan with " + " or ".join(one.value for one in _DTYPES),
         )
-    if recipe.tuning is not Tuning.FULL:
+    if recipe.tuning is Tuning.QLORA:
         raise InvalidSpec(f"tuning {recipe.tuning.value} cannot be trained yet")
     if recipe.dropout:
         raise InvalidSpec("the reference transformer has no dropout")
+    model = build_model(plan.model, seed=settings.seed, on_meta=True)
+    if recipe.tuning is Tuning.LORA:
+        add_adapters(model, recipe.lora, seed=settings.seed)
     return Trainer(
-        build_model(plan.model, seed=settings.seed),
+        model,
         works,
-        optimizer=choose_optimizer(recipe.optimizer, settings.learning_rate),
+        optimizer=choose_optimizer(
+            recipe.optimizer, settings.learning_rate, kernel=recipe.step_kernel
+        ),
         wire=wire,
         dtype=_DTYPES[recipe.precision],
         offload=recipe.offload is Offload.ACTIVATIONS,
@@ -95,20 +127,26 @@ def prepare(plan: Plan, settings: TrainSettings, wire: Wire) -> Trainer:
         checkpoints=settings.checkpoints,
         keep=settings.keep,
         seed=settings.seed,
+        rebalances=settings.rebalances,
+        emulated=emulated,
+        section_seconds=section_seconds,
     )
 
 
-def choose_optimizer(optimizer: Optimizer, learning_rate: float) -> MakeOptimizer:
+def choose_optimizer(
+    optimizer: Optimizer, learning_rate: float, *, kernel: StepKernel = StepKernel.FUSED
+) -> MakeOptimizer:
     """Optimizers that treat every element apart, so that a piece of a matrix is enough for them."""
+    how = {"fused": kernel is StepKernel.FUSED, "foreach": kernel is StepKernel.FOREACH}
 
     def make(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         match optimizer:
             case Optimizer.ADAM:
-                return torch.optim.AdamW(groups, lr=learning_rate)
+                return torch.optim.AdamW(groups, lr=learning_rate, **how)
             case Optimizer.SGD:
-                return torch.optim.SGD(groups, lr=learning_rate)
+                return torch.optim.SGD(groups, lr=learning_rate, **how)
             case Optimizer.SGD_MOMENTUM:
-                return torch.optim.SGD(groups, lr=learning_rate, momentum=0.9)
+                return torch.optim.SGD(groups, lr=learning_rate, momentum=0.9, **how)
         raise InvalidSpec(
             f"optimizer {optimizer.value} cannot be trained yet",
             hint="Plan with adam, sgd or sgd-momentum",

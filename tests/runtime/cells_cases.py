@@ -3,7 +3,8 @@
 from dataclasses import dataclass, replace
 
 import torch
-from engine_cases import SEQ_LEN, Case, a_spec, an_optimizer, tokens
+from engine_cases import SEQ_LEN, a_spec, tokens
+from torch import nn
 
 from drystone.describe.layout import Schedule, Sharding
 from drystone.describe.model import ModelSpec, QkNorm
@@ -12,6 +13,7 @@ from drystone.plan.plan import Plan, RankShare, StagePlan, Way
 from drystone.run.runtime.cell_engine import CellEngine
 from drystone.run.runtime.cells import cell_layout
 from drystone.run.runtime.collectives import Wire
+from drystone.run.runtime.model import build_model
 from drystone.run.runtime.slices import part_boxes
 
 
@@ -49,16 +51,8 @@ class CellCase:
         spec = a_spec("llama", tied=self.tied, num_layers=self.num_layers)
         block = spec.blocks[0]
         attention = replace(block.attention, num_kv_heads=1, qk_norm=QkNorm.HEAD)
-        block = replace(block, attention=attention, num_norms=4)
+        block = replace(block, attention=attention)
         return replace(spec, stack=((block, self.num_layers),))
-
-    @property
-    def plain(self) -> Case:
-        """The same job on one device."""
-        return Case(
-            batches=(self.batch,), micros=(self.batch,), shares=(1.0,), style=self.style,
-            tied=self.tied, clip=self.clip, steps=self.steps, num_layers=self.num_layers,
-        )  # fmt: skip
 
     @property
     def plan(self) -> Plan:
@@ -94,6 +88,30 @@ class CellCase:
             schedule=self.schedule,
             virtual_stages=self.virtual,
         )
+
+
+def an_optimizer(groups) -> torch.optim.Optimizer:
+    """With an epsilon that leaves noise alone: some gradients are 0 but for rounding."""
+    return torch.optim.AdamW(groups, lr=3e-3, eps=1e-4)
+
+
+def train_plainly(case: CellCase) -> list[tuple[float, float, dict[str, torch.Tensor]]]:
+    """Loss, gradient norm and gradients (before clipping) of every step, on one device."""
+    model = build_model(case.spec, seed=5)
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    vectors = [p for p in model.parameters() if p.dim() <= 1]
+    optimizer = an_optimizer([{"params": matrices, "weight_decay": 0.1},
+                              {"params": vectors, "weight_decay": 0.0}])  # fmt: skip
+    results = []
+    for step in range(case.steps):
+        loss = model(tokens().read(range(step * case.batch, (step + 1) * case.batch)))
+        loss.backward()
+        gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+        norm = nn.utils.clip_grad_norm_(model.parameters(), case.clip or float("inf"))
+        results.append((loss.item(), norm.item(), gradients))
+        optimizer.step()
+        optimizer.zero_grad()
+    return results
 
 
 def an_engine(case: CellCase) -> CellEngine:

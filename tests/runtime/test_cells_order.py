@@ -1,0 +1,113 @@
+"""The order of pipeline stages: every stage can go on, and does each thing once."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from drystone.describe.layout import Schedule
+from drystone.errors import InvalidSpec
+from drystone.run.runtime.cells import Stage
+from drystone.run.runtime.exchange import hidden_regions, inside, overlap
+from drystone.run.runtime.pipeline import Action, stage_actions
+
+sys.path.insert(0, str(Path(__file__).parent))
+from cells_cases import CellCase
+
+pytestmark = pytest.mark.torch
+
+
+def walk(orders: list[list[Action]], num_chunks: int) -> int:
+    """Take actions wherever their inputs are there; the most micro-batches of which a rank keeps
+    activations. Fails if all stages wait."""
+    done: set[Action] = set()
+    orders = [list(order) for order in orders]
+    kept, most = [0] * len(orders), 0
+    while any(orders):
+        moved = False
+        for stage, order in enumerate(orders):
+            while order and needed(order[0], num_chunks) <= done:
+                action = order.pop(0)
+                done.add(action)
+                kept[stage] += 1 if action.is_forward else -1
+                most = max(most, kept[stage])
+                moved = True
+        assert moved, f"all stages wait: {[order[0] for order in orders if order]}"
+    return most
+
+
+def needed(action: Action, num_chunks: int) -> set[Action]:
+    if action.is_forward:
+        return {Action(True, action.chunk - 1, action.micro)} if action.chunk else set()
+    before = {Action(True, action.chunk, action.micro)}
+    if action.chunk < num_chunks - 1:
+        before.add(Action(False, action.chunk + 1, action.micro))
+    return before
+
+
+@pytest.mark.parametrize("schedule", list(Schedule))
+@pytest.mark.parametrize("num_stages", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("each", [1, 2, 4])
+def test_every_stage_can_go_on_to_the_end(schedule: Schedule, num_stages: int, each: int):
+    for rounds in (1, 2, 3, 5):
+        num_micro = rounds * num_stages if each > 1 else rounds
+        orders = [
+            stage_actions(
+                schedule, stage=stage, num_stages=num_stages, num_chunks=num_stages * each,
+                num_micro=num_micro,
+            )
+            for stage in range(num_stages)
+        ]  # fmt: skip
+
+        most = walk(orders, num_stages * each)
+
+        every = [action for order in orders for action in order]
+        assert len(every) == len(set(every)) == 2 * num_micro * num_stages * each
+        if schedule is not Schedule.GPIPE and each == 1:
+            assert most == min(num_micro, num_stages)
+        if schedule is Schedule.GPIPE:
+            assert most == num_micro * each
+
+
+def test_interleaving_needs_rounds():
+    with pytest.raises(InvalidSpec, match="3 micro-batches cannot be interleaved over 2"):
+        stage_actions(Schedule.INTERLEAVED, stage=0, num_stages=2, num_chunks=4, num_micro=3)
+
+
+def test_what_is_given_away_covers_everything_once():
+    stage = Stage(first_rank=3, tp=3, samples=(2, 3, 2), shares=(1, 1, 1))
+
+    given = hidden_regions(stage, 6, 10, splits_sequence=True)
+
+    cells = [(s, p) for samples, positions in given.values() for s in samples for p in positions]
+    assert sorted(cells) == [(s, p) for s in range(6) for p in range(10)]
+    assert sorted(given) == list(range(3, 12))
+    held = hidden_regions(stage, 6, 10, splits_sequence=False)
+    assert all(one[1] == range(10) for one in held.values())
+
+
+def test_boxes_overlap_where_both_are():
+    one, other = (range(2, 6), range(5)), (range(4, 9), range(3, 8))
+
+    both = overlap(one, other)
+
+    assert both == (range(4, 6), range(3, 5))
+    assert inside(one, both) == (slice(2, 4), slice(3, 5))
+    assert overlap(one, (range(6, 9), range(5))) is None
+
+
+def test_samples_of_all_ranks_are_those_of_the_step_once():
+    from drystone.run.runtime.cells import cell_layout
+
+    case = CellCase(stages=((1, 1, (5,)), (1, 2, (3, 2)), (1, 1, (2, 2, 2))), num_micro=3, batch=14)
+    layout = cell_layout(case.plan)
+
+    for stage in layout.stages:
+        found = []
+        for dp_index in range(stage.dp):
+            seat = layout.seat(stage.rank(dp_index, stage.tp - 1))
+            found += [sample for run in layout.samples(seat, 100) for sample in run]
+        assert sorted(found) == list(range(100, 114))
+    assert layout.num_ranks == 8

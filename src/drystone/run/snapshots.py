@@ -52,7 +52,7 @@ class SnapshotMaker:
         hard_cap_dollars_per_hour: float = math.inf,
     ) -> None:
         self._gpu_types, self._startup = gpu_types, startup
-        self._listed, self._offers = tuple(offers), tuple(offers)
+        self._listed = self._offers = tuple(offers)
         self._offer_rows = {offer.name: row for row, offer in enumerate(offers)}
         self._prices: dict[str, float] = {}  # that `_offers` shows instead of the listed ones
         self._budget, self._hard_cap = budget_dollars_per_hour, hard_cap_dollars_per_hour

@@ -1,0 +1,112 @@
+"""What can be rented, from a YAML file.
+
+offers:
+  - {name: a100-spot, gpu: A100, num_gpus: 8, price_dollars_per_hour: 12.4, reclaims_per_hour: 0.05}
+  - name: t4
+    gpu: T4
+    num_gpus: 4
+    price_dollars_per_hour: 1.4
+    start_delay_seconds: 120
+    most_nodes: 50
+    price_changes: [{at_seconds: 86400, price_dollars_per_hour: 1.6}]
+
+A price is that of a whole node. Without a name an offer is called after its GPUs: `8xA100`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from drystone.describe.market import Offer, PriceChange
+from drystone.describe.yaml_file import Document, Key, load_yaml, parse_yaml
+from drystone.errors import InvalidSpec, RequestError, UnknownName, UnreadableFile
+
+_HINT: Final = "Write it like: offers: [{gpu: A100, num_gpus: 8, price_dollars_per_hour: 16.0}]"
+_Amount = Annotated[float, Field(ge=0, le=1e12)]
+_Name = Annotated[str, Field(min_length=1, max_length=80)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class _ChangePart(_Part):
+    at_seconds: _Amount
+    price_dollars_per_hour: _Amount
+
+
+class _OfferPart(_Part):
+    gpu: _Name
+    num_gpus: Annotated[int, Field(ge=1, le=10_000)] = 1
+    price_dollars_per_hour: _Amount
+    name: _Name | None = None
+    start_delay_seconds: _Amount = 0.0
+    most_nodes: Annotated[int, Field(ge=0, le=1_000_000)] = 1_000_000
+    reclaims_per_hour: _Amount = 0.0
+    memory_bytes: _Amount = 0.0
+    price_changes: Annotated[tuple[_ChangePart, ...], Field(strict=False)] = ()
+
+
+class _MarketPart(_Part):
+    offers: Annotated[tuple[_OfferPart, ...], Field(strict=False, min_length=1)]
+
+
+def load_market(path: Path) -> tuple[Offer, ...]:
+    """The offers that a file lists, in its order."""
+    return _offers_of(load_yaml(path))
+
+
+def parse_market(text: str, *, where: str = "market") -> tuple[Offer, ...]:
+    """The offers that a text lists."""
+    return _offers_of(parse_yaml(text, where=where))
+
+
+def _offers_of(document: Document) -> tuple[Offer, ...]:
+    if not isinstance(document.value, dict):
+        raise UnreadableFile("a market has a list `offers`", where=document.where, hint=_HINT)
+    try:
+        market = _MarketPart.model_validate(document.value)
+    except ValidationError as error:
+        raise _explain(document, error) from None
+    offers: dict[str, Offer] = {}
+    for index, part in enumerate(market.offers):
+        where = document.place(("offers", index))
+        offer = _offer_of(part, where)
+        if offer.name in offers:
+            hint = "Give each offer its own `name`"
+            raise InvalidSpec(f"two offers are called {offer.name!r}", where=where, hint=hint)
+        offers[offer.name] = offer
+    return tuple(offers.values())
+
+
+def _offer_of(part: _OfferPart, where: str) -> Offer:
+    fields = part.model_dump()
+    fields["name"] = part.name or f"{part.num_gpus}x{part.gpu}"
+    try:
+        fields["price_changes"] = tuple(PriceChange(**one) for one in fields["price_changes"])
+        return Offer(**fields)
+    except InvalidSpec as error:
+        raise InvalidSpec(error.message, where=where, hint=error.hint) from None
+
+
+def _explain(document: Document, error: ValidationError) -> RequestError:
+    """One fault in our words: a misspelt key first, for it explains one that is missing."""
+    faults = error.errors(include_url=False)
+    first = min(faults, key=lambda fault: fault["type"] != "extra_forbidden")
+    key: Key = tuple(first["loc"])
+    where = document.place(key)
+    if first["type"] == "extra_forbidden":
+        return UnknownName("key", str(key[-1]), _known_keys(key), where=where)
+    if first["type"] == "missing":
+        return InvalidSpec(f"`{key[-1]}` is missing", where=document.place(key[:-1]), hint=_HINT)
+    message: str = first["msg"]
+    return InvalidSpec(f"{message[:1].lower()}{message[1:]}", where=where, hint=_HINT)
+
+
+def _known_keys(key: Key) -> list[str]:
+    """What could have been written where an unknown key stands."""
+    parts: dict[int, Any] = {1: _MarketPart, 3: _OfferPart, 5: _ChangePart}
+    return list(parts[len(key)].model_fields)

@@ -7,13 +7,14 @@ and `traces/trace_sia.csv` or `trace_pollux.csv`; nothing of Sia's is shipped.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from drystone.describe.job import JobSpec
 from drystone.describe.trace_cluster import NodeSpec, make_nodes
 from drystone.describe.trace_goodput import load_noise, load_placed_steps, load_workload
 from drystone.estimate.goodput import (
@@ -25,7 +26,7 @@ from drystone.estimate.goodput import (
 )
 from drystone.observe.report import Scenario
 from drystone.run.simulator.faults import FaultSpec
-from drystone.schedule.goodput_options import goodput_options
+from drystone.schedule.goodput_options import goodput_options, rigid_unit_samples
 
 # Seconds of checkpoint and restore by model, measured on a cluster, and how much slower jobs ran
 # there than in single measurements: github:siasosp23/artifacts, applications.py (rescale_time) and
@@ -74,7 +75,8 @@ def sia_scenario(
     """A workload of Sia's, such as "saturn/workload-1", on its 64 GPUs of three types.
 
     Every policy is told the true goodput of the current epoch of each job (off by up to
-    `speed_error_share`). `rigid`: jobs run on the GPUs and at the batch that their owners named.
+    `speed_error_share`). `rigid`: jobs run on the GPUs and at the batch that their owners named,
+    and their work is counted in steps of that batch, as Gavel's policy does in Sia's simulator.
     """
     models = sia_models(data)
     jobs = load_workload(
@@ -85,7 +87,7 @@ def sia_scenario(
     )
     nodes = sia_nodes()
     return Scenario(
-        jobs=jobs,
+        jobs=_in_own_steps(jobs, models) if rigid else jobs,
         nodes=nodes,
         options_of=goodput_options(models, nodes, rigid=rigid),
         round_seconds=round_seconds,
@@ -107,6 +109,7 @@ def pollux_scenario(
         startup_seconds=dict.fromkeys(models, POLLUX_STARTUP_SECONDS),
         requested_gpu="T4" if rigid else "",
     )
+    jobs = _in_own_steps(jobs, models) if rigid else jobs
     nodes = tuple(make_nodes("T4", count=num_nodes, gpus_per_node=4))
     return Scenario(
         jobs=jobs,
@@ -155,3 +158,17 @@ def _with_noise(
 ) -> list[tuple[str, Mapping[str, StepTimes], GradientNoise]]:
     noise = build_noise(load_noise(data / "peers" / "sia_statistical_efficiency.csv"))
     return [(name, found, noise[name]) for name, found in steps.items() if name in noise]
+
+
+def _in_own_steps(
+    jobs: Sequence[JobSpec], models: Mapping[str, GoodputModel]
+) -> tuple[JobSpec, ...]:
+    """The same jobs with their work in the unit of rigid options."""
+    return tuple(
+        replace(
+            job,
+            total_samples=job.total_samples
+            / rigid_unit_samples(models[job.model], float(job.global_batch)),
+        )
+        for job in jobs
+    )

@@ -27,7 +27,8 @@ def goodput_options(
 ) -> Callable[[JobSpec], PhasedOptions]:
     """A function from a job to its options on these nodes; speeds in samples of the least batch.
 
-    `rigid`: only the number of GPUs and the batch that the owner of the job named, on any type.
+    `rigid`: only the number of GPUs and the batch that the owner of the job named, on any type; and
+    work is counted in `rigid_unit_samples`.
     """
     types = tuple(gpu_types) or types_of(nodes)
     sizes = {gpu: [one.num_gpus for one in nodes if one.gpu == gpu] for gpu in types}
@@ -43,6 +44,16 @@ def goodput_options(
         return cache[key]
 
     return options_of
+
+
+def rigid_unit_samples(model: GoodputModel, batch: float) -> float:
+    """What a step of a job's own batch is worth, on average over its epochs.
+
+    In this unit a rigid job's speed is its steps a second, whose sum Gavel maximises.
+    """
+    gain = model.noise.gain(np.array([batch]))[0]
+    share = np.diff(model.noise.end_steps, prepend=0.0) / model.noise.end_steps[-1]
+    return model.noise.least_batch / float((share / gain).sum())
 
 
 def fewest_nodes(num_gpus: int, gpus_per_node: int) -> tuple[int, ...]:
@@ -74,8 +85,9 @@ def _phased(
     counts = np.zeros((len(rows), len(types)), dtype=np.int64)
     for row, (kind, count) in enumerate(rows):
         counts[row, kind] = count
-    ends = model.noise.end_samples
-    table = np.array(speeds).reshape(len(rows), len(ends))
+    unit = rigid_unit_samples(model, float(job.global_batch)) if rigid else 1.0
+    ends = model.noise.end_samples / unit
+    table = np.array(speeds).reshape(len(rows), len(ends)) / unit
     return PhasedOptions(
         ends_samples=tuple(ends.tolist()),
         sets=tuple(

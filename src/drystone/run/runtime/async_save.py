@@ -63,7 +63,7 @@ class BackgroundSaves:
         """The rank's state in host memory; the memory is used again the next time."""
         state: dict[str, torch.Tensor] = {}
         with host_memory(), torch.no_grad():
-            for name, one in checkpoint_state(self._engine.owned, self._optimizer):
+            for name, one in checkpoint_state(self._engine.counted, self._optimizer):
                 source = one.local if isinstance(one, Slice) else one
                 copy = self._copies.get(name)
                 if copy is None or copy.shape != source.shape:

@@ -59,7 +59,7 @@ def save_checkpoint(
     keep: int = 3,
 ) -> Path:
     """Write a checkpoint together with all ranks; whole or not at all. The last `keep` stay."""
-    state = dict(checkpoint_state(engine.owned, optimizer))
+    state = dict(checkpoint_state(engine.counted, optimizer))
     return write_checkpoint(folder, state, progress, wire=engine.wire, keep=keep)
 
 

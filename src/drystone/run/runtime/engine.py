@@ -13,12 +13,11 @@ as much as its samples. The next layer is gathered while this one is computed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 from drystone.errors import InvalidSpec
-from drystone.run.runtime.collectives import Pending, Wire, Worked
+from drystone.run.runtime.collectives import Pending, Wire
 from drystone.run.runtime.emulate import Pacer
 from drystone.run.runtime.lay_out import lay_out
 from drystone.run.runtime.layered import Batch, Extras, LayeredModel
@@ -97,16 +96,20 @@ class Engine(Stepper):
                 for index, batch in enumerate(batches):
                     self._seed(-1, index)
                     one, more = self.model.embed(batch)
-                    hidden.append(one)
+                    hidden.append(self._put(one))
+                    del one
                     extras.append(more)
             unit.free()
             for layer in range(len(self._blocks)):
                 unit = self._gather_next()
                 with self._timed("forward"):
-                    kept.append([self._put(one) for one in hidden])
-                    for index, (entered, more) in enumerate(zip(hidden, extras, strict=True)):
+                    kept.append(list(hidden))
+                    for index, more in enumerate(extras):
+                        entered = self._get(hidden[index])
                         with self._paced("forward", entered):
-                            hidden[index] = self._run_block(layer, index, entered, more)
+                            left = self._run_block(layer, index, entered, more)
+                        hidden[index] = self._put(left)
+                        del entered, left
                 if layer < len(self._blocks) - 1:
                     unit.free()
         return hidden, extras, kept
@@ -120,14 +123,15 @@ class Engine(Stepper):
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         with self._timed("backward"):
             for index, batch in enumerate(batches):
-                entered = hidden[index].detach().requires_grad_()
+                entered = self._get(hidden[index]).detach().requires_grad_()
                 with self._paced("head", entered):
                     self._seed(len(self._blocks), index)
                     loss = self.model.loss_sum(entered, batch)
                     loss_sum += loss.detach()
                     (loss / total * self.loss_scale).backward()
                     unit.fold_gradients()
-                hidden[index] = _gradient(entered)  # in its place, so that the other is freed
+                hidden[index] = self._put(_gradient(entered))  # so that the other is freed
+                del entered, loss
         if unit is not self._front:
             self._start_reduction(unit)
         unit.free()
@@ -152,9 +156,10 @@ class Engine(Stepper):
                     entered = self._get(entering[index]).detach().requires_grad_()
                     with self._paced("backward", entered):
                         left = self._run_block(layer, index, entered, extras[index])
-                        left.backward(gradients[index])
+                        left.backward(self._get(gradients[index]))
                         unit.fold_gradients()
-                    gradients[index] = _gradient(entered)
+                    gradients[index] = self._put(_gradient(entered))
+                    del entered, left
             self._start_reduction(unit)
             unit.free()
         if self._front.is_trained:
@@ -170,7 +175,7 @@ class Engine(Stepper):
                 self._seed(-1, index)
                 hidden, _ = self.model.embed(batch)
                 if hidden.requires_grad:
-                    hidden.backward(gradients[index])
+                    hidden.backward(self._get(gradients[index]))
                     unit.fold_gradients()
         self._start_reduction(unit)
         unit.free()
@@ -193,7 +198,7 @@ class Engine(Stepper):
         self._reduction = None
 
     def _put(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Keep what enters a block: here, or in pinned host memory."""
+        """Keep what passes between layers: here, or in pinned host memory."""
         if not self._offload:
             return hidden
         with host_memory():
@@ -213,12 +218,6 @@ class Engine(Stepper):
 
     def _rng_devices(self) -> list[torch.device]:
         return [self.device] if self.device.type == "cuda" else []
-
-    def _paced(self, kind: str, hidden: torch.Tensor) -> AbstractContextManager[None]:
-        """As slow as an emulated device, where there is one; noted, where somebody takes notes."""
-        if self.wire.log is not None:
-            self.wire.log.append(Worked(kind, len(hidden)))
-        return self._pacer.section(kind, len(hidden)) if self._pacer else nullcontext()
 
 
 def _gradient(entered: torch.Tensor) -> torch.Tensor:

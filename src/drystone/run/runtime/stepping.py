@@ -9,12 +9,12 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 
-from drystone.run.runtime.collectives import Wire
+from drystone.run.runtime.collectives import Wire, Worked
 from drystone.run.runtime.emulate import KINDS, Pacer
 from drystone.run.runtime.layered import Batch
 from drystone.run.runtime.ledger import active_ledger
@@ -53,6 +53,11 @@ class Stepper:
         self.stop_asked = False
         self.loss_scale = 1.0  # of the backward pass in fp16; gradients come out without it
         self._seconds: dict[str, float] = {}
+
+    @property
+    def counted(self) -> list[Owned]:
+        """Those of them that no other rank counts as well: over all ranks, every element once."""
+        return [one for one in self.owned if one.is_counted]
 
     def compute_gradients(self, batches: Sequence[Batch]) -> StepResult:
         """Forward and backward over this rank's micro-batches: each owned piece gets its `grad`."""
@@ -110,6 +115,12 @@ class Stepper:
             section_seconds=dict(zip(KINDS, highest[2:], strict=True)),
             seconds=dict(self._seconds),
         )
+
+    def _paced(self, kind: str, hidden: torch.Tensor) -> AbstractContextManager[None]:
+        """As slow as an emulated device, where there is one; noted, where somebody takes notes."""
+        if self.wire.log is not None:
+            self.wire.log.append(Worked(kind, len(hidden)))
+        return self._pacer.section(kind, len(hidden)) if self._pacer else nullcontext()
 
     @contextmanager
     def _timed(self, part: str) -> Iterator[None]:

@@ -33,7 +33,7 @@ from drystone.run.runtime.group import this_device
 from drystone.run.runtime.layered import Batch, LayeredModel
 from drystone.run.runtime.loss_scale import LossScale
 from drystone.run.runtime.step_report import StepReport
-from drystone.run.runtime.stepping import StepResult
+from drystone.run.runtime.stepping import Stepper, StepResult
 from drystone.run.runtime.straggler import Straggler, StragglerWatch, better_batches
 
 MakeOptimizer = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
@@ -66,16 +66,10 @@ class Trainer:
             raise InvalidSpec("no rank has a batch")
         self._emulated = emulated or EmulatedDevice()
         self._pacer = self._emulated.make_pacer(section_seconds or {})
-        self.engine = Engine(
-            model,
-            [work.state_share for work in works],
-            wire=wire,
-            device=device or this_device(),
-            dtype=dtype,
-            offload=offload,
+        self.engine = self._make_engine(
+            model, wire=wire, device=device or this_device(), dtype=dtype, offload=offload,
             seed=seed,
-            pacer=self._pacer,
-        )
+        )  # fmt: skip
         self.optimizer = optimizer(self.engine.parameter_groups(weight_decay=weight_decay))
         self._checkpoints, self._keep = checkpoints, keep
         self._background: BackgroundSaves | None = None
@@ -166,8 +160,7 @@ class Trainer:
         """Micro-batches of this rank, step by step, up to step `num_steps` of the whole job."""
         while self.progress.step < num_steps and not self.is_leaving:
             self._started = time.perf_counter()
-            runs = micro_batches(self.works, self.engine.wire.rank, self.progress.position)
-            batches = [_to_device(read(run), self.engine.device) for run in runs]
+            batches = [_to_device(read(run), self.engine.device) for run in self._runs()]
             self._data_seconds = time.perf_counter() - self._started
             yield batches
 
@@ -213,6 +206,31 @@ class Trainer:
             stragglers=stragglers,
             is_skipped=is_skipped,
         )
+
+    def _make_engine(
+        self,
+        model: LayeredModel,
+        *,
+        wire: Wire | None,
+        device: torch.device,
+        dtype: torch.dtype,
+        offload: bool,
+        seed: int,
+    ) -> Stepper:
+        return Engine(
+            model,
+            [work.state_share for work in self.works],
+            wire=wire,
+            device=device,
+            dtype=dtype,
+            offload=offload,
+            seed=seed,
+            pacer=self._pacer,
+        )
+
+    def _runs(self) -> list[range]:
+        """The global sample numbers of each micro-batch of this rank, in the next step."""
+        return micro_batches(self.works, self.engine.wire.rank, self.progress.position)
 
     def _look_for_stragglers(
         self, batches: tuple[int, ...], result: StepResult

@@ -1,6 +1,10 @@
-"""What holds of every policy, whatever the cluster and the queue."""
+"""What holds of every policy, whatever the cluster, the queue and the market.
+
+Every policy of the table is tested, so a new one is covered as soon as it is listed.
+"""
 
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +17,25 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "schedule"))
 from tiny import snapshot as make_snapshot
 
 from drystone.describe.job import JobSpec
+from drystone.describe.market import Offer, PriceChange
 from drystone.describe.trace_cluster import NodeSpec
-from drystone.run.events import Finished, Refused, Submitted
+from drystone.run.events import (
+    Finished,
+    Interrupted,
+    NodeJoined,
+    NodeReclaimed,
+    NodeReleased,
+    PriceChanged,
+    Refused,
+    RentalAsked,
+    RentalFailed,
+    Started,
+    StartFailed,
+    Stopped,
+    Submitted,
+    parse_events,
+    render_event,
+)
 from drystone.run.loop import drive
 from drystone.run.simulator.faults import FaultSpec
 from drystone.run.simulator.world import SimulatedWorld
@@ -27,6 +48,12 @@ from drystone.schedule.snapshot import OptionSet, Snapshot, StartupCost
 
 every_policy = pytest.mark.parametrize("name", sorted(POLICIES))
 STARTUP = StartupCost(seconds_per_gpu=5.0, most_seconds=30.0)
+FAULTS = FaultSpec(
+    seed=7, node_losses_per_hour=5, repair_seconds=60, node_slowdowns_per_hour=5, slow_seconds=60,
+    failed_start_share=0.1, checkpoint_seconds=30, stock_out_share=0.1, price_changes_per_hour=5,
+)  # fmt: skip
+BUDGETS = st.sampled_from([2.0, 20.0, float("inf")])
+CAPS = st.sampled_from([15.0, 60.0, float("inf")])
 
 
 @st.composite
@@ -37,6 +64,29 @@ def clusters(draw) -> tuple[NodeSpec, ...]:
         for index in range(draw(st.integers(1, 4))):
             nodes.append(NodeSpec(id=f"{gpu}{index}", gpu=gpu, num_gpus=size))
     return tuple(nodes)
+
+
+@st.composite
+def markets(draw, nodes: tuple[NodeSpec, ...]) -> tuple[Offer, ...]:
+    """Some of the cluster's types can be rented; some offers are spot, some change their price."""
+    offers = []
+    for index in range(draw(st.integers(0, 2))):
+        changes = draw(st.lists(st.sampled_from([30.0, 300.0]), max_size=2, unique=True))
+        offers.append(
+            Offer(
+                name=f"offer{index}",
+                gpu=draw(st.sampled_from(types_of(nodes))),
+                num_gpus=draw(st.sampled_from([1, 4, 8])),
+                price_dollars_per_hour=draw(st.sampled_from([0.0, 1.0, 4.0, 10.0])),
+                start_delay_seconds=draw(st.sampled_from([0.0, 60.0])),
+                most_nodes=draw(st.integers(0, 4)),
+                reclaims_per_hour=draw(st.sampled_from([0.0, 10.0])),
+                price_changes=tuple(
+                    PriceChange(at_seconds=at, price_dollars_per_hour=3.0) for at in sorted(changes)
+                ),
+            )
+        )
+    return tuple(offers)
 
 
 @st.composite
@@ -82,7 +132,7 @@ def queues(draw, nodes: tuple[NodeSpec, ...]) -> tuple[list[JobSpec], dict[str, 
 
 @st.composite
 def snapshots(draw) -> Snapshot:
-    """Some jobs of a queue run where they fit; the others wait."""
+    """Some jobs of a queue run where they fit; the others wait; nothing is rented yet."""
     nodes = draw(clusters())
     jobs, options = draw(queues(nodes))
     room = make_room(make_snapshot(nodes, jobs, options))
@@ -93,15 +143,24 @@ def snapshots(draw) -> Snapshot:
             placement = room.place(options[job.id].counts[option])
             if placement is not None:
                 running[job.id] = (option, placement)
-    now = draw(st.sampled_from([0.0, 1e3, 1e5]))
-    return make_snapshot(nodes, jobs, options, running, startup=STARTUP, now_seconds=now)
+    return make_snapshot(
+        nodes,
+        jobs,
+        options,
+        running,
+        startup=STARTUP,
+        now_seconds=draw(st.sampled_from([0.0, 1e3, 1e5])),
+        offers=draw(markets(nodes)),
+        budget_dollars_per_hour=draw(BUDGETS),
+        hard_cap_dollars_per_hour=draw(CAPS),
+    )
 
 
 @every_policy
 @settings(max_examples=50)
 @given(snapshot=snapshots())
 def test_every_decision_is_sound(name: str, snapshot: Snapshot):
-    """No GPU is given out twice, nothing is unknown, every placement is its option."""
+    """No GPU is given out twice, nothing is unknown, every placement is its option, caps hold."""
     decisions, memory = find_policy(name)(snapshot, None)
 
     assert check_decisions(snapshot, decisions) == []
@@ -128,21 +187,23 @@ def test_other_ids_change_nothing_but_ids(name: str, snapshot: Snapshot, chance)
 
     decisions = find_policy(name)(snapshot, None)[0]
 
-    expected = [replace(one, job_id=renamed[one.job_id]) for one in decisions]
+    expected = [
+        replace(one, job_id=renamed[one.job_id]) if hasattr(one, "job_id") else one
+        for one in decisions
+    ]
     assert find_policy(name)(other, None)[0] == expected
 
 
 @every_policy
 @settings(max_examples=30)
 @given(data=st.data(), has_faults=st.booleans(), has_rounds=st.booleans())
-def test_no_job_is_lost(name: str, data: st.DataObject, has_faults: bool, has_rounds: bool):
-    """Every job that came in is done or refused at the end, and the log replays to that state."""
+def test_a_run_keeps_what_it_must(
+    name: str, data: st.DataObject, has_faults: bool, has_rounds: bool
+):
+    """No job is lost, no GPU used twice, no cap broken, no cent missing, and the log replays."""
     nodes = data.draw(clusters())
     jobs, options = data.draw(queues(nodes))
-    faults = FaultSpec(
-        seed=7, node_losses_per_hour=5, repair_seconds=60, node_slowdowns_per_hour=5,
-        slow_seconds=60, failed_start_share=0.1, checkpoint_seconds=30,
-    )  # fmt: skip
+    offers, cap = data.draw(markets(nodes)), data.draw(CAPS)
     world = SimulatedWorld(
         jobs=jobs,
         nodes=nodes,
@@ -150,14 +211,91 @@ def test_no_job_is_lost(name: str, data: st.DataObject, has_faults: bool, has_ro
         gpu_types=types_of(nodes),
         startup=STARTUP,
         round_seconds=60.0 if has_rounds else 0.0,
-        faults=faults if has_faults else None,
+        faults=FAULTS if has_faults else None,
         horizon_seconds=1e7,
+        offers=offers,
+        budget_dollars_per_hour=data.draw(BUDGETS),
+        hard_cap_dollars_per_hour=cap,
     )
     drive(world, find_policy(name))
 
     settled = [one.job_id for one in world.log if isinstance(one, Finished | Refused)]
     assert sorted(settled) == sorted(job.id for job in jobs)
     assert sum(isinstance(one, Submitted) for one in world.log) == len(jobs)
-    again = replay(nodes, world.log)
-    assert again.free == world.state.free
-    assert repr(again.jobs) == repr(world.state.jobs)
+    again = replay(nodes, parse_events([render_event(one) for one in world.log]))
+    again.now_seconds = world.state.now_seconds
+    assert repr(again) == repr(world.state)
+    _check_gpus(nodes, world)
+    _check_money(world)
+    _check_cap(world, {offer.name: offer for offer in offers}, cap)
+
+
+def _check_gpus(nodes: tuple[NodeSpec, ...], world: SimulatedWorld) -> None:
+    """From the events alone: no node ever gives out more GPUs than it has."""
+    sizes = {row: node.num_gpus for row, node in enumerate(nodes)}
+    used: Counter[int] = Counter()
+    held: dict[str, tuple[tuple[int, int], ...]] = {}
+    for event in world.log:
+        if isinstance(event, NodeJoined):
+            sizes[event.node] = event.spec.num_gpus
+        elif isinstance(event, NodeReleased | NodeReclaimed):
+            assert used[event.node] == 0
+            del sizes[event.node]
+        elif isinstance(event, Started):
+            held[event.job_id] = event.placement
+            for row, count in event.placement:
+                used[row] += count
+                assert used[row] <= sizes[row]
+        elif isinstance(event, Stopped | Interrupted | StartFailed | Finished):
+            for row, count in held.pop(event.job_id):
+                used[row] -= count
+
+
+def _check_cap(world: SimulatedWorld, offers: dict[str, Offer], cap: float) -> None:
+    """From the events alone: whenever nodes are asked for, all of them stay within cap and limit."""
+    prices = {name: offer.price_dollars_per_hour for name, offer in offers.items()}
+    number = dict.fromkeys(offers, 0)  # rented and on their way
+    offer_of: dict[int, str] = {}
+    for event in world.log:
+        if isinstance(event, RentalAsked):
+            number[event.offer] += event.num_nodes
+            assert number[event.offer] <= offers[event.offer].most_nodes
+            assert sum(number[one] * prices[one] for one in offers) <= cap * (1 + 1e-9)
+        elif isinstance(event, RentalFailed):
+            number[event.offer] -= 1
+        elif isinstance(event, NodeJoined):
+            offer_of[event.node] = event.offer
+        elif isinstance(event, NodeReleased | NodeReclaimed):
+            number[offer_of[event.node]] -= 1
+        elif isinstance(event, PriceChanged):
+            prices[event.offer] = event.price_dollars_per_hour
+
+
+def _check_money(world: SimulatedWorld) -> None:
+    """From the events alone: what every node cost adds up to what was spent, to the cent."""
+    prices: dict[int, tuple[str, float, float]] = {}  # by node: offer, price, since
+    total = 0.0
+
+    def pay(node: int, until_seconds: float) -> str:
+        nonlocal total
+        offer, price, since = prices.pop(node)
+        total += price * (until_seconds - since) / 3600
+        return offer
+
+    for event in world.log:
+        if isinstance(event, NodeJoined):
+            at = event.time_seconds
+            prices[event.node] = (event.offer, event.price_dollars_per_hour, at)
+        elif isinstance(event, NodeReleased | NodeReclaimed):
+            pay(event.node, event.time_seconds)
+        elif isinstance(event, PriceChanged):
+            for node in [one for one, paid in prices.items() if paid[0] == event.offer]:
+                pay(node, event.time_seconds)
+                prices[node] = (event.offer, event.price_dollars_per_hour, event.time_seconds)
+    for node in list(prices):
+        pay(node, world.now_seconds)
+    rentals = world.state.rentals
+    assert world.spent_dollars == pytest.approx(total, abs=0.005)
+    owed = [one.bill_micro_dollars(world.now_seconds) for one in rentals.rented.values()]
+    paid = [bill.micro_dollars for bill in rentals.bills]
+    assert world.spent_dollars == (sum(paid) + sum(owed)) / 1e6

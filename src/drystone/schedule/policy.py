@@ -26,12 +26,15 @@ POLICIES: Final[Mapping[str, str]] = MappingProxyType(
         "shortest": "drystone.schedule.policies.shortest:shortest",
         "prices": "drystone.schedule.policies.prices:prices",
         "cells": "drystone.schedule.policies.cells:cells",
+        "elasticflow": "drystone.schedule.policies.elasticflow:elasticflow",
         "gavel": "drystone.schedule.policies.gavel:gavel",
         "gavel-throughput": "drystone.schedule.policies.gavel:gavel_throughput",
         "gavel-finish-time": "drystone.schedule.policies.gavel:gavel_finish_time",
         "cells-deadline": "drystone.schedule.policies.cells:cells_deadline",
         "pollux": "drystone.schedule.policies.pollux:pollux",
+        "pollux-autoscale": "drystone.schedule.policies.pollux_autoscale:pollux_autoscale",
         "sia": "drystone.schedule.policies.sia:sia",
+        "budget": "drystone.schedule.policies.budget:budget",
         "least-attained": "drystone.schedule.policies.least_attained:least_attained",
     }
 )

@@ -40,14 +40,20 @@ def snapshot(
     *,
     startup: StartupCost | None = None,
     now_seconds: float = 0.0,
+    **market: object,
 ) -> Snapshot:
-    """The jobs on the nodes; those named in `running` have an option and a placement."""
+    """The jobs on the nodes; those named in `running` have an option and a placement.
+
+    `market`: offers, budget and hard cap, as `SnapshotMaker` takes them.
+    """
 
     def options_of(one: JobSpec) -> OptionSet:
         return options[one.id] if isinstance(options, dict) else options
 
-    state = ClusterState(tuple(nodes))
-    maker = SnapshotMaker(tuple(nodes), types_of(nodes), options_of, startup or StartupCost())
+    state = ClusterState(list(nodes))
+    maker = SnapshotMaker(
+        tuple(nodes), types_of(nodes), options_of, startup or StartupCost(), **market
+    )
     for one in jobs:
         maker.update(state.record(Submitted(time_seconds=0.0, job=one)))
     for name, (option, placement) in (running or {}).items():

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Final
 
 from drystone.describe.job import JobSpec
+from drystone.describe.market import Offer
 from drystone.describe.trace_cluster import NodeSpec, make_nodes
 from drystone.describe.trace_goodput import load_noise, load_placed_steps, load_workload
 from drystone.estimate.goodput import (
@@ -24,7 +25,7 @@ from drystone.estimate.goodput import (
     build_noise,
     build_steps,
 )
-from drystone.observe.report import Scenario
+from drystone.observe.report import Scenario, reachable_nodes
 from drystone.run.simulator.faults import FaultSpec
 from drystone.schedule.goodput_options import goodput_options, rigid_unit_samples
 
@@ -51,6 +52,12 @@ POLLUX_ORIGINS: Final[Mapping[str, str]] = MappingProxyType(
 POLLUX_MOST_LOCAL: Final[Mapping[str, float]] = MappingProxyType({"yolov3": 8.0})
 NCF_BATCH: Final = 32768.0
 ROUND_SECONDS: Final = 60.0
+# BOA's experiments: the models of workload 1 that are short enough, nodes of 4 T4, at most 16 GPUs
+# a job: github:Li-Zhouzi/adaptdl, benchmark/workloads/workload-1-cbd.csv and the cap of replicas.
+BOA_MODELS: Final = ("cifar10", "deepspeech2", "bert")
+BOA_MOST_GPUS: Final = 16
+# Four times the on-demand price of a T4 in AWS us-east-1 (describe/data/prices.csv).
+T4_NODE_DOLLARS_PER_HOUR: Final = 4 * 0.978
 
 
 def sia_nodes() -> tuple[NodeSpec, ...]:
@@ -117,6 +124,46 @@ def pollux_scenario(
         options_of=goodput_options(models, nodes, rigid=rigid),
         round_seconds=ROUND_SECONDS,
         decides_every_round=True,
+    )
+
+
+def rented_scenario(
+    data: Path,
+    workload: str = "workloads/workload-1",
+    *,
+    budget_dollars_per_hour: float = math.inf,
+    start_delay_seconds: float = 120.0,
+    most_nodes: int = 40,
+    models: Sequence[str] = BOA_MODELS,
+) -> Scenario:
+    """A workload of Pollux's with no nodes of one's own: 4 T4 a node, rented, as BOA has it.
+
+    Starts cost what Sia measured for each model, which BOA's simulations use too (boa.md, 2.4).
+    """
+    known = pollux_models(data)
+    jobs = load_workload(
+        data / "traces" / "trace_pollux.csv",
+        workload,
+        total_samples={name: model.total_samples for name, model in known.items()},
+        startup_seconds=SIA_STARTUP_SECONDS,
+    )
+    offer = Offer(
+        name="4xT4",
+        gpu="T4",
+        num_gpus=4,
+        price_dollars_per_hour=T4_NODE_DOLLARS_PER_HOUR,
+        start_delay_seconds=start_delay_seconds,
+        most_nodes=most_nodes,
+    )
+    limited = [replace(job, max_gpus=BOA_MOST_GPUS) for job in jobs if job.model in models]
+    return Scenario(
+        jobs=tuple(limited),
+        nodes=(),
+        options_of=goodput_options(known, reachable_nodes((), (offer,))),
+        round_seconds=ROUND_SECONDS,
+        decides_every_round=True,
+        offers=(offer,),
+        budget_dollars_per_hour=budget_dollars_per_hour,
     )
 
 

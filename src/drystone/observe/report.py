@@ -18,7 +18,7 @@ from drystone.run.simulator.faults import FaultSpec
 from drystone.run.simulator.world import SimulatedWorld
 from drystone.schedule.measured import types_of
 from drystone.schedule.phases import Options, fastest_seconds
-from drystone.schedule.policy import find_policy
+from drystone.schedule.policy import Policy, find_policy
 from drystone.schedule.snapshot import StartupCost
 
 # Offers without a limit: nobody plans a job on more rented GPUs of one kind than this.
@@ -81,8 +81,12 @@ def run_policy(
     *,
     on_time: Callable[[float, int], None] | None = None,
     alone: Mapping[str, float] | None = None,
+    decide: Policy | None = None,
 ) -> PolicyRun:
-    """Run one policy; `alone` is the lower bound of each job where somebody has worked it out."""
+    """Run one policy; `alone` is the lower bound of each job where somebody has worked it out.
+
+    `decide` is a policy that has no name of its own, such as one with other settings.
+    """
     market: dict[str, Any] = {}
     if scenario.offers:
         market = {
@@ -105,7 +109,7 @@ def run_policy(
         **market,
     )
     record = RunRecord()
-    drive(world, record.listen(find_policy(policy)), on_decision=record.note_decision)
+    drive(world, record.listen(decide or find_policy(policy)), on_decision=record.note_decision)
     report = summarise_run(
         policy=policy,
         jobs=scenario.jobs,

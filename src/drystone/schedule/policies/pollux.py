@@ -53,7 +53,7 @@ def share_gpus(
     rows = np.flatnonzero(~hopeless)
     if not len(rows) or not len(nodes):
         return [*refusals, *_preempt_all(snapshot, rows)], memory
-    most = _most_gpus(snapshot, memory)
+    most = most_gpus(snapshot, memory)
     rows = rows[np.argsort(jobs.attained_gpu_seconds[rows], kind="stable")]
     lookup = option_lookup(snapshot)
     problem = _problem(snapshot, rows, nodes, most, lookup)
@@ -214,7 +214,7 @@ def _preempt_all(snapshot: Snapshot, rows: IntArray) -> list[Decision]:
     ]
 
 
-def _most_gpus(snapshot: Snapshot, memory: PolluxMemory | None) -> IntArray:
+def most_gpus(snapshot: Snapshot, memory: PolluxMemory | None) -> IntArray:
     """The most GPUs that each job has had so far."""
     jobs = snapshot.jobs
     before = memory.most_gpus if memory is not None else {}

@@ -1,15 +1,20 @@
 """Plans for the runtime's command, and processes that execute them."""
 
 import json
+import multiprocessing
 import os
 import socket
 import subprocess
 import sys
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 
+import ranks as server  # noqa: F401  # it says what the server imports first
 from engine_cases import a_spec
 
 from drystone.describe.recipe import Precision, Recipe
 from drystone.plan.plan import Plan, RankShare, StagePlan, Way
+from drystone.run.runtime.__main__ import main
 
 
 def a_plan(shares: list[tuple[int, int, float]], **recipe) -> Plan:
@@ -38,10 +43,7 @@ def a_plan(shares: list[tuple[int, int, float]], **recipe) -> Plan:
 
 
 def start(arguments: list[str], num_ranks: int) -> list[subprocess.Popen]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    shared = rendezvous(num_ranks)
     return [
         subprocess.Popen(
             [sys.executable, *arguments],
@@ -52,6 +54,45 @@ def start(arguments: list[str], num_ranks: int) -> list[subprocess.Popen]:
         )
         for rank in range(num_ranks)
     ]
+
+
+def rendezvous(num_ranks: int) -> dict[str, str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+def fork(arguments: list[str], num_ranks: int, folder: Path, **more: str) -> list[BaseProcess]:
+    """The runtime's command in processes that need not import torch; output in `folder`."""
+    shared = {**rendezvous(num_ranks), "OMP_NUM_THREADS": "1", **more}
+    context = multiprocessing.get_context("forkserver")
+    processes = [
+        context.Process(
+            target=_run_command,
+            args=(arguments, {**shared, "RANK": str(rank)}, str(folder / f"{rank}.out")),
+        )
+        for rank in range(num_ranks)
+    ]
+    for process in processes:
+        process.start()
+    return processes
+
+
+def _run_command(arguments: list[str], environment: dict[str, str], output: str) -> None:
+    os.environ |= environment
+    for number, path in ((1, output), (2, f"{output}.err")):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+    sys.exit(main(arguments))
+
+
+def join(processes: list[BaseProcess], *, seconds: float = 120) -> list[int]:
+    """Exit codes; nobody may take longer."""
+    for process in processes:
+        process.join(seconds)
+        assert process.exitcode is not None, f"a rank still runs after {seconds} s"
+    return [process.exitcode for process in processes]
 
 
 def finish(processes: list[subprocess.Popen]) -> list[str]:

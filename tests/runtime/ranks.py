@@ -1,5 +1,9 @@
-"""Start a few gloo processes, run a function in each, and collect what they return."""
+"""Start a few gloo processes, run a function in each, and collect what they return.
 
+They are forked from a server that has imported torch once, which costs more than most tests do.
+"""
+
+import multiprocessing
 import os
 import tempfile
 import traceback
@@ -14,11 +18,20 @@ import torch.multiprocessing as mp
 
 SECONDS = 90
 
+multiprocessing.set_forkserver_preload(
+    ["torch", "torch.distributed.checkpoint", "drystone.run.runtime.__main__"]
+)
+
 
 def run_ranks(function: Callable[..., Any], num_ranks: int, *args: Any) -> list[Any]:
     """What `function(*args)` returns on each rank; it must live in an importable module."""
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_enter, args=(num_ranks, folder, function, args), nprocs=num_ranks)
+        mp.start_processes(
+            _enter,
+            args=(num_ranks, folder, function, args),
+            nprocs=num_ranks,
+            start_method="forkserver",
+        )
         return [
             torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(num_ranks)
         ]

@@ -4,37 +4,40 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from drystone.errors import InvalidSpec
 
 if TYPE_CHECKING:
-    from drystone.describe.job import JobSpec
-    from drystone.describe.trace_cluster import NodeSpec
-    from drystone.observe.metrics import RunReport
-    from drystone.observe.report import Scenario
-    from drystone.run.events import Event
-    from drystone.schedule.snapshot import OptionSet
-
-ARENA_DIVIDES_WORK: Final = 5.0
+    from drystone.cli.simulate_setup import Request, Setup
+    from drystone.observe.report import PolicyRun
+    from drystone.schedule.durations import Scaling
 
 
 def simulate(
-    trace: Annotated[Path, typer.Option(help="Jobs: a CSV of ours, or one of Arena's.")],
-    cluster: Annotated[Path, typer.Option(help="Nodes: a YAML file.")],
+    trace: Annotated[
+        Path, typer.Option(help="Jobs: our CSV, sacct output, or a public trace (see the docs).")
+    ],
+    cluster: Annotated[
+        Path | None, typer.Option(help="Nodes there are: a YAML file, or Alibaba's list.")
+    ] = None,
+    market: Annotated[Path | None, typer.Option(help="Nodes to rent: a YAML file.")] = None,
+    budget: Annotated[
+        float, typer.Option(help="Dollars an hour, on average; 0: no limit.", min=0)
+    ] = 0.0,
     speeds: Annotated[
         Path | None,
         typer.Option(
-            help="Measured step times: a CSV by model, batch, GPU type and count. "
-            "Without it, jobs take as long as the trace says on as many GPUs."
+            help="Measured step times: a CSV by model, batch, GPU type and count. Without it, "
+            "models known by name are estimated, and other jobs take as long as the trace says."
         ),
     ] = None,
     policy: Annotated[str, typer.Option(help="Names, joined by commas.")] = "prices,fifo",
+    part: Annotated[str, typer.Option(help="Which trace, where the file holds several.")] = "",
     arena: Annotated[
         bool,
         typer.Option(
@@ -44,6 +47,12 @@ def simulate(
     ] = False,
     divide_work: Annotated[float, typer.Option(help="Shorten every job by this.", min=1e-9)] = 1.0,
     most_jobs: Annotated[int, typer.Option(help="Only the first so many; 0: all.", min=0)] = 0,
+    scaling: Annotated[
+        str, typer.Option(help="Of jobs with durations: rigid, linear, or amdahl:0.05.")
+    ] = "rigid",
+    type_speeds: Annotated[
+        str, typer.Option(help="Of jobs with durations: types are `equal`, or differ by `peak`.")
+    ] = "equal",
     round_seconds: Annotated[
         float,
         typer.Option(help="Decide at multiples of this; 0: whenever something happens.", min=0),
@@ -74,122 +83,180 @@ def simulate(
     ] = None,
     timeline: Annotated[
         Path | None,
-        typer.Option(help="Write who held which GPUs to FILE.<policy>.json, for Perfetto."),
+        typer.Option(
+            help="Write who held which GPUs to this JSON, for Perfetto; several policies: "
+            "FILE.<policy>.json."
+        ),
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write one self-contained HTML page with plots.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Run scheduling policies on a trace of jobs and compare them.
 
-    All policies get the same jobs, measured speeds, lengths and faults. Jobs that were not done are
-    counted as unfinished or refused. The lower bound is each job alone on its fastest option.
+    All policies get the same jobs, speeds, lengths and faults. Jobs that were not done are counted
+    as unfinished or refused. The lower bound is each job alone on its fastest option.
 
-    With --json: {trace, cluster, num_gpus, settings, reports: [...]}.
+    With --json: {trace, format, cluster, market, num_jobs, num_gpus, settings, notes,
+    information: {policy: ...}, reports: [...]}.
     """
-    from drystone.cli.simulate_view import follow, print_reports
-    from drystone.observe.report import Scenario, simulate_policy
+    from drystone.cli.simulate_setup import Request, set_up
     from drystone.run.simulator.faults import FaultSpec
-    from drystone.schedule.policy import find_policy
     from drystone.schedule.snapshot import StartupCost
 
-    names = [name.strip() for name in policy.split(",") if name.strip()]
+    names = find_policies(policy)
+    request = Request(
+        trace=trace, cluster=cluster, market=market, speeds=speeds, part=part, arena=arena,
+        divide_work=divide_work, most_jobs=most_jobs, scaling=find_scaling(scaling, type_speeds),
+        budget_dollars_per_hour=budget or math.inf,
+        startup=StartupCost(
+            seconds_per_gpu=restart_seconds_per_gpu, most_seconds=restart_most_seconds
+        ),
+        round_seconds=round_seconds, horizon_hours=horizon_hours,
+        faults=FaultSpec(
+            seed=seed, node_losses_per_hour=node_losses_per_hour, failed_start_share=failed_starts,
+            speed_error_share=speed_error,
+        ),
+        knows_lengths=not unknown_lengths,
+    )  # fmt: skip
+    setup = set_up(request)
+    runs = _run(setup, names, save_log=save_log, timeline=timeline)
+    if report is not None:
+        _save_report(report, request, setup, runs)
+    if as_json:
+        _print_json(request, setup, runs)
+    else:
+        _print_table(request, setup, runs)
+
+
+def find_policies(text: str) -> list[str]:
+    """The names between commas; each must be one of a policy."""
+    from drystone.schedule.policy import find_policy
+
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if not names:
         raise InvalidSpec("no policy is named", hint="Try --policy prices,fifo")
     for name in names:
         find_policy(name)
-    jobs, nodes, options_of = _load(trace, cluster, speeds, arena, divide_work, most_jobs)
-    scenario = Scenario(
-        jobs=jobs,
-        nodes=nodes,
-        options_of=options_of,
-        startup=StartupCost(
-            seconds_per_gpu=restart_seconds_per_gpu, most_seconds=restart_most_seconds
-        ),
-        round_seconds=round_seconds,
-        horizon_seconds=horizon_hours * 3600 if horizon_hours else math.inf,
-        faults=FaultSpec(
-            seed=seed,
-            node_losses_per_hour=node_losses_per_hour,
-            failed_start_share=failed_starts,
-            speed_error_share=speed_error,
-        ),
-        knows_lengths=not unknown_lengths,
-    )
-    reports = []
+    return names
+
+
+def find_scaling(scaling: str, type_speeds: str) -> Scaling:
+    """What is assumed of jobs of which only the duration is known."""
+    from drystone.schedule.durations import Scaling
+
+    if type_speeds not in ("equal", "peak"):
+        raise InvalidSpec(f"--type-speeds is {type_speeds!r}", hint="Write equal or peak")
+    return Scaling.parse(scaling, by_peak=type_speeds == "peak")
+
+
+def _run(
+    setup: Setup, names: list[str], *, save_log: Path | None, timeline: Path | None
+) -> list[PolicyRun]:
+    from drystone.cli.simulate_view import follow
+    from drystone.observe.report import alone_seconds, run_policy
+
+    alone = alone_seconds(setup.scenario)
+    runs = []
     for name in names:
-        with follow(name, len(jobs)) as on_time:
-            report, log = simulate_policy(scenario, name, on_time=on_time)
-        reports.append(report)
+        with follow(name, len(setup.scenario.jobs)) as on_time:
+            run = run_policy(setup.scenario, name, on_time=on_time, alone=alone)
+        runs.append(run)
         if save_log is not None:
-            _save_log(save_log.with_name(f"{save_log.name}.{name}.jsonl"), log)
+            _save_log(save_log.with_name(f"{save_log.name}.{name}.jsonl"), run)
         if timeline is not None:
-            path = timeline.with_name(f"{timeline.name}.{name}.json")
-            _save_timeline(path, log, nodes, report.makespan_seconds)
-    if as_json:
-        _print_json(trace, cluster, scenario, reports)
-    else:
-        num_gpus = sum(node.num_gpus for node in nodes)
-        print_reports(f"{trace.name}: {len(jobs)} jobs on {num_gpus} GPUs", reports)
-
-
-def _load(
-    trace: Path, cluster: Path, speeds: Path | None, arena: bool, divide_work: float, most_jobs: int
-) -> tuple[tuple[JobSpec, ...], tuple[NodeSpec, ...], Callable[[JobSpec], OptionSet]]:
-    from drystone.describe.trace import load_trace
-    from drystone.describe.trace_cluster import load_cluster
-    from drystone.describe.trace_speeds import fill_sizes, load_speeds
-    from drystone.schedule.measured import duration_options, measured_options
-
-    nodes = load_cluster(cluster)
-    divide_work *= ARENA_DIVIDES_WORK if arena else 1.0
-    jobs = load_trace(trace, divide_work=divide_work, most_jobs=most_jobs)
-    if speeds is None:
-        named = next((job for job in jobs if job.model), None)
-        if named is not None:
-            raise InvalidSpec(
-                f"job {named.id} trains {named.model}, and no speeds are given",
-                where=str(trace),
-                hint="Give --speeds FILE, or a trace of durations (job_id, submit_time_s, "
-                "num_gpus, duration_s)",
+            is_only = len(names) == 1 and timeline.suffix == ".json"
+            stem = timeline.name.removesuffix(".json")
+            _save_timeline(
+                timeline if is_only else timeline.with_name(f"{stem}.{name}.json"), setup, run
             )
-        return jobs, nodes, duration_options(nodes)
-    steps = load_speeds(speeds)
-    steps = fill_sizes(steps) if arena else steps
-    return jobs, nodes, measured_options(steps, nodes)
+    return runs
 
 
-def _print_json(trace: Path, cluster: Path, scenario: Scenario, reports: list[RunReport]) -> None:
+def _title(request: Request, setup: Setup) -> str:
+    scenario = setup.scenario
+    num_gpus = sum(node.num_gpus for node in scenario.nodes)
+    places = [f"{num_gpus} GPUs"] if num_gpus else []
+    places += ["rented GPUs"] if scenario.offers else []
+    limit = scenario.budget_dollars_per_hour
+    money = f", ${limit:,.2f} an hour" if math.isfinite(limit) else ""
+    part = f" ({request.part})" if request.part else ""
+    places_text = " and ".join(places)
+    return f"{request.trace.name}{part}: {len(scenario.jobs)} jobs on {places_text}{money}"
+
+
+def _print_table(request: Request, setup: Setup, runs: list[PolicyRun]) -> None:
+    from drystone.cli.simulate_view import print_reports
+
+    print_reports(_title(request, setup), [one.report for one in runs], _remarks(setup, runs))
+
+
+def _remarks(setup: Setup, runs: list[PolicyRun]) -> list[str]:
+    from drystone.observe.information import statements
+
+    told = statements([one.report.policy for one in runs], setup.given)
+    return [*(f"{line}." for line in told), *(f"{note}." for note in setup.notes)]
+
+
+def _print_json(request: Request, setup: Setup, runs: list[PolicyRun]) -> None:
     from drystone.cli.output import print_json
+    from drystone.observe.information import policy_information
     from drystone.observe.report import report_table
 
-    horizon = scenario.horizon_seconds
+    scenario = setup.scenario
     settings = {
         "round_seconds": scenario.round_seconds,
         "restart_seconds_per_gpu": scenario.startup.seconds_per_gpu,
         "restart_most_seconds": scenario.startup.most_seconds,
-        "horizon_seconds": horizon if math.isfinite(horizon) else None,
+        "horizon_seconds": _finite(scenario.horizon_seconds),
+        "budget_dollars_per_hour": _finite(scenario.budget_dollars_per_hour),
         "faults": asdict(scenario.faults),
         "policies_know_lengths": scenario.knows_lengths,
+        "scaling": asdict(request.scaling),
     }
     print_json(
         {
-            "trace": str(trace),
-            "cluster": str(cluster),
+            "trace": str(request.trace),
+            "format": setup.format,
+            "cluster": str(request.cluster) if request.cluster else None,
+            "market": str(request.market) if request.market else None,
+            "num_jobs": len(scenario.jobs),
             "num_gpus": sum(node.num_gpus for node in scenario.nodes),
             "settings": settings,
-            "reports": report_table(reports),
+            "notes": list(setup.notes),
+            "information": {
+                one.report.policy: policy_information(one.report.policy, setup.given)
+                for one in runs
+            },
+            "reports": report_table([one.report for one in runs]),
         }
     )
 
 
-def _save_log(path: Path, log: list[Event]) -> None:
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _save_report(path: Path, request: Request, setup: Setup, runs: list[PolicyRun]) -> None:
+    from drystone.cli.output import make_console
+    from drystone.observe.page import render_page
+
+    text = render_page(
+        setup.scenario, runs, title=_title(request, setup), remarks=_remarks(setup, runs)
+    )
+    path.write_text(text, encoding="utf-8")
+    make_console(stderr=True).print(f"Written: {path}", style="dim")
+
+
+def _save_log(path: Path, run: PolicyRun) -> None:
     from drystone.run.events import render_event
 
-    path.write_text("".join(render_event(event) + "\n" for event in log), encoding="utf-8")
+    path.write_text("".join(render_event(event) + "\n" for event in run.log), encoding="utf-8")
 
 
-def _save_timeline(
-    path: Path, log: list[Event], nodes: tuple[NodeSpec, ...], end_seconds: float
-) -> None:
+def _save_timeline(path: Path, setup: Setup, run: PolicyRun) -> None:
     from drystone.observe.timeline import render_timeline
 
-    path.write_text(json.dumps(render_timeline(log, nodes, end_seconds)), encoding="utf-8")
+    found = render_timeline(run.log, setup.scenario.nodes, run.end_seconds)
+    path.write_text(json.dumps(found), encoding="utf-8")

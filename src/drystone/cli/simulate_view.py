@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Final
 
-from drystone.cli.output import Column, make_console, print_table
+from rich.text import Text
+
+from drystone.cli.output import HeadedTable, make_console, printable
 from drystone.observe.metrics import RunReport
-from drystone.units import format_seconds
+from drystone.observe.report_lines import report_lines
+
+_LABEL_WIDTH: Final = 22
 
 
 @contextmanager
@@ -31,47 +35,26 @@ def follow(policy: str, num_jobs: int) -> Iterator[Callable[[float, int], None] 
         yield lambda now, left: progress.update(task, completed=num_jobs - left, day=now / 86400)
 
 
-def print_reports(title: str, reports: Sequence[RunReport]) -> None:
-    """The policies, one a row."""
-    types = list(reports[0].utilisation) if reports else []
-    columns = [
-        Column(header="policy", justify="left", style="bold"),
-        Column(header="done", rank=0),
-        Column(header="unfinished", rank=1),
-        Column(header="refused", rank=3),
-        Column(header="mean", rank=0),
-        Column(header="median", rank=2),
-        Column(header="p99", rank=2),
-        Column(header="x bound", rank=1),
-        Column(header="queued", rank=5),
-        Column(header="makespan", rank=4),
-        *(Column(header=f"{gpu} used", rank=6) for gpu in types),
-        Column(header="restarts", rank=3),
-        Column(header="decision", rank=3),
-        Column(header="longest", rank=7),
-    ]
-    print_table(title, columns, [_row(report) for report in reports])
-
-
-def _row(report: RunReport) -> list[str]:
-    ratio = report.lower_bound_ratio
-    return [
-        report.policy,
-        f"{report.num_done}/{report.num_jobs}",
-        str(report.num_unfinished),
-        str(report.num_refused),
-        _seconds(report.mean_completion_seconds),
-        _seconds(report.median_completion_seconds),
-        _seconds(report.p99_completion_seconds),
-        "-" if math.isnan(ratio) else f"{ratio:.3f}",
-        _seconds(report.mean_queue_seconds),
-        _seconds(report.makespan_seconds),
-        *(f"{share:.0%}" for share in report.utilisation.values()),
-        str(report.num_restarts),
-        _seconds(report.mean_decision_seconds),
-        _seconds(report.most_decision_seconds),
-    ]
-
-
-def _seconds(seconds: float) -> str:
-    return "-" if math.isnan(seconds) else format_seconds(seconds)
+def print_reports(title: str, reports: Sequence[RunReport], remarks: Sequence[str] = ()) -> None:
+    """The policies side by side, a measure a line; as many tables as the width needs."""
+    console = make_console()
+    width = max(12, *(len(report.policy) + 2 for report in reports))
+    per_table = max(1, (console.width - _LABEL_WIDTH) // width)
+    for first in range(0, len(reports), per_table):
+        chosen = range(first, min(first + per_table, len(reports)))
+        table = HeadedTable(printable(title) if first == 0 else "")
+        table.add_column("", style="cyan", no_wrap=True)
+        for index in chosen:
+            table.add_column(reports[index].policy, justify="right", no_wrap=True)
+        for line in report_lines(reports):
+            best = line.best()
+            cells = [
+                Text(line.texts[index], style="bold green" if index in best else "")
+                for index in chosen
+            ]
+            table.add_row(line.label, *cells)
+        console.print(table)
+    if remarks:
+        console.print()
+    for remark in remarks:
+        console.print(Text(printable(remark), style="dim"), soft_wrap=True)

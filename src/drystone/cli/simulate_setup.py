@@ -1,0 +1,166 @@
+"""From files and words to a scenario: jobs, nodes, offers and what each job could run on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from drystone.describe.trace import Trace, read_trace
+from drystone.describe.trace_cluster import NodeSpec, load_cluster
+from drystone.describe.trace_reading import Reading
+from drystone.describe.trace_requests import match_requests
+from drystone.describe.trace_speeds import fill_batches, fill_sizes, load_speeds
+from drystone.errors import InvalidSpec
+from drystone.observe.information import Information
+from drystone.observe.report import Scenario, reachable_nodes
+from drystone.run.simulator.faults import FaultSpec
+from drystone.schedule.durations import Scaling, duration_options
+from drystone.schedule.estimated import estimated_options, kind_of
+from drystone.schedule.measured import measured_options
+from drystone.schedule.snapshot import StartupCost
+
+if TYPE_CHECKING:
+    from drystone.describe.job import JobSpec
+    from drystone.describe.market import Offer
+    from drystone.schedule.phases import Options
+
+ARENA_DIVIDES_WORK: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What the command line asked for."""
+
+    trace: Path
+    cluster: Path | None = None
+    market: Path | None = None
+    speeds: Path | None = None
+    part: str = ""
+    arena: bool = False
+    divide_work: float = 1.0
+    most_jobs: int = 0
+    scaling: Scaling = field(default_factory=Scaling)
+    budget_dollars_per_hour: float = math.inf
+    hard_cap_dollars_per_hour: float = math.inf
+    startup: StartupCost = field(default_factory=StartupCost)
+    round_seconds: float = 0.0
+    horizon_hours: float = 0.0
+    faults: FaultSpec = field(default_factory=FaultSpec)
+    knows_lengths: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """A scenario, and what has to be said about it."""
+
+    scenario: Scenario
+    format: str
+    given: Information
+    notes: tuple[str, ...]
+
+
+def set_up(request: Request) -> Setup:
+    """Load the files, and plan each kind of job once, with a bar of progress."""
+    nodes, offers = _load_gpus(request)
+    trace = read_trace(
+        request.trace,
+        Reading(
+            divide_work=request.divide_work * (ARENA_DIVIDES_WORK if request.arena else 1.0),
+            by_duration=request.speeds is None,
+            is_elastic=request.scaling.is_elastic,
+        ),
+        part=request.part,
+        most_jobs=request.most_jobs,
+    )
+    reachable = reachable_nodes(nodes, offers)
+    jobs, request_notes = match_requests(trace.jobs, reachable)
+    trace = replace(trace, jobs=jobs)
+    options_of, words, notes = _options(request, trace, reachable)
+    _plan_kinds(jobs, options_of)
+    scenario = Scenario(
+        jobs=jobs,
+        nodes=nodes,
+        options_of=options_of,
+        startup=request.startup,
+        round_seconds=request.round_seconds,
+        horizon_seconds=request.horizon_hours * 3600 if request.horizon_hours else math.inf,
+        faults=request.faults,
+        knows_lengths=request.knows_lengths,
+        offers=offers,
+        budget_dollars_per_hour=request.budget_dollars_per_hour,
+        hard_cap_dollars_per_hour=request.hard_cap_dollars_per_hour,
+    )
+    given = Information(
+        speeds=words,
+        speed_error_share=request.faults.speed_error_share,
+        knows_lengths=request.knows_lengths,
+    )
+    return Setup(
+        scenario=scenario,
+        format=trace.format,
+        given=given,
+        notes=(*trace.notes, *request_notes, *notes),
+    )
+
+
+def _load_gpus(request: Request) -> tuple[tuple[NodeSpec, ...], tuple[Offer, ...]]:
+    if request.cluster is None and request.market is None:
+        raise InvalidSpec(
+            "there are no GPUs", hint="Give --cluster FILE, --market FILE to rent from, or both"
+        )
+    if math.isfinite(request.budget_dollars_per_hour) and request.market is None:
+        raise InvalidSpec("a budget needs something to buy", hint="Give --market FILE")
+    nodes = load_cluster(request.cluster) if request.cluster is not None else ()
+    if request.market is None:
+        return nodes, ()
+    from drystone.describe.market_file import load_market
+
+    return nodes, load_market(request.market)
+
+
+def _options(
+    request: Request, trace: Trace, nodes: tuple[NodeSpec, ...]
+) -> tuple[Callable[[JobSpec], Options], str, list[str]]:
+    """A function from a job to its options, where its speeds are from, and what was assumed."""
+    notes: list[str] = []
+    words: list[str] = []
+    by_model: Callable[[JobSpec], Options] | None = None
+    by_length = duration_options(nodes, request.scaling) if trace.counts_gpu_seconds else None
+    if request.speeds is not None:
+        steps = load_speeds(request.speeds, source=trace.source)
+        if request.arena:
+            steps = fill_sizes(steps)
+        steps, num_filled = fill_batches(steps, trace.jobs)
+        if num_filled:
+            notes.append(f"{num_filled} kinds of work take the speed of the nearest measured batch")
+        by_model = measured_options(steps, nodes)
+        words.append(f"measured ({request.speeds.name})")
+    elif any(job.model for job in trace.jobs):
+        by_model = estimated_options(nodes)
+        words.append("estimated by Drystone")
+    if by_length is not None:
+        notes.append(request.scaling.statement().rstrip("."))
+        words.append("as the trace's durations")
+
+    def options_of(job: JobSpec) -> Options:
+        found = by_model if job.model else by_length
+        assert found is not None, job.id
+        return found(job)
+
+    return options_of, " and ".join(words), notes
+
+
+def _plan_kinds(jobs: tuple[JobSpec, ...], options_of: Callable[[JobSpec], Options]) -> None:
+    """Meet each kind of job once, so that planning is over before time starts to run."""
+    from drystone.cli.output import track
+
+    kinds = {
+        (kind_of(job), job.min_gpus, job.max_gpus, job.allowed_gpus): job
+        for job in jobs
+        if job.model
+    }
+    for job in track(list(kinds.values()), "Planning each kind of job"):
+        options_of(job)

@@ -117,12 +117,11 @@ def train_plainly(case: CellCase) -> list[tuple[float, float, dict[str, torch.Te
 def an_engine(case: CellCase) -> CellEngine:
     plan = case.plan
     return CellEngine(
-        plan.model,
+        build_model(plan.model, seed=5, on_meta=True),
         cell_layout(plan),
         seq_len=case.seq_len,
         wire=Wire(),
         recompute=plan.recipe.recompute,
-        seed=5,
     )
 
 

@@ -17,7 +17,7 @@ from drystone.run.runtime.collectives import Wire
 from drystone.run.runtime.exchange import Mail
 from drystone.run.runtime.model import Transformer, rotary_table
 from drystone.run.runtime.shard import Unit, cut_units
-from drystone.run.runtime.stage import ChunkRun, Segment, StagePart, Timed, local_scalar
+from drystone.run.runtime.stage import ChunkRun, Paced, Segment, StagePart, Timed, local_scalar
 from drystone.run.runtime.tensor import Leaf, TensorSplit
 
 TIED = "tokens.weight"  # what the head shares, where it shares something
@@ -79,17 +79,15 @@ class CellBuilder:
         self._chunks = [one for one in layout.chunks if one.stage == seat.stage]
         self._rotary: tuple[torch.Tensor, ...] | None = None
 
-    def build(self, timed: Timed) -> tuple[list[StagePart], dict[int, ChunkRun]]:
+    def build(self, timed: Timed, paced: Paced) -> tuple[list[StagePart], dict[int, ChunkRun]]:
         """The weights in their parts, and the chunks by number that run with them."""
         leaves = self._leaves()
-        shares = self._layout.stages[self._seat.stage].shares
-        sizes = [sum(leaf.value.numel() for leaf in some) for some in leaves.values()]
-        parts = {
-            name: self._part(name, leaves[name], cuts)
-            for name, cuts in zip(leaves, cut_units(sizes, shares), strict=True)
-        }
+        units = self._units(leaves)
+        parts = {name: self._part(name, units[name], some) for name, some in leaves.items()}
         runs = {
-            self._layout.chunks.index(one): ChunkRun(list(self._segments(one, parts)), timed=timed)
+            self._layout.chunks.index(one): ChunkRun(
+                list(self._segments(one, parts)), timed=timed, paced=paced
+            )
             for one in self._chunks
         }
         return list(parts.values()), runs
@@ -121,20 +119,38 @@ class CellBuilder:
     def _has_last(self) -> bool:
         return self._layout.chunks[-1] in self._chunks
 
-    def _part(self, name: str, leaves: Sequence[Leaf], cuts: Sequence[int]) -> StagePart:
-        by_name = {leaf.name: leaf for leaf in leaves}
-        unit = Unit(
-            name,
-            [(leaf.name, leaf.value) for leaf in leaves],
-            cuts,
-            wire=self._groups.data,
-            device=self._device,
-            dtype=self._dtype,
-            initial_value=partial(_initial_part, self._model, by_name),
-        )
+    def _units(self, leaves: dict[str, list[Leaf]]) -> dict[str, list[Unit]]:
+        """Trained and frozen weights apart, each cut by the shares of the data-parallel ranks."""
+        shares = self._layout.stages[self._seat.stage].shares
+        units: dict[str, list[Unit]] = {name: [] for name in leaves}
+        for is_trained in (True, False):
+            some = {
+                name: [leaf for leaf in group if leaf.value.requires_grad is is_trained]
+                for name, group in leaves.items()
+            }
+            some = {name: group for name, group in some.items() if group}
+            sizes = [sum(leaf.value.numel() for leaf in group) for group in some.values()]
+            for (name, group), cuts in zip(
+                some.items(), cut_units(sizes, shares) if sizes else [], strict=True
+            ):
+                unit = Unit(
+                    name,
+                    [(leaf.name, leaf.value) for leaf in group],
+                    cuts,
+                    wire=self._groups.data,
+                    device=self._device,
+                    dtype=self._dtype,
+                    initial_value=partial(
+                        _initial_part, self._model, {leaf.name: leaf for leaf in group}
+                    ),
+                )
+                units[name].append(unit)
+        return units
+
+    def _part(self, name: str, units: Sequence[Unit], leaves: Sequence[Leaf]) -> StagePart:
         is_copy = name == "back" and self._model.spec.tied_embeddings
         return StagePart(
-            unit,
+            units,
             leaves,
             sharding=self._layout.sharding,
             tensor_group=self._groups.tensor,
@@ -148,12 +164,17 @@ class CellBuilder:
             is_recomputed = (
                 self._recompute.kind is RecomputeKind.FULL and layer % self._recompute.every == 0
             )
-            yield Segment(parts[f"blocks.{layer}"], partial(self._run_block, layer), is_recomputed)
+            yield Segment(
+                parts[f"blocks.{layer}"],
+                partial(self._run_block, layer),
+                kinds=("forward", "backward"),
+                is_recomputed=is_recomputed,
+            )
         if chunk == self._layout.chunks[-1]:
             is_split = self._groups.tensor is not None
             part = parts.get("back", parts.get("front"))
             assert part is not None
-            yield Segment(part, self._run_back, is_over_vocabulary=is_split)
+            yield Segment(part, self._run_back, kinds=("head", ""), is_over_vocabulary=is_split)
 
     def _run_front(self, _: torch.Tensor | None, batch: torch.Tensor | None) -> torch.Tensor:
         assert batch is not None

@@ -15,15 +15,15 @@ from collections.abc import Sequence
 
 import torch
 
-from drystone.describe.model import ModelSpec
 from drystone.describe.recipe import Recompute
 from drystone.errors import InvalidSpec
 from drystone.run.runtime.cell_build import TIED, CellBuilder, join_groups
 from drystone.run.runtime.cells import CellLayout
 from drystone.run.runtime.collectives import Wire
+from drystone.run.runtime.emulate import Pacer
 from drystone.run.runtime.exchange import Incoming, Mail, Region, hidden_regions
 from drystone.run.runtime.layered import Batch
-from drystone.run.runtime.model import build_model
+from drystone.run.runtime.model import Transformer
 from drystone.run.runtime.pipeline import Action, stage_actions
 from drystone.run.runtime.stepping import Stepper, StepResult
 from drystone.run.runtime.tensor import refuse_unsplittable
@@ -37,7 +37,7 @@ class CellEngine(Stepper):
 
     def __init__(
         self,
-        spec: ModelSpec,
+        model: Transformer,  # without weights, on the meta device
         layout: CellLayout,
         *,
         seq_len: int,
@@ -45,16 +45,16 @@ class CellEngine(Stepper):
         device: torch.device | None = None,
         dtype: torch.dtype = torch.float32,
         recompute: Recompute | None = None,
-        seed: int = 0,
+        pacer: Pacer | None = None,
     ) -> None:
         if layout.num_ranks != wire.num_ranks:
             raise InvalidSpec(
                 f"the plan is for {layout.num_ranks} ranks, {wire.num_ranks} were started"
             )
         for stage in layout.stages:
-            refuse_unsplittable(spec, stage.tp)
+            refuse_unsplittable(model, stage.tp)
         self.layout, self.seat, self._seq_len = layout, layout.seat(wire.rank), seq_len
-        self._dtype, self._width = dtype, spec.hidden_size
+        self._dtype, self._width = dtype, model.spec.hidden_size
         self._actions = stage_actions(
             layout.schedule,
             stage=self.seat.stage,
@@ -65,7 +65,7 @@ class CellEngine(Stepper):
         device = device or torch.device("cpu")
         self._groups = join_groups(layout, self.seat)
         builder = CellBuilder(
-            build_model(spec, seed=seed, on_meta=True),
+            model,
             layout,
             self.seat,
             self._groups,
@@ -75,10 +75,11 @@ class CellEngine(Stepper):
             dtype=dtype,
             recompute=recompute or Recompute(),
         )
-        self._parts, self._runs = builder.build(self._timed)
+        self._parts, self._runs = builder.build(self._timed, self._paced)
         owned = [one for part in self._parts for one in part.owned]
-        super().__init__(owned, wire=wire, device=device)
-        self._tied = self._tie() if spec.tied_embeddings and len(layout.stages) > 1 else None
+        super().__init__(owned, wire=wire, device=device, pacer=pacer)
+        is_tied = model.spec.tied_embeddings and len(layout.stages) > 1
+        self._tied = self._tie() if is_tied else None
         self._total = float(layout.global_batch * seq_len)  # tokens that a step predicts
         self._losses = torch.zeros((), dtype=torch.float64, device=device)
 

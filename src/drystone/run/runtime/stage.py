@@ -25,10 +25,11 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from drystone.describe.layout import Sharding
 from drystone.run.runtime.collectives import Pending
-from drystone.run.runtime.shard import Owned, Unit
+from drystone.run.runtime.shard import Layer, Owned, Unit
 from drystone.run.runtime.tensor import Leaf
 
 Timed = Callable[[str], AbstractContextManager[None]]
+Paced = Callable[[str, torch.Tensor], AbstractContextManager[None]]
 
 
 class StagePart:
@@ -36,15 +37,16 @@ class StagePart:
 
     def __init__(
         self,
-        unit: Unit,
+        units: Sequence[Unit],  # at most one of them is trained, and it is the first
         leaves: Sequence[Leaf],
         *,
         sharding: Sharding,
         tensor_group: dist.ProcessGroup | None,
         copied: frozenset[str],
     ) -> None:
-        self._unit, self._sharding, self._tensor_group = unit, sharding, tensor_group
-        self._partial = [index for index, leaf in enumerate(leaves) if leaf.is_partial]
+        self._layer, self._sharding, self._tensor_group = Layer(units), sharding, tensor_group
+        trained = [leaf for leaf in leaves if leaf.value.requires_grad]
+        self._partial = [index for index, leaf in enumerate(trained) if leaf.is_partial]
         by_name = {leaf.name: leaf for leaf in leaves}
         is_first = tensor_group is None or dist.get_rank(tensor_group) == 0
         self.owned = [
@@ -57,6 +59,7 @@ class StagePart:
                 by_name[one.name].part,
                 is_counted=(is_first or by_name[one.name].is_split) and one.name not in copied,
             )
+            for unit in units
             for one in unit.owned
         ]
         self._reduction: Pending | None = None
@@ -64,32 +67,32 @@ class StagePart:
     def begin_step(self) -> None:
         """Before the first micro-batch."""
         if self._sharding < Sharding.ZERO3:
-            self._unit.start_gather()
+            self._layer.start_gather()
         if self._sharding < Sharding.ZERO2:
-            self._unit.begin_gradients()
+            self._layer.begin_gradients()
 
     def start_use(self) -> None:
         """It will be used next."""
-        self._unit.start_gather()
+        self._layer.start_gather()
 
     def use(self) -> None:
         """From here on the weights are there."""
-        self._unit.gather()
+        self._layer.gather()
 
     def leave(self) -> None:
         """They are not needed for now."""
         if self._sharding >= Sharding.ZERO3:
-            self._unit.free()
+            self._layer.free()
 
     def begin_backward(self) -> None:
         """Before the backward pass of one micro-batch."""
         if self._sharding >= Sharding.ZERO2:
             self.finish_reduction()
-            self._unit.begin_gradients()
+            self._layer.begin_gradients()
 
     def end_backward(self) -> None:
         """After it."""
-        self._unit.fold_gradients()
+        self._layer.fold_gradients()
         if self._sharding >= Sharding.ZERO2:
             self._start_reduction()
 
@@ -97,7 +100,7 @@ class StagePart:
         """After the last micro-batch; `finish_reduction` comes later."""
         if self._sharding < Sharding.ZERO2:
             self._start_reduction()
-        self._unit.free()
+        self._layer.free()
 
     def finish_reduction(self) -> None:
         """Until the owned pieces have their gradients; those of micro-batches add up."""
@@ -112,13 +115,13 @@ class StagePart:
 
     def _start_reduction(self) -> None:
         self._sum_partial()
-        self._reduction = self._unit.start_reduce()
+        self._reduction = self._layer.start_reduce()
 
     def _sum_partial(self) -> None:
         """Gradients of which each tensor-parallel rank has a part: one collective."""
         if not self._partial or self._tensor_group is None:
             return
-        gradients = self._unit.gradients()
+        gradients = self._layer.units[0].gradients()
         some = [gradients[index] for index in self._partial]
         flat = torch.cat(some)
         dist.all_reduce(flat, group=self._tensor_group)
@@ -132,6 +135,10 @@ class Segment:
 
     part: StagePart
     run: Callable[[torch.Tensor | None, torch.Tensor | None], torch.Tensor]
+    kinds: tuple[str, str] = (
+        "",
+        "",
+    )  # of section, forward and backward, where devices are emulated
     is_recomputed: bool = False
     is_over_vocabulary: bool = False  # its loss is of logits that are split
 
@@ -147,8 +154,8 @@ class _Kept:
 class ChunkRun:
     """Consecutive segments, and the micro-batches that are on their way through them."""
 
-    def __init__(self, segments: Sequence[Segment], *, timed: Timed) -> None:
-        self._segments, self._timed = list(segments), timed
+    def __init__(self, segments: Sequence[Segment], *, timed: Timed, paced: Paced) -> None:
+        self._segments, self._timed, self._paced = list(segments), timed, paced
         self._kept: dict[int, list[_Kept]] = {}
         self._batches: dict[int, torch.Tensor | None] = {}
 
@@ -161,8 +168,8 @@ class ChunkRun:
         is_empty = _is_empty(hidden, batch)
         for index, segment in enumerate(self._segments):
             self._use(index, index + 1)
-            with self._timed("forward"):
-                if not is_empty:
+            if not is_empty:
+                with self._timed("forward"), self._section(segment.kinds[0], hidden):
                     hidden = self._run_forward(segment, hidden, batch, kept)
             segment.part.leave()
         return None if is_empty else hidden
@@ -175,12 +182,15 @@ class ChunkRun:
             self._use(index, index - 1)
             with self._timed("reduce"):
                 segment.part.begin_backward()
-            with self._timed("backward"):
-                if kept:
+            if kept:
+                with self._timed("backward"), self._section(segment.kinds[1], kept[-1].entered):
                     gradient = _run_backward(segment, kept.pop(), batch, gradient)
             segment.part.end_backward()
             segment.part.leave()
         return gradient
+
+    def _section(self, kind: str, hidden: torch.Tensor | None) -> AbstractContextManager[None]:
+        return self._paced(kind, hidden) if kind and hidden is not None else nullcontext()
 
     def _use(self, index: int, following: int) -> None:
         with self._timed("gather"):
@@ -207,7 +217,8 @@ def _run_backward(
 ) -> torch.Tensor | None:
     with _over_vocabulary(segment):
         left = kept.left if kept.left is not None else segment.run(kept.entered, batch)
-        left.backward(gradient)
+        if left.requires_grad:  # not so before the first trained layer
+            left.backward(gradient)
     return None if kept.entered is None else kept.entered.grad
 
 

@@ -252,8 +252,14 @@ def _use_one_head(module: nn.Linear, head: int, size: int) -> None:
     module.register_forward_hook(choose)
 
 
-def refuse_unsplittable(spec: ModelSpec, tp: int) -> None:
+def refuse_unsplittable(model: Transformer, tp: int) -> None:
     """An error that says why the model cannot be split so."""
-    problems = check_splittable(spec, tp) if tp > 1 else []
+    if tp == 1:
+        return
+    problems = check_splittable(model.spec, tp)
+    if not all(one.requires_grad for one in model.parameters()):
+        problems.append("adapters are not split")
     if problems:
-        raise InvalidSpec(f"{spec.name} cannot be split over {tp} ranks: {'; '.join(problems)}")
+        raise InvalidSpec(
+            f"{model.spec.name} cannot be split over {tp} ranks: {'; '.join(problems)}"
+        )

@@ -27,7 +27,8 @@ class TiedGradient:
     def __init__(
         self, owned: Sequence[Owned], name: str, *, wire: Wire, others: range | None, mail: Mail
     ) -> None:
-        self._pieces = [one for one in owned if one.name == name] if others is not None else []
+        mine_too = [one for one in owned if one.name == name and one.value.requires_grad]
+        self._pieces = mine_too if others is not None else []
         self._others, self._mail = others or range(0), mail
         mine = [_region(box) for one in self._pieces for box in _boxes(one)]
         table: list[Any] = [None] * wire.num_ranks

@@ -11,10 +11,12 @@ from typing import Any, TextIO
 
 import torch
 
-from drystone.describe.recipe import Offload, Optimizer, Precision, StepKernel, Tuning
+from drystone.describe.recipe import Offload, Optimizer, Precision, Recipe, StepKernel, Tuning
 from drystone.errors import InvalidSpec
 from drystone.plan.plan import Plan
 from drystone.run.runtime.batch import rank_works
+from drystone.run.runtime.cell_trainer import CellTrainer
+from drystone.run.runtime.cells import cell_layout, is_cell
 from drystone.run.runtime.collectives import Wire
 from drystone.run.runtime.data import open_tokens
 from drystone.run.runtime.emulate import VARIABLE, EmulatedDevice, rank_gpus, read_emulation
@@ -98,9 +100,41 @@ def prepare(
 ) -> Trainer:
     """Everything that the plan says, checked and built."""
     recipe = plan.recipe
+    _check_recipe(recipe)
+    model = build_model(plan.model, seed=settings.seed, on_meta=True)
+    if recipe.tuning is Tuning.LORA:
+        add_adapters(model, recipe.lora, seed=settings.seed)
+    given: dict[str, Any] = {
+        "optimizer": choose_optimizer(
+            recipe.optimizer, settings.learning_rate, kernel=recipe.step_kernel
+        ),
+        "wire": wire,
+        "dtype": _DTYPES[recipe.precision],
+        "offload": recipe.offload is Offload.ACTIVATIONS,
+        "clip": settings.clip,
+        "weight_decay": settings.weight_decay,
+        "checkpoints": settings.checkpoints,
+        "keep": settings.keep,
+        "seed": settings.seed,
+        "rebalances": settings.rebalances,
+        "emulated": emulated,
+        "section_seconds": section_seconds,
+    }
+    if is_cell(plan):
+        return CellTrainer(
+            model,
+            cell_layout(plan),
+            seq_len=recipe.seq_len,
+            recompute=recipe.recompute,
+            **given,
+        )
     works = rank_works(plan)
     if len(works) != wire.num_ranks:
         raise InvalidSpec(f"the plan is for {len(works)} ranks, {wire.num_ranks} were started")
+    return Trainer(model, works, **given)
+
+
+def _check_recipe(recipe: Recipe) -> None:
     if recipe.precision not in _DTYPES:
         raise InvalidSpec(
             f"precision {recipe.precision.value} cannot be trained yet",
@@ -110,27 +144,6 @@ def prepare(
         raise InvalidSpec(f"tuning {recipe.tuning.value} cannot be trained yet")
     if recipe.dropout:
         raise InvalidSpec("the reference transformer has no dropout")
-    model = build_model(plan.model, seed=settings.seed, on_meta=True)
-    if recipe.tuning is Tuning.LORA:
-        add_adapters(model, recipe.lora, seed=settings.seed)
-    return Trainer(
-        model,
-        works,
-        optimizer=choose_optimizer(
-            recipe.optimizer, settings.learning_rate, kernel=recipe.step_kernel
-        ),
-        wire=wire,
-        dtype=_DTYPES[recipe.precision],
-        offload=recipe.offload is Offload.ACTIVATIONS,
-        clip=settings.clip,
-        weight_decay=settings.weight_decay,
-        checkpoints=settings.checkpoints,
-        keep=settings.keep,
-        seed=settings.seed,
-        rebalances=settings.rebalances,
-        emulated=emulated,
-        section_seconds=section_seconds,
-    )
 
 
 def choose_optimizer(

@@ -1,7 +1,10 @@
 """What the ranks of the tests of split jobs do, and the plans that they execute."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+import checkpoint_cases
+import engine_cases
 import torch
 from engine_cases import SEQ_LEN, a_spec, tokens
 from torch import nn
@@ -11,10 +14,12 @@ from drystone.describe.model import ModelSpec, QkNorm
 from drystone.describe.recipe import Precision, Recipe, Recompute, RecomputeKind
 from drystone.plan.plan import Plan, RankShare, StagePlan, Way
 from drystone.run.runtime.cell_engine import CellEngine
+from drystone.run.runtime.cell_trainer import CellTrainer
 from drystone.run.runtime.cells import cell_layout
 from drystone.run.runtime.collectives import Wire
 from drystone.run.runtime.model import build_model
 from drystone.run.runtime.slices import part_boxes
+from drystone.run.runtime.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -175,3 +180,81 @@ def put_together(ranks: list[list[tuple]], like: dict[str, torch.Tensor]):
     for name, at, values in copies:
         assert torch.allclose(found[name][at], values, atol=1e-7, rtol=0), name
     return found
+
+
+def a_trainer(case: CellCase, folder: Path | None) -> Trainer:
+    """With the settings of `checkpoint_cases.a_trainer`, so that each goes on for the other."""
+    return CellTrainer(
+        build_model(case.spec, seed=5, on_meta=True),
+        cell_layout(case.plan),
+        seq_len=case.seq_len,
+        optimizer=engine_cases.an_optimizer,
+        clip=0.5,
+        weight_decay=0.1,
+        checkpoints=folder,
+        seed=9,
+    )
+
+
+def train_and_save(case, folder: Path, save_at: int) -> tuple[list[float], list[tuple]]:
+    """Losses of the whole run, and what this rank held at the time of saving."""
+    trainer = _any_trainer(case, folder)
+    losses, saved = [], []
+    for batches in trainer.iterate(tokens().read, num_steps=case.steps):
+        losses.append(trainer.step(batches).loss)
+        if trainer.progress.step == save_at:
+            trainer.start_save()
+            saved = state_of(trainer)
+    trainer.take_saved(wait=True)
+    return losses, saved
+
+
+def _any_trainer(case, folder: Path) -> Trainer:
+    make = a_trainer if isinstance(case, CellCase) else checkpoint_cases.a_trainer
+    return make(case, folder)
+
+
+def resume_and_train(case, folder: Path) -> tuple[list[tuple], list[float], int]:
+    """What this rank holds right after loading, the losses from there on, the step begun at."""
+    trainer = _any_trainer(case, folder)
+    assert trainer.resume()
+    loaded, begun = state_of(trainer), trainer.progress.step
+    losses = [
+        trainer.step(batches).loss
+        for batches in trainer.iterate(tokens().read, num_steps=case.steps)
+    ]
+    return loaded, losses, begun
+
+
+def state_of(trainer: Trainer) -> list[tuple]:
+    """Parameters and optimizer state as (name, counted, offsets, values)."""
+    found = []
+    for one in trainer.engine.owned:
+        entries = {"": one.value.detach(), **trainer.optimizer.state[one.value]}
+        for key, entry in entries.items():
+            name = f"{one.name} {key}".strip()
+            if not entry.dim():
+                found.append((name, False, (), entry.clone()))
+                continue
+            for box, values in boxes_of(one, entry):
+                found.append((name, one.is_counted, box.offsets, values))
+    return found
+
+
+def whole_state(by_rank: list[list[tuple]]) -> dict[str, torch.Tensor]:
+    """All ranks' state put together; copies must be bit-equal."""
+    whole: dict[str, torch.Tensor] = {}
+    ends: dict[str, list[int]] = {}
+    parts = [part for rank in by_rank for part in rank]
+    for name, _, offsets, values in parts:
+        reached = [o + n for o, n in zip(offsets, values.shape, strict=True)]
+        ends[name] = [max(pair) for pair in zip(ends.get(name, reached), reached, strict=True)]
+    for is_counting in (True, False):
+        for name, is_counted, offsets, values in parts:
+            at = tuple(slice(o, o + n) for o, n in zip(offsets, values.shape, strict=True))
+            if is_counted and is_counting:
+                whole.setdefault(name, torch.full(ends[name], torch.nan))[at] = values
+            elif not is_counted and not is_counting:
+                assert torch.equal(whole.setdefault(name, values)[at], values), name
+    assert not any(bool(one.isnan().any()) for one in whole.values())
+    return whole

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from drystone.describe.layout import Layouts, Sharding
-from drystone.describe.model import ModelSpec, Side
+from drystone.describe.model import ModelSpec, QkNorm, Side
 from drystone.describe.pool import GpuGroup, Pool, make_pool
 from drystone.describe.recipe import Precision, Recipe, Tuning
 from drystone.estimate.memory import estimate_memory
@@ -26,8 +26,6 @@ from drystone.plan.uneven import plan_uneven
 
 # What the runtime cannot execute yet, and how to say so.
 _NOT_EXECUTABLE = {
-    "tp": "tensor parallelism",
-    "pp": "a pipeline",
     "cp": "context parallelism",
     "ep": "expert parallelism",
 }
@@ -189,8 +187,12 @@ def _marked(plan: Plan) -> Plan:
         for name, words in _NOT_EXECUTABLE.items()
         if plan.layout is not None and getattr(plan.layout, name) > 1
     ]
+    splits_matrices = any(stage.tp > 1 for stage in plan.stages)
     checks = {
-        "a pipeline over groups": plan.way is Way.GROUPS,
+        "a vocabulary spread over stages": plan.layout is not None and plan.layout.vocab_barriers,
+        "adapters on split matrices": splits_matrices and recipe.tuning is not Tuning.FULL,
+        "queries normalised over split heads": splits_matrices
+        and any(block.attention.qk_norm is QkNorm.FULL for block in model.blocks),
         "pure fp16": recipe.precision is Precision.FP16,
         "quantised weights": recipe.tuning is Tuning.QLORA,
         "experts": model.is_moe,

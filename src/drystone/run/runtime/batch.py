@@ -8,8 +8,8 @@ depends neither on the number of ranks nor on their shares.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
 from drystone.errors import InvalidSpec
 from drystone.plan.plan import Plan, Way
@@ -35,7 +35,7 @@ def rank_works(plan: Plan) -> tuple[RankWork, ...]:
     if len(plan.stages) != 1 or plan.stages[0].tp * plan.stages[0].cp != 1:
         raise InvalidSpec(
             f"a plan of kind {plan.way.value} with tensor, context or pipeline parallelism",
-            hint="The runtime executes uneven plans, and cells with dp only, so far",
+            hint="Those that can be executed have a layout of their own: `cells.cell_layout`",
         )
     if plan.not_executable:
         raise InvalidSpec(f"the plan cannot be executed: {plan.not_executable}")
@@ -48,12 +48,23 @@ def rank_works(plan: Plan) -> tuple[RankWork, ...]:
         for share in plan.stages[0].ranks
         for _ in range(share.count)
     ]
+    if plan.way is Way.CELL:
+        works = _without_excess(works, plan.recipe.global_batch)
     total = sum(work.batch for work in works)
     if total != plan.recipe.global_batch:
         raise InvalidSpec(
             f"the ranks' batches sum to {total}, the global batch is {plan.recipe.global_batch}"
         )
     return tuple(works)
+
+
+def _without_excess(works: Sequence[RankWork], global_batch: int) -> list[RankWork]:
+    """Equal ranks are planned with the batch of the largest; the last ones have less to do."""
+    ends = [min(end, global_batch) for end in (0, *accumulate(work.batch for work in works))]
+    return [
+        replace(work, batch=end - start)
+        for work, (start, end) in zip(works, pairwise(ends), strict=True)
+    ]
 
 
 def micro_batches(works: Sequence[RankWork], rank: int, position: int) -> list[range]:

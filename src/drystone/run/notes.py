@@ -34,9 +34,10 @@ class Described(Note):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterDescribed(Note):
-    """A controller took over with these nodes: (id, GPU type, GPUs) each."""
+    """From now on these are the nodes, (id, GPU type, GPUs) each, and what a GPU hour costs."""
 
     nodes: tuple[tuple[str, str, int], ...]
+    dollars_per_gpu_hour: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,14 +66,14 @@ class Launched(Note):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned(Note):
-    """What a run taught about its kind of job: a speed, or memory that did not suffice."""
+    """What a run taught about jobs that do the same work: a speed, or memory that was too small."""
 
     job_id: str
-    kind: str  # of job; jobs of one kind share options
-    option: int
-    samples_per_second: float = 0.0  # measured; 0: nothing new
-    memory_bytes: float = 0.0  # it needed more than this, or peaked at this
-    out_of_memory: bool = False
+    work: str  # jobs with the same one do the same work
+    gpus: tuple[tuple[str, int], ...]  # by type
+    estimated_samples_per_second: float
+    measured_samples_per_second: float = 0.0  # 0: none was measured
+    memory_share: float = 0.0  # it needs more than this many times the estimate; 0: nothing new
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from drystone.errors import DrystoneError
-from drystone.run.agent.launches import Launch, read_json, read_lines, write_whole
+from drystone.run.agent.launches import Launch, read_json, read_lines, read_tail, write_whole
 from drystone.run.agent.socket_path import short_path
 
 _TICK_SECONDS = 0.1
@@ -52,7 +52,7 @@ class Agent:
         operation = getattr(self, f"_op_{name}", None)
         if operation is None:
             raise Refused(f"there is no operation {name!r}")
-        if name not in ("hello", "tail", "read"):
+        if name not in ("hello", "tail", "read", "read_end"):
             self._check_controller(int(request.get("controller", 0)))
         result: dict[str, Any] = operation(request)
         return result
@@ -148,16 +148,22 @@ class Agent:
     def _op_tail(self, request: dict[str, Any]) -> dict[str, Any]:
         return {"text": self._find(request).tail(int(request.get("most_bytes", 4000)))}
 
+    def _op_read_end(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The end of one file of a launch."""
+        path = self._file_of(request)
+        return {"text": read_tail(path, int(request.get("most_bytes", 4000)))}
+
     def _op_read(self, request: dict[str, Any]) -> dict[str, Any]:
         """Lines of one file of a launch, also of one that was forgotten."""
+        text, offset = read_lines(self._file_of(request), int(request.get("offset", 0)))
+        return {"text": text, "offset": offset}
+
+    def _file_of(self, request: dict[str, Any]) -> Path:
         name = str(request["name"])
         folder = f"{request['job_id']}.{int(request['epoch'])}"
         if not _NAME.fullmatch(name) or not _NAME.fullmatch(folder):
             raise Refused("no such file")
-        text, offset = read_lines(
-            self.folder / "launches" / folder / name, int(request.get("offset", 0))
-        )
-        return {"text": text, "offset": offset}
+        return self.folder / "launches" / folder / name
 
     def _op_quit(self, _: dict[str, Any]) -> dict[str, Any]:
         self.is_leaving = True

@@ -1,0 +1,256 @@
+"""The controller: the one loop in real time, and what people may ask of it.
+
+One process holds the lease and runs the loop; requests come from other threads. Everything that
+happens goes through the journal, so the controller can be killed at any instant: the next one reads
+the log, asks the agents what runs, and goes on.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from drystone.describe.cluster_file import ClusterSpec
+from drystone.describe.training_job import TrainingJob, make_spec
+from drystone.errors import DrystoneError, InvalidSpec, NothingFits, UnknownName
+from drystone.run.events import Cancelled, Event, Paused, Stopped, Submitted, Unpaused
+from drystone.run.journal import Journal
+from drystone.run.lifecycle import TERMINAL, IllegalTransition, JobState
+from drystone.run.local.agents import AgentPool
+from drystone.run.local.options import work_of
+from drystone.run.local.reconcile import Patience, Reconciler
+from drystone.run.local.world import LocalWorld, Pace
+from drystone.run.loop import drive
+from drystone.run.notes import Decided, Described, Drained, Undrained
+from drystone.run.state import JobRecord
+from drystone.run.store import Lease, LeaseLost, Store
+from drystone.schedule.decision import Decision, Move, Preempt, Refuse, Resize, Start
+from drystone.schedule.policy import Memory, Policy, find_policy
+from drystone.schedule.snapshot import Snapshot, StartupCost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerSettings:
+    """What a controller is started with."""
+
+    folder: Path  # log, jobs and agents
+    cluster: ClusterSpec
+    database: str = ""  # an address for SQLAlchemy; empty: SQLite in the folder
+    policy: str = "prices"
+    pace: Pace = field(default_factory=Pace)
+    patience: Patience = field(default_factory=Patience)
+
+
+class Controller:
+    """Everything together, from opening to closing."""
+
+    def __init__(self, settings: ControllerSettings) -> None:
+        self.settings = settings
+        folder = settings.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lock = _lock_folder(folder)
+        try:
+            self.store = Store(settings.database or f"sqlite:///{folder / 'log.db'}")
+            lease = self._take_lease()
+            seconds = settings.pace.startup_seconds
+            self.journal = Journal(
+                self.store,
+                lease,
+                settings.cluster,
+                startup=StartupCost(seconds_per_gpu=seconds, most_seconds=seconds),
+            )
+            self.agents = AgentPool(
+                folder / "agents",
+                [node.id for node in settings.cluster.nodes],
+                controller=lease.epoch,
+            )
+        except BaseException:
+            os.close(self._lock)
+            raise
+        self.reconciler = Reconciler(self.journal, self.agents, folder / "jobs", settings.patience)
+        self.world = LocalWorld(self.journal, self.reconciler, settings.pace)
+        self.decision_seconds = 0.0  # that the last one took
+        self.last_error = ""
+        self._log = logging.getLogger("drystone.controller")
+
+    # --- running --------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Start the agents, then decide and act until `leave`."""
+        self.agents.start()
+        policy = self._noting(find_policy(self.settings.policy))
+        while not self.world.is_leaving:
+            try:
+                drive(self.world, policy, on_decision=self._on_decision)
+            except LeaseLost:
+                raise
+            except Exception as error:  # a fault of one round must not end the service
+                is_known = isinstance(error, DrystoneError)
+                self.last_error = str(error) if is_known else f"{type(error).__name__}: {error}"
+                self._log.exception("a round failed: %s", self.last_error)
+                time.sleep(self.settings.pace.tick_seconds)
+
+    def leave(self) -> None:
+        """End the loop; what runs goes on, and waits for the next controller."""
+        self.world.is_leaving = True
+        self.journal.wake()
+
+    def close(self, *, ends_agents: bool = False) -> None:
+        """Let go of everything; with `ends_agents` nothing is left running."""
+        if ends_agents:
+            self.agents.quit()
+        self.agents.close()
+        try:
+            self.store.release(self.journal.lease)
+        except DrystoneError as error:
+            self.last_error = str(error)
+        self.store.close()
+        os.close(self._lock)
+
+    # --- what people ask ------------------------------------------------------------------------
+
+    def submit(self, job: TrainingJob, *, client_key: str = "") -> tuple[str, bool]:
+        """Take a job in; its id, and whether it is new. The same key gives the same job."""
+        shape = self.journal.book.shape(job)
+        lesson = self.journal.live.lessons.get(work_of(job))
+        options = self.journal.book.options(job, lesson)
+        if not len(options) or not (options.samples_per_second > 0).any():
+            raise NothingFits(
+                f"{job.name}: no GPUs of this cluster suffice",
+                hint="`drystone plan` shows what would; or allow more GPUs",
+            )
+        with self.journal.lock:
+            known = self.store.find_key(client_key) if client_key else None
+            if known is not None:
+                return known, False
+            now = self.journal.now()
+            job_id = str(len(self.journal.live.state.jobs) + 1)
+            spec = make_spec(job, shape, job_id=job_id, submit_seconds=now)
+            self.journal.commit(
+                [
+                    Described(time_seconds=now, job_id=job_id, job=job, client_key=client_key),
+                    Submitted(time_seconds=now, job=spec),
+                ]
+            )
+            return job_id, True
+
+    def cancel(self, job_id: str) -> None:
+        """Take a job back, whether it waits or runs."""
+        self._change(job_id, lambda now: Cancelled(time_seconds=now, job_id=job_id), "cancelled")
+
+    def pause(self, job_id: str, reason: str = "paused by its owner") -> None:
+        """Let a job wait until it is resumed; it writes a checkpoint if it runs."""
+        self._change(
+            job_id, lambda now: Paused(time_seconds=now, job_id=job_id, reason=reason), "paused"
+        )
+
+    def resume(self, job_id: str) -> None:
+        """Let a paused job run again."""
+        self._change(job_id, lambda now: Unpaused(time_seconds=now, job_id=job_id), "resumed")
+
+    def drain(self, node: str) -> list[str]:
+        """Start nothing more on a node, and move away what runs there; the jobs that must move."""
+        journal = self.journal
+        with journal.lock:
+            row = self._find_node(node)
+            now, moved = journal.now(), []
+            events: list[Event] = [Drained(time_seconds=now, node=node)]
+            for job_id, record in journal.live.state.active.items():
+                if any(one == row for one, _ in record.placement):
+                    moved.append(job_id)
+                    reason = f"node {node} is drained"
+                    events.append(Stopped(time_seconds=now, job_id=job_id, reason=reason))
+            journal.commit(events)
+            return moved
+
+    def undrain(self, node: str) -> None:
+        """Use a drained node again."""
+        with self.journal.lock:
+            self._find_node(node)
+            self.journal.commit([Undrained(time_seconds=self.journal.now(), node=node)])
+
+    def find(self, job_id: str) -> JobRecord:
+        """The record of a job."""
+        jobs = self.journal.live.state.jobs
+        if job_id not in jobs:
+            raise UnknownName("job", job_id, list(jobs)[-12:])
+        return jobs[job_id]
+
+    def _change(self, job_id: str, make: Callable[[float], Event], done: str) -> None:
+        with self.journal.lock:
+            record = self.find(job_id)
+            try:
+                self.journal.commit([make(self.journal.now())])
+            except IllegalTransition:
+                hint = "It is over" if record.state in TERMINAL else ""
+                raise InvalidSpec(
+                    f"job {job_id} is {record.state.value} and cannot be {done}", hint=hint
+                ) from None
+
+    def _find_node(self, name: str) -> int:
+        names = [node.id for node in self.journal.live.state.nodes]
+        if name not in names:
+            raise UnknownName("node", name, names)
+        return names.index(name)
+
+    # --- inside ---------------------------------------------------------------------------------
+
+    def _take_lease(self) -> Lease:
+        """The right to act. On this machine the lock on the folder says that nobody else has it."""
+        seconds = self.settings.pace.controller_lease_seconds
+        holder = f"{socket.gethostname()}:{self.settings.folder}"
+        lease = self.store.acquire(holder, lease_seconds=seconds)
+        deadline = time.monotonic() + 2 * seconds
+        while lease is None:
+            if time.monotonic() > deadline:
+                raise DrystoneError("another controller holds the lease on this database")
+            time.sleep(0.1)
+            lease = self.store.acquire(holder, lease_seconds=seconds)
+        return lease
+
+    def _on_decision(self, _: float, policy_seconds: float) -> None:
+        self.decision_seconds, self.last_error = policy_seconds, ""
+
+    def _noting(self, policy: Policy) -> Policy:
+        """The policy, with the numbers behind its decisions written down."""
+
+        def decide(snapshot: Snapshot, memory: Memory) -> tuple[list[Decision], Memory]:
+            decisions, after = policy(snapshot, memory)
+            notes = [
+                Decided(
+                    time_seconds=self.journal.now(),
+                    job_id=one.job_id,
+                    decision=type(one).__name__,
+                    reason=one.reason,
+                    numbers=dict(one.numbers),
+                )
+                for one in decisions
+                if isinstance(one, Start | Resize | Move | Preempt | Refuse)
+            ]
+            self.journal.commit(notes)
+            return decisions, after
+
+        return decide
+
+
+def is_running(record: JobRecord) -> bool:
+    """Whether a job has GPUs."""
+    return record.state is JobState.RUNNING
+
+
+def _lock_folder(folder: Path) -> int:
+    handle = os.open(folder / "controller.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise DrystoneError(
+            "another controller runs here", where=str(folder), hint="Use it, or end it first"
+        ) from None
+    return handle

@@ -1,0 +1,211 @@
+"""The log and what follows from it, kept in step: nothing is believed before it is written.
+
+An event is checked, appended to the store under the controller's lease, and only then folded into
+the state. If writing fails, nothing has changed. Threads may share a journal: whoever changes or
+reads several things at once holds `lock`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from drystone.describe.cluster_file import ClusterSpec
+from drystone.describe.job import JobSpec
+from drystone.run.events import Event, Interrupted, Progressed, Submitted
+from drystone.run.lifecycle import TERMINAL, JobState
+from drystone.run.live_state import LiveState
+from drystone.run.local.options import OptionBook, work_of
+from drystone.run.notes import ClusterDescribed, Described, Learned, Note, job_of
+from drystone.run.snapshots import SnapshotMaker
+from drystone.run.store import JobRow, Lease, Store
+from drystone.schedule.snapshot import JobTable, OptionSet, Snapshot, StartupCost
+
+
+class Journal:
+    """The one writer of the log."""
+
+    def __init__(
+        self,
+        store: Store,
+        lease: Lease,
+        cluster: ClusterSpec,
+        *,
+        startup: StartupCost | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.store, self.lease, self.cluster = store, lease, cluster
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self.live = LiveState(cluster)
+        self.book = OptionBook(cluster)
+        self.version = 0  # grows with every event
+        self.sequence = 0  # of the last event in the log
+        self._startup, self._clock = startup or StartupCost(), clock
+        self._maker: SnapshotMaker | None = None
+        for sequence, event in store.read():
+            self.live.record(event)
+            self.sequence = sequence
+        self._adopt_cluster()
+
+    def now(self) -> float:
+        """Seconds since 1970; never before the last event, whatever the clock does."""
+        return max(self._clock(), self.live.state.now_seconds)
+
+    def commit(self, events: Sequence[Event]) -> None:
+        """Write events, then believe them; all or nothing."""
+        if not events:
+            return
+        with self.lock:
+            states = self.live.check(events)
+            self.sequence = self.store.append(self.lease, events, self._rows(events, states))
+            for event in events:
+                record = self.live.record(event)
+                if isinstance(event, Learned):
+                    self._maker = None  # other options
+                elif record is not None and self._maker is not None:
+                    self._maker.update(record)
+            self.version += 1
+            self.changed.notify_all()
+
+    def wake(self) -> None:
+        """Let whoever waits for a change look again."""
+        with self.lock:
+            self.changed.notify_all()
+
+    def snapshot(self) -> Snapshot:
+        """What a policy sees: without jobs that are held back, and without drained nodes."""
+        with self.lock:
+            now = self.now()
+            state, jobs = self.live.state, self.live.jobs
+            made = self._ready_maker().make(state, now)
+            kept = np.array(
+                [
+                    state.jobs[spec.id].state is not JobState.PAUSED
+                    and jobs[spec.id].retry_seconds <= now
+                    for spec in made.jobs.specs
+                ],
+                dtype=bool,
+            )
+            if not kept.all():
+                made = replace(made, jobs=_take(made.jobs, np.flatnonzero(kept)))
+            if self.live.drained:
+                made = self._without_drained(made)
+            return made
+
+    def options_of(self, spec: JobSpec) -> OptionSet:
+        """What a job can choose from, with what was learned."""
+        job = self.live.jobs[spec.id].job
+        return self.book.options(job, self.live.lessons.get(work_of(job)))
+
+    def next_retry(self) -> float:
+        """When the next job that was held back after a fault may run again; infinity: none."""
+        now = self.now()
+        with self.lock:
+            waits = [
+                self.live.jobs[job_id].retry_seconds
+                for job_id, record in self.live.state.active.items()
+                if record.state is JobState.QUEUED and self.live.jobs[job_id].retry_seconds > now
+            ]
+        return min(waits, default=float("inf"))
+
+    def _ready_maker(self) -> SnapshotMaker:
+        if self._maker is None:
+            self._maker = SnapshotMaker(
+                tuple(self.live.state.nodes),
+                self.cluster.gpu_types,
+                self.options_of,
+                self._startup,
+            )
+            for record in self.live.state.active.values():
+                if record.state is JobState.RUNNING:
+                    record.option = self._row_of_placement(record.spec, record.placement)
+                self._maker.update(record)
+        return self._maker
+
+    def _row_of_placement(self, spec: JobSpec, placement: tuple[tuple[int, int], ...]) -> int:
+        """The option that a running job has: after a restart rows may stand elsewhere."""
+        job = self.live.jobs[spec.id].job
+        counts = dict.fromkeys(self.cluster.gpu_types, 0)
+        for node, count in placement:
+            counts[self.live.state.nodes[node].gpu] += count
+        self.options_of(spec)
+        return self.book.row_of(job, tuple(counts.values()))
+
+    def _without_drained(self, made: Snapshot) -> Snapshot:
+        rows = [row for row, name in enumerate(made.nodes.ids) if name in self.live.drained]
+        num_gpus, free = made.nodes.num_gpus.copy(), made.nodes.free.copy()
+        num_gpus[rows], free[rows] = 0, 0
+        return replace(made, nodes=replace(made.nodes, num_gpus=num_gpus, free=free))
+
+    def _adopt_cluster(self) -> None:
+        """Tell the log which nodes there are now; what ran on others is interrupted first."""
+        nodes = tuple((node.id, node.gpu, node.num_gpus) for node in self.cluster.nodes)
+        prices = tuple(sorted(self.cluster.dollars_per_gpu_hour.items()))
+        seen = self.live.described
+        if (seen.nodes, seen.dollars_per_gpu_hour) == (nodes, prices):
+            return
+        now = self.now()
+        events: list[Event] = []
+        if seen.nodes != nodes:
+            events = [
+                Interrupted(
+                    time_seconds=now,
+                    job_id=job_id,
+                    lost_samples=max(0.0, record.done_at(now) - record.done_samples),
+                    reason="the controller was started with other nodes",
+                    kind="cluster-changed",
+                )
+                for job_id, record in self.live.state.active.items()
+                if record.state is JobState.RUNNING
+            ]
+        note = ClusterDescribed(time_seconds=now, nodes=nodes, dollars_per_gpu_hour=prices)
+        self.commit([*events, note])
+
+    def _rows(self, events: Sequence[Event], states: dict[str, JobState]) -> list[JobRow]:
+        """The table for reading: every job that these events changed."""
+        described = {one.job_id: one.job for one in events if isinstance(one, Described)}
+        rows: dict[str, JobRow] = {}
+        for event in events:
+            job_id = job_of(event)
+            if isinstance(event, Note | Progressed) or not job_id:
+                continue
+            state = states[job_id]
+            if isinstance(event, Submitted):
+                job, submit = described.get(job_id), event.job.submit_seconds
+            else:
+                job = described.get(job_id) or self.live.jobs[job_id].job
+                known = rows.get(job_id)
+                submit = (
+                    known.submit_seconds
+                    if known
+                    else self.live.state.jobs[job_id].spec.submit_seconds
+                )
+            rows[job_id] = JobRow(
+                id=job_id,
+                name=job.name if job else job_id,
+                owner=job.owner if job else "",
+                state=state.value,
+                submit_seconds=submit,
+                end_seconds=event.time_seconds if state in TERMINAL else None,
+                reason=str(getattr(event, "reason", "")),
+            )
+        return list(rows.values())
+
+
+def _take(jobs: JobTable, rows: np.ndarray) -> JobTable:
+    """Some rows of a table of jobs."""
+    values = {}
+    for name in JobTable.__dataclass_fields__:
+        column = getattr(jobs, name)
+        if isinstance(column, np.ndarray):
+            values[name] = column[rows]
+        elif isinstance(column, tuple):
+            values[name] = tuple(column[row] for row in rows)
+        else:
+            values[name] = column
+    return JobTable(**values)

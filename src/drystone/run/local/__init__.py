@@ -1,0 +1,1 @@
+"""The local engine: training processes on this machine's devices, real or emulated."""

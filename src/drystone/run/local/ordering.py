@@ -1,0 +1,43 @@
+"""Which launch follows from a start in the log? Devices, plan and processes of one job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from drystone.describe.training_job import count_steps
+from drystone.run.journal import Journal
+from drystone.run.local.launching import LaunchOrder, make_order, seat_ranks, take_seats
+from drystone.run.local.options import work_of
+from drystone.run.state import JobRecord
+
+
+def order_launch(
+    journal: Journal,
+    record: JobRecord,
+    *,
+    busy: Mapping[str, set[int]],
+    folder: Path,
+    lease_seconds: float,
+) -> LaunchOrder | None:
+    """What the agents are to start; None while devices are taken by processes that still leave."""
+    nodes = journal.live.state.nodes
+    placed = [(nodes[row].id, nodes[row].gpu, count) for row, count in record.placement]
+    seats = take_seats(placed, busy, {node.id: node.num_gpus for node in nodes})
+    if seats is None:
+        return None
+    job = journal.live.jobs[record.spec.id].job
+    journal.options_of(record.spec)
+    counts = journal.book.counts_of(job, record.option)
+    plan = journal.book.plan(job, counts, journal.live.lessons.get(work_of(job)))
+    return make_order(
+        job,
+        job_id=record.spec.id,
+        epoch=record.num_starts,
+        num_steps=count_steps(job, journal.book.shape(job)),
+        plan=plan,
+        seats=seat_ranks(seats, plan),
+        cluster=journal.cluster,
+        folder=folder,
+        lease_seconds=lease_seconds,
+    )

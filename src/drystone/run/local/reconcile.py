@@ -1,0 +1,399 @@
+"""Make what runs what should run: one look at the agents, one step nearer.
+
+Everything here is derived from the log and from what agents say, so it may be cut off anywhere and
+begun again. A launch is ordered in a file before it is made, and agents make each only once.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from drystone.errors import DrystoneError, NothingFits
+from drystone.run.agent.client import AgentGone, AgentRefused
+from drystone.run.events import (
+    Event,
+    Failed,
+    Finished,
+    Interrupted,
+    NodeBack,
+    NodeLost,
+    Progressed,
+)
+from drystone.run.journal import Journal
+from drystone.run.lifecycle import TERMINAL, JobState
+from drystone.run.local.agents import AgentPool, Key, Seen
+from drystone.run.local.failures import Fault, FaultKind, is_hopeless, judge, wait_seconds
+from drystone.run.local.launching import LaunchOrder, load_order
+from drystone.run.local.lessons import memory_lesson, speed_lesson
+from drystone.run.local.limits import limits_reached
+from drystone.run.local.ordering import order_launch
+from drystone.run.local.progress import RunProgress
+from drystone.run.notes import Launched
+from drystone.run.state import JobRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long to wait for what."""
+
+    lease_seconds: float = 120.0  # processes outlive a controller by this much
+    grace_seconds: float = 30.0  # to write a checkpoint and leave
+    start_seconds: float = 120.0  # until a launch reports that it has started
+    hang_seconds: float = 120.0  # without a report; and at least so many times a step:
+    hang_steps: float = 20.0
+    progress_seconds: float = 10.0  # between events about progress
+    silence_seconds: float = 10.0  # a node whose agent says nothing for so long is lost
+
+
+@dataclass(slots=True)
+class _Run:
+    """A launch that should be there."""
+
+    order: LaunchOrder
+    ordered: float  # by the monotonic clock
+    progress: RunProgress = field(default_factory=RunProgress)
+    told_seconds: float = 0.0
+    told_step: int = -1
+    told_checkpoint: int = -1
+    exits: dict[int, int | None] = field(default_factory=dict)
+    note: str = ""
+    fault: Fault | None = None  # why we end it
+
+
+class Reconciler:
+    """What is known about launches, by job."""
+
+    def __init__(
+        self, journal: Journal, agents: AgentPool, folder: Path, patience: Patience | None = None
+    ) -> None:
+        self._journal, self._agents, self._folder = journal, agents, folder
+        self._patience = patience or Patience()
+        self._runs: dict[str, _Run] = {}
+        self._leaving: dict[Key, RunProgress] = {}  # launches that should not be there
+        self._silent_since: dict[str, float] = {}
+        self._renewed = -math.inf
+
+    def progress(self, job_id: str) -> RunProgress | None:
+        """What the running launch of a job reported."""
+        run = self._runs.get(job_id)
+        return run.progress if run is not None else None
+
+    def folder_of(self, job_id: str) -> Path:
+        """Where a job's plans and checkpoints are."""
+        return self._folder / job_id
+
+    def tick(self) -> None:
+        """One look, one step."""
+        poll = self._agents.poll(self._offsets(), self._to_renew(), self._patience.lease_seconds)
+        seen: dict[Key, list[Seen]] = {}
+        for one in poll.launches:
+            seen.setdefault((one.job_id, one.epoch), []).append(one)
+        with self._journal.lock:
+            state = self._journal.live.state
+            self._note_silence(poll.silent)
+            self._commit(*limits_reached(self._journal))
+            wanted = {
+                job_id: record
+                for job_id, record in state.active.items()
+                if record.state is JobState.RUNNING
+            }
+            for job_id in [one for one in self._runs if one not in wanted]:
+                del self._runs[job_id]
+            for key, parts in seen.items():
+                record = wanted.get(key[0])
+                if record is None or record.num_starts != key[1]:
+                    self._see_off(key, parts, is_silent=bool(poll.silent))
+            for job_id, record in wanted.items():
+                self._look_after(job_id, record, seen, poll.silent)
+
+    def _see_off(self, key: Key, parts: Sequence[Seen], *, is_silent: bool) -> None:
+        """Ask it to leave; when it has left, take down how far it came, and forget it."""
+        job_id, epoch = key
+        progress = self._leaving.setdefault(key, RunProgress())
+        for part in parts:
+            progress.read(part.reports, time.time())
+            progress.offset = max(progress.offset, part.offset)
+        if not all(part.is_over for part in parts):
+            record = self._journal.live.state.jobs.get(job_id)
+            is_dropped = record is None or record.state is JobState.CANCELLED
+            grace = 1.0 if is_dropped else self._patience.grace_seconds
+            for part in parts:
+                if not part.is_over:
+                    self._ask(part.node, "stop", job_id=job_id, epoch=epoch, grace_seconds=grace,
+                              note="it should not run any more")  # fmt: skip
+            return
+        if is_silent:
+            return  # some node may still run a part of it
+        self._tell_checkpoint(job_id, progress)
+        for part in parts:
+            self._ask(part.node, "forget", job_id=job_id, epoch=epoch)
+        del self._leaving[key]
+
+    def _tell_checkpoint(self, job_id: str, progress: RunProgress) -> None:
+        """A job that waits is as far as its last checkpoint."""
+        record = self._journal.live.state.jobs.get(job_id)
+        if record is None or record.state in TERMINAL or record.state is JobState.RUNNING:
+            return
+        step = max(progress.checkpoint_step, progress.first_step)
+        if step >= 0:
+            done = min(float(step * record.spec.global_batch), record.spec.total_samples)
+            self._commit(
+                Progressed(time_seconds=self._journal.now(), job_id=job_id, done_samples=done)
+            )
+
+    def _look_after(
+        self, job_id: str, record: JobRecord, seen: dict[Key, list[Seen]], silent: frozenset[str]
+    ) -> None:
+        key = (job_id, record.num_starts)
+        run = self._runs.get(job_id)
+        if run is None or run.order.epoch != record.num_starts:
+            others = [one for one in seen if one[0] == job_id and one != key]
+            run = None if others else self._order(job_id, record, seen)
+            if run is None:
+                return
+            self._runs[job_id] = run
+        parts = {part.node: part for part in seen.get(key, ())}
+        for node in run.order.requests:
+            if node not in parts and node not in silent:
+                self._make(run, node)
+        self._take_in(job_id, record, run, list(parts.values()))
+        self._judge(job_id, record, run, parts)
+
+    def _order(self, job_id: str, record: JobRecord, seen: dict[Key, list[Seen]]) -> _Run | None:
+        """Decide once which rank sits where; None while devices are not free yet."""
+        epoch = record.num_starts
+        path = self._folder / job_id / f"epoch-{epoch}" / "launch.json"
+        order = load_order(path)
+        if order is None:
+            try:
+                order = self._new_order(job_id, record, seen)
+            except (DrystoneError, OSError) as error:
+                is_full = isinstance(error, OSError)
+                is_short = isinstance(error, NothingFits)
+                kind = FaultKind.OUT_OF_MEMORY if is_short else FaultKind.USER_ERROR
+                kind = FaultKind.DISK if is_full else kind
+                self._end(job_id, record, Fault(kind=kind, reason=str(error)))
+                return None
+            if order is None:
+                return None
+            order.save(path)
+            devices = tuple((seat.node, seat.device) for seat in order.seats)
+            self._commit(
+                Launched(
+                    time_seconds=self._journal.now(),
+                    job_id=job_id,
+                    epoch=epoch,
+                    plan=order.plan,
+                    devices=devices,
+                )
+            )
+        return _Run(order=order, ordered=time.monotonic())
+
+    def _new_order(
+        self, job_id: str, record: JobRecord, seen: dict[Key, list[Seen]]
+    ) -> LaunchOrder | None:
+        busy: dict[str, set[int]] = {}
+        for parts in seen.values():
+            for part in parts:
+                if not part.is_over:
+                    busy.setdefault(part.node, set()).update(part.devices)
+        for other in self._runs.values():
+            if other.order.job_id != job_id:
+                for seat in other.order.seats:
+                    busy.setdefault(seat.node, set()).add(seat.device)
+        return order_launch(
+            self._journal,
+            record,
+            busy=busy,
+            folder=self._folder / job_id,
+            lease_seconds=self._patience.lease_seconds,
+        )
+
+    def _make(self, run: _Run, node: str) -> None:
+        try:
+            self._agents.ask(node, "launch", **run.order.requests[node])
+        except AgentGone:
+            return  # it is started again, and asked again
+        except AgentRefused as error:
+            if "still runs" not in str(error):
+                run.fault = run.fault or Fault(
+                    kind=FaultKind.DISK if "No space" in str(error) else FaultKind.USER_ERROR,
+                    reason=f"{node}: {error}",
+                )
+
+    def _take_in(self, job_id: str, record: JobRecord, run: _Run, parts: Sequence[Seen]) -> None:
+        """Reports become progress; now and then, events."""
+        progress = run.progress
+        for part in parts:
+            run.exits.update(part.exits)
+            run.note = run.note or part.note
+            if part.reports:
+                progress.read(part.reports, time.time())
+            progress.offset = max(progress.offset, part.offset)
+        if progress.step < 0:
+            return
+        now = self._journal.now()
+        is_first = run.told_step < 0
+        is_saved = progress.checkpoint_step > run.told_checkpoint
+        is_due = progress.step > run.told_step and (
+            now - run.told_seconds >= self._patience.progress_seconds
+        )
+        if not (is_first or is_saved or is_due):
+            return
+        seconds = progress.step_seconds
+        speed = record.spec.global_batch / seconds if seconds > 0 else record.samples_per_second
+        done = min(float(progress.step * record.spec.global_batch), record.spec.total_samples)
+        events: list[Event] = [
+            Progressed(
+                time_seconds=now, job_id=job_id, done_samples=done, samples_per_second=speed
+            ),
+            *speed_lesson(self._journal, job_id, record, speed if seconds > 0 else 0.0),
+        ]
+        self._commit(*events)
+        run.told_step, run.told_seconds = progress.step, now
+        run.told_checkpoint = max(run.told_checkpoint, progress.checkpoint_step)
+
+    def _judge(self, job_id: str, record: JobRecord, run: _Run, parts: dict[str, Seen]) -> None:
+        """Whether the run has ended, or must be."""
+        codes = {rank: code for rank, code in run.exits.items() if code is not None}
+        is_over = len(codes) == len(run.order.seats) and len(parts) == len(run.order.requests)
+        is_well = is_over and run.fault is None and not any(codes.values())
+        if is_well and (run.progress.is_finished or self._journal.live.jobs[job_id].job.is_command):
+            self._commit(Finished(time_seconds=self._journal.now(), job_id=job_id))
+            del self._runs[job_id]
+            return
+        if is_over or (run.fault is not None and all(one.is_over for one in parts.values())):
+            logs = self._logs(job_id, run) if any(codes.values()) else {}
+            self._end(job_id, record, run.fault or judge(codes, logs, run.note), run)
+            return
+        run.fault = run.fault or self._impatience(run)
+        if run.fault is not None:
+            self._stop_all(run, 0.0)
+        elif any(codes.values()):
+            self._stop_all(run, 2.0)  # the others wait for a rank that will not come
+
+    def _impatience(self, run: _Run) -> Fault | None:
+        """Whether it has been silent for too long."""
+        patience, progress = self._patience, run.progress
+        if progress.step < 0:
+            waited = time.monotonic() - run.ordered
+            if waited > patience.start_seconds:
+                return Fault(kind=FaultKind.HANG, reason=f"it did not start within {waited:.0f} s")
+            return None
+        seconds = progress.step_seconds
+        limit = max(patience.hang_seconds, patience.hang_steps * seconds if seconds > 0 else 0.0)
+        silent = time.time() - progress.heard_seconds
+        if silent > limit:
+            reason = f"no report for {silent:.0f} s after step {progress.step}"
+            return Fault(kind=FaultKind.HANG, reason=reason)
+        return None
+
+    def _stop_all(self, run: _Run, grace_seconds: float) -> None:
+        for node in run.order.requests:
+            self._ask(node, "stop", job_id=run.order.job_id, epoch=run.order.epoch,
+                      grace_seconds=grace_seconds, note="")  # fmt: skip
+
+    def _end(self, job_id: str, record: JobRecord, fault: Fault, run: _Run | None = None) -> None:
+        """The run is over: try again later, otherwise, or not at all."""
+        journal = self._journal
+        live, now = journal.live.jobs[job_id], journal.now()
+        events: list[Event] = []
+        if fault.kind is FaultKind.OUT_OF_MEMORY and run is not None:
+            events += memory_lesson(journal, job_id, record)
+        number = live.faults.get(fault.kind.value, 0) + 1
+        if is_hopeless(fault.kind, number):
+            tries = f" (tried {number} times)" if number > 1 else ""
+            events.append(
+                Failed(
+                    time_seconds=now,
+                    job_id=job_id,
+                    reason=f"{fault.kind.value}{tries}: {fault.reason}",
+                    kind=fault.kind.value,
+                )
+            )
+        else:
+            events += _interruption(job_id, record, fault, run, now, number)
+        self._commit(*events)
+        self._runs.pop(job_id, None)
+
+    def _logs(self, job_id: str, run: _Run) -> dict[int, str]:
+        """The end of each rank's log."""
+        logs: dict[int, str] = {}
+        for rank, seat in enumerate(run.order.seats):
+            for name in (f"rank-{rank}.out", f"rank-{rank}.log"):
+                with suppress(AgentGone, AgentRefused):
+                    found = self._agents.ask(
+                        seat.node, "read_end", job_id=job_id, epoch=run.order.epoch, name=name
+                    )
+                    is_report = name.endswith(".out") and not run.order.requests[seat.node].get(
+                        "is_command"
+                    )
+                    logs[rank] = logs.get(rank, "") + ("" if is_report else str(found["text"]))
+        return logs
+
+    def _note_silence(self, silent: frozenset[str]) -> None:
+        """Nodes that say nothing for long are lost, with what runs on them; others come back."""
+        live, now = self._journal.live, time.monotonic()
+        for row, node in enumerate(live.state.nodes):
+            if node.id not in silent:
+                self._silent_since.pop(node.id, None)
+                if row in live.state.lost:
+                    self._commit(NodeBack(time_seconds=self._journal.now(), node=row))
+                continue
+            since = self._silent_since.setdefault(node.id, now)
+            if now - since < self._patience.silence_seconds or row in live.state.lost:
+                continue
+            for job_id, record in list(live.state.active.items()):
+                if any(one == row for one, _ in record.placement):
+                    reason = f"the agent of {node.id} has not answered for {now - since:.0f} s"
+                    fault = Fault(kind=FaultKind.NODE_LOST, reason=reason)
+                    self._end(job_id, record, fault, self._runs.get(job_id))
+            self._commit(NodeLost(time_seconds=self._journal.now(), node=row))
+
+    def _offsets(self) -> dict[Key, int]:
+        offsets = {key: progress.offset for key, progress in self._leaving.items()}
+        for job_id, run in self._runs.items():
+            offsets[job_id, run.order.epoch] = run.progress.offset
+        return offsets
+
+    def _to_renew(self) -> list[Key]:
+        if time.monotonic() - self._renewed < self._patience.lease_seconds / 6:
+            return []
+        self._renewed = time.monotonic()
+        return [(job_id, run.order.epoch) for job_id, run in self._runs.items()]
+
+    def _ask(self, node: str, op: str, **values: object) -> None:
+        with suppress(AgentGone, AgentRefused):
+            self._agents.ask(node, op, **values)
+
+    def _commit(self, *events: Event) -> None:
+        self._journal.commit(events)
+
+
+def _interruption(
+    job_id: str, record: JobRecord, fault: Fault, run: _Run | None, now: float, number: int
+) -> list[Event]:
+    """How far it came, and what of that is lost."""
+    events: list[Event] = []
+    done, saved = record.done_samples, record.done_samples
+    if run is not None and run.progress.step >= 0:
+        batch = record.spec.global_batch
+        done = float(run.progress.step * batch)
+        saved = float(max(run.progress.checkpoint_step, run.progress.first_step) * batch)
+    events.append(Progressed(time_seconds=now, job_id=job_id, done_samples=done))
+    events.append(
+        Interrupted(
+            time_seconds=now,
+            job_id=job_id,
+            lost_samples=max(0.0, done - saved),
+            reason=f"{fault.kind.value}: {fault.reason}",
+            kind=fault.kind.value,
+            retry_seconds=now + wait_seconds(fault.kind, number),
+        )
+    )
+    return events

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Final
 
@@ -17,7 +18,7 @@ from drystone.run.lifecycle import TERMINAL
 from drystone.run.node_columns import NodeColumns, node_columns
 from drystone.run.rentals import RentalState
 from drystone.run.state import ClusterState, JobRecord
-from drystone.schedule.phases import Options, phase_end_samples, phase_set
+from drystone.schedule.phases import Options, PhasedOptions, phase_end_samples, phase_set
 from drystone.schedule.snapshot import (
     ComingNodes,
     NodeTable,
@@ -58,7 +59,10 @@ class SnapshotMaker:
         self._budget, self._hard_cap = budget_dollars_per_hour, hard_cap_dollars_per_hour
         self._options_of, self._knows_lengths = options_of, knows_lengths
         self._sets: list[OptionSet] = []
-        self._set_rows: dict[int, int] = {}  # by identity of the set
+        self._kept: list[Options] = []
+        self._set_rows: dict[tuple[int, int], int] = {}  # by identity of the options, and phase
+        self._next_set: dict[int, int] = {}  # from a row to the row of its next phase
+        self._end_samples: dict[int, float] = {}  # of the work, by row, where a phase ends
         self._job_options: dict[str, tuple[Options, int]] = {}  # and the option that was named
         self._table: OptionTable | None = None
         self._node_columns: NodeColumns | None = None
@@ -78,7 +82,7 @@ class SnapshotMaker:
             self._columns.remove(record.spec.id)
         else:
             options, requested = self._options(record.spec)
-            self._columns.update(record, self._row(phase_set(options, record.phase)), requested)
+            self._columns.update(record, self._row(options, record.phase), requested)
 
     def make(self, state: ClusterState, now_seconds: float) -> Snapshot:
         """The snapshot of a state, whose every job was brought up to date by `update`."""
@@ -147,7 +151,17 @@ class SnapshotMaker:
 
     def _option_table(self) -> OptionTable:
         if self._table is None:
-            self._table = stack_options(self._sets, len(self._gpu_types))
+            table = stack_options(self._sets, len(self._gpu_types))
+            if self._next_set:
+                rows = range(len(self._sets))
+                following = [self._next_set.get(row, -1) for row in rows]
+                ends = [self._end_samples.get(row, math.inf) for row in rows]
+                table = replace(
+                    table,
+                    next_set=np.array(following, dtype=np.int64),
+                    end_samples=np.array(ends),
+                )
+            self._table = table
         return self._table
 
     def _options(self, job: JobSpec) -> tuple[Options, int]:
@@ -156,12 +170,23 @@ class SnapshotMaker:
             self._job_options[job.id] = (found, self._requested(job, phase_set(found, 0)))
         return self._job_options[job.id]
 
-    def _row(self, options: OptionSet) -> int:
-        row = self._set_rows.setdefault(id(options), len(self._sets))
-        if row == len(self._sets):
-            self._sets.append(options)  # which also keeps its identity from being used again
-            self._table = None
-        return row
+    def _row(self, options: Options, phase: int) -> int:
+        """The row of a phase's set; all phases of a job come into the table at once."""
+        row = self._set_rows.get((id(options), phase))
+        return self._add_rows(options) + phase if row is None else row
+
+    def _add_rows(self, options: Options) -> int:
+        first = len(self._sets)
+        self._kept.append(options)  # which keeps its identity from being used again
+        sets = options.sets if isinstance(options, PhasedOptions) else (options,)
+        for phase, one in enumerate(sets):
+            self._set_rows[(id(options), phase)] = first + phase
+            self._sets.append(one)
+            if phase + 1 < len(sets):
+                self._next_set[first + phase] = first + phase + 1
+                self._end_samples[first + phase] = phase_end_samples(options, phase)
+        self._table = None
+        return first
 
     def _requested(self, job: JobSpec, options: OptionSet) -> int:
         """The option with just the GPUs that the owner named: -1 if it cannot run, -2 if none."""

@@ -42,6 +42,10 @@ class OptionTable:
     counts: IntArray  # (sets, options, types)
     samples_per_second: FloatArray  # (sets, options)
     memory_bytes: FloatArray  # (sets, options)
+    # Phases: the set of the next phase or -1, and the work done when a set's phase ends, (sets,).
+    # Empty where no job has phases.
+    next_set: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    end_samples: FloatArray = field(default_factory=lambda: np.zeros(0))
 
     @cached_property
     def num_gpus(self) -> IntArray:

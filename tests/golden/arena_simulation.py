@@ -14,16 +14,18 @@ with `counts_honestly` every sample is counted once, at the speed at which it wa
 
 from __future__ import annotations
 
+import csv
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from drystone.describe.job import JobSpec
 from drystone.describe.trace import load_trace
 from drystone.describe.trace_cluster import load_cluster
-from drystone.describe.trace_speeds import fill_sizes, load_speeds
+from drystone.describe.trace_speeds import MeasuredStep, fill_sizes, load_speeds
 from drystone.run.events import Event, Finished, Started, Stopped
 from drystone.run.loop import drive
 from drystone.run.simulator.world import SimulatedWorld
@@ -33,6 +35,8 @@ from drystone.schedule.snapshot import Placement, StartupCost
 
 TESTS = Path(__file__).resolve().parents[1]
 ROUND_SECONDS = 300.0
+GPU_GIGABYTES = {"A100": 40.0, "V100": 32.0, "A40": 48.0, "A10": 24.0}  # its hardware_specs.py
+Information = Literal["everything", "data parallel", "data parallel, own type"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +104,14 @@ def simulate_arena(
     tuning: Tuning = FULL_SEARCH,
     loosen_deadlines: float = 0.0,
     counts_honestly: bool = False,
+    knows: Information = "everything",
 ) -> ArenaFigures:
-    """One run of so many rounds; deadlines count from submission, times `loosen_deadlines`."""
+    """One run of so many rounds; deadlines count from submission, times `loosen_deadlines`.
+
+    Arena's baselines hold a job for impossible where plain data parallelism would not fit. With
+    such `knows` it has no such option, on its own type alone or on any, and a job without options
+    is left out: in Arena it waits for ever.
+    """
     nodes = load_cluster(TESTS / "golden" / "arena_cluster.yaml")
     steps = fill_sizes(load_speeds(TESTS / "data" / "arena_speeds.csv"))
     jobs = [
@@ -113,6 +123,24 @@ def simulate_arena(
         for job in load_trace(TESTS / "data" / f"arena_{trace}.csv", divide_work=5)
     ]
     jobs = [job for job in jobs if job.submit_seconds < rounds * ROUND_SECONDS]
+    num_jobs = len(jobs)
+    if knows != "everything":
+        steps = tuple(step for step in steps if _fits_data_parallel(step))
+        jobs = [
+            replace(job, allowed_gpus=frozenset({job.requested_gpu}))
+            if knows == "data parallel, own type"
+            else job
+            for job in jobs
+        ]
+        works = {(step.model, step.global_batch, step.gpu) for step in steps}
+        jobs = [
+            job
+            for job in jobs
+            if any(
+                (job.model, job.global_batch, gpu) in works
+                for gpu in job.allowed_gpus or types_of(nodes)
+            )
+        ]
     world = (SimulatedWorld if counts_honestly else ArenaWorld)(
         jobs=jobs,
         nodes=nodes,
@@ -125,7 +153,25 @@ def simulate_arena(
     )
     drive(world, find_policy(policy) if isinstance(policy, str) else policy)
     submits = {job.id: job.submit_seconds for job in jobs}
-    return _figures(world.log, submits, rounds * ROUND_SECONDS, tuning)
+    figures = _figures(world.log, submits, rounds * ROUND_SECONDS, tuning)
+    return replace(figures, num_jobs=num_jobs)
+
+
+def _fits_data_parallel(step: MeasuredStep) -> bool:
+    """Whether 1.2 times the memory of data parallelism is within 0.8 of the GPU's."""
+    memory = _data_parallel_memory().get((step.model, step.global_batch, step.num_gpus), -1.0)
+    return 0 <= 1.2 * memory <= 0.8 * GPU_GIGABYTES[step.gpu]
+
+
+@cache
+def _data_parallel_memory() -> dict[tuple[str, int, int], float]:
+    with (TESTS / "data" / "arena_dp_memory.csv").open() as lines:
+        next(lines)
+        return {
+            (row["model"], int(row["global_batch"]), count): float(row[f"gpus_{count}"])
+            for row in csv.DictReader(lines)
+            for count in (1, 2, 4, 8, 16)
+        }
 
 
 def _joins_seconds(submit_seconds: float) -> float:

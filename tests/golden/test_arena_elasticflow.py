@@ -2,8 +2,8 @@
 
 Philly (2,000 rounds): 573 jobs, 4,623 samples/s, 15.4 h; run again, their simulator gives 565 jobs
 and 4,592 samples/s. Helios and PAI (500 rounds): 321 jobs, 563 samples/s, 1.94 h and 95 jobs,
-78 samples/s, 0.87 h. As there, deadlines are loosened, a start costs min(150 s x GPUs, 600 s), a job
-stays on its own type, and an option is one only if plain data parallelism fits its memory.
+78 samples/s, 0.87 h. As there, deadlines are loosened, a start costs min(150 s x GPUs, 600 s), jobs
+stay on their type, and an option is one only if plain data parallelism fits its memory.
 
 Arena places all jobs of a type anew at every change, so that each is started 15 times on average;
 its throughput is to be compared with `elasticflow_moving`. The policy itself leaves jobs where they

@@ -26,6 +26,7 @@ POLICIES: Final[Mapping[str, str]] = MappingProxyType(
         "shortest": "drystone.schedule.policies.shortest:shortest",
         "prices": "drystone.schedule.policies.prices:prices",
         "cells": "drystone.schedule.policies.cells:cells",
+        "serverless": "drystone.schedule.policies.serverless:serverless",
         "elasticflow": "drystone.schedule.policies.elasticflow:elasticflow",
         "gavel": "drystone.schedule.policies.gavel:gavel",
         "gavel-throughput": "drystone.schedule.policies.gavel:gavel_throughput",

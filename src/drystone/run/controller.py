@@ -19,15 +19,16 @@ from pathlib import Path
 from drystone.describe.cluster_file import ClusterSpec
 from drystone.describe.training_job import TrainingJob, make_spec
 from drystone.errors import DrystoneError, InvalidSpec, NothingFits, UnknownName
+from drystone.run.agent.client import AgentClient, AgentGone, AgentRefused
 from drystone.run.events import Cancelled, Event, Paused, Stopped, Submitted, Unpaused
 from drystone.run.journal import Journal
-from drystone.run.lifecycle import TERMINAL, IllegalTransition, JobState
+from drystone.run.lifecycle import TERMINAL, IllegalTransition
 from drystone.run.local.agents import AgentPool
 from drystone.run.local.options import work_of
 from drystone.run.local.reconcile import Patience, Reconciler
 from drystone.run.local.world import LocalWorld, Pace
 from drystone.run.loop import drive
-from drystone.run.notes import Decided, Described, Drained, Undrained
+from drystone.run.notes import Decided, Described, Drained, Launched, Undrained
 from drystone.run.state import JobRecord
 from drystone.run.store import Lease, LeaseLost, Store
 from drystone.schedule.decision import Decision, Move, Preempt, Refuse, Resize, Start
@@ -182,6 +183,37 @@ class Controller:
             raise UnknownName("job", job_id, list(jobs)[-12:])
         return jobs[job_id]
 
+    def launches_of(self, job_id: str) -> list[Launched]:
+        """Every launch of a job so far."""
+        events = self.store.read(job_id=job_id)
+        return [event for _, event in events if isinstance(event, Launched)]
+
+    def read_log(
+        self, job_id: str, *, rank: int = 0, epoch: int = 0, offset: int = 0
+    ) -> tuple[str, int, int]:
+        """Lines of one rank's log, where the next ones begin, and of which launch they are."""
+        launches = self.launches_of(job_id)
+        wanted = [one for one in launches if epoch in (0, one.epoch)]
+        if not wanted:
+            return "", offset, epoch
+        launch = wanted[-1]
+        if not 0 <= rank < len(launch.devices):
+            raise InvalidSpec(f"job {job_id} has ranks 0 to {len(launch.devices) - 1}")
+        # Requests come from other threads: a connection of their own, and no orders.
+        client = AgentClient(self.settings.folder / "agents" / launch.devices[rank][0])
+        is_command = self.journal.live.jobs[job_id].job.is_command
+        ending = "out" if is_command else "log"
+        try:
+            answer = client.ask(
+                "read", job_id=job_id, epoch=launch.epoch, name=f"rank-{rank}.{ending}",
+                offset=offset,
+            )  # fmt: skip
+        except (AgentGone, AgentRefused):
+            return "", offset, launch.epoch
+        finally:
+            client.close()
+        return str(answer["text"]), int(answer["offset"]), launch.epoch
+
     def _change(self, job_id: str, make: Callable[[float], Event], done: str) -> None:
         with self.journal.lock:
             record = self.find(job_id)
@@ -237,11 +269,6 @@ class Controller:
             return decisions, after
 
         return decide
-
-
-def is_running(record: JobRecord) -> bool:
-    """Whether a job has GPUs."""
-    return record.state is JobState.RUNNING
 
 
 def _lock_folder(folder: Path) -> int:

@@ -1,0 +1,231 @@
+"""What people see of a running system: jobs, nodes and options as plain tables for JSON.
+
+The shapes are those of docs/api.md. Whoever calls holds the journal's lock.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from drystone.describe.json_shapes import to_plain
+from drystone.describe.training_job import TrainingJob, count_steps
+from drystone.run.controller import Controller
+from drystone.run.lifecycle import JobState
+from drystone.run.live_state import Lesson
+from drystone.run.local.options import work_of
+from drystone.run.state import JobRecord
+from drystone.schedule.snapshot import OptionSet
+from drystone.units import HOUR_SECONDS
+
+Table = dict[str, Any]
+
+
+def job_view(controller: Controller, record: JobRecord, now: float) -> Table:
+    """One job, as lists of jobs show it."""
+    live_state = controller.journal.live
+    job_id = record.spec.id
+    live = live_state.jobs[job_id]
+    run = controller.reconciler.progress(job_id) if record.state is JobState.RUNNING else None
+    batch = record.spec.global_batch
+    done = record.spec.total_samples if record.state is JobState.DONE else record.done_samples
+    step = int(done // batch)
+    if run is not None and run.step >= 0:
+        step, done = run.step, float(run.step * batch)
+    is_training = run is not None and run.step >= 0
+    speed = record.samples_per_second if is_training else 0.0
+    left = record.spec.total_samples - done
+    return {
+        "id": job_id,
+        "name": live.job.name,
+        "owner": live.job.owner,
+        "state": record.state.value,
+        "phase": _phase(record, live.retry_seconds, now, is_training=is_training),
+        "model": live.job.model,
+        "priority": record.spec.priority,
+        "gpus": gpus_of(controller, record),
+        "devices": [list(one) for one in live.devices] if record.num_gpus else [],
+        "plan": live.plan if record.num_gpus else "",
+        "step": step,
+        "num_steps": round(record.spec.total_samples / batch),
+        "progress": min(1.0, done / record.spec.total_samples),
+        "loss": _finite(run.loss if run is not None else math.nan),
+        "step_seconds": _finite(batch / speed if speed > 0 else math.nan),
+        "samples_per_second": speed or None,
+        "eta_seconds": now + left / speed if speed > 0 else None,
+        "deadline_seconds": _finite(record.spec.deadline_seconds),
+        "submit_seconds": record.spec.submit_seconds,
+        "first_start_seconds": _finite(record.first_start_seconds),
+        "end_seconds": _finite(record.end_seconds),
+        "run_seconds": live_state.run_seconds_at(job_id, now),
+        "dollars": live_state.dollars_at(job_id, now),
+        "dollars_per_hour": live.dollars_per_hour,
+        "reason": live.reason,
+        "num_starts": record.num_starts,
+        "num_faults": live.num_faults,
+        "retry_seconds": live.retry_seconds if live.retry_seconds > now else None,
+    }
+
+
+def job_details(controller: Controller, record: JobRecord, now: float) -> Table:
+    """One job with its description, its launches and its curve."""
+    job_id = record.spec.id
+    launches = [
+        {
+            "epoch": event.epoch,
+            "plan": event.plan,
+            "devices": [list(one) for one in event.devices],
+            "time_seconds": event.time_seconds,
+        }
+        for event in controller.launches_of(job_id)
+    ]
+    run = controller.reconciler.progress(job_id)
+    curve = [[step, _finite(loss), _finite(took)] for step, loss, took in run.curve] if run else []
+    described = to_plain(controller.journal.live.jobs[job_id].job)
+    # A job's variables may hold secrets; people see their names.
+    described["environment"] = [name for name, _ in described["environment"]]
+    return job_view(controller, record, now) | {
+        "description": described,
+        "launches": launches,
+        "curve": curve,
+    }
+
+
+def gpus_of(controller: Controller, record: JobRecord) -> dict[str, int]:
+    """GPUs that a job has, by type."""
+    counts: dict[str, int] = {}
+    for row, count in record.placement:
+        gpu = controller.journal.live.state.nodes[row].gpu
+        counts[gpu] = counts.get(gpu, 0) + count
+    return counts
+
+
+def options_view(
+    controller: Controller, job: TrainingJob, left_samples: float, most: int = 12
+) -> list[Table]:
+    """What a job can choose from, the fastest first."""
+    lesson = controller.journal.live.lessons.get(work_of(job)) or Lesson()
+    options = controller.journal.book.options(job, lesson)
+    order = np.argsort(-options.samples_per_second, kind="stable")
+    free = free_by_type(controller)
+    rows: list[Table] = []
+    for row in order.tolist():
+        if options.samples_per_second[row] > 0 and len(rows) < most:
+            rows.append(_option(controller, options, row, lesson, left_samples, free))
+    return rows
+
+
+def _option(
+    controller: Controller,
+    options: OptionSet,
+    row: int,
+    lesson: Lesson,
+    left_samples: float,
+    free: dict[str, int],
+) -> Table:
+    named = controller.journal.book.named(tuple(int(one) for one in options.counts[row]))
+    prices = controller.settings.cluster.dollars_per_gpu_hour
+    per_hour = sum(count * prices.get(gpu, math.nan) for gpu, count in named)
+    speed = float(options.samples_per_second[row])
+    seconds = left_samples / speed
+    return {
+        "gpus": dict(named),
+        "samples_per_second": speed,
+        "seconds": seconds,
+        "dollars": _finite(per_hour * seconds / HOUR_SECONDS),
+        "dollars_per_hour": _finite(per_hour),
+        "is_free": all(free.get(gpu, 0) >= count for gpu, count in named),
+        "is_measured": named in lesson.speeds,
+    }
+
+
+def free_by_type(controller: Controller) -> dict[str, int]:
+    """GPUs that nobody has, by type, without drained nodes."""
+    live = controller.journal.live
+    free: dict[str, int] = {}
+    for row, node in enumerate(live.state.nodes):
+        usable = 0 if node.id in live.drained else int(live.state.free[row])
+        free[node.gpu] = free.get(node.gpu, 0) + usable
+    return free
+
+
+def plan_view(controller: Controller, job: TrainingJob) -> Table:
+    """What submitting a job would do."""
+    steps = count_steps(job, controller.journal.book.shape(job))
+    options = options_view(controller, job, float(steps * job.global_batch))
+    chosen = next((one for one in options if one["is_free"]), options[0] if options else None)
+    waiting = [
+        one for one in controller.journal.live.state.active.values()
+        if one.state is JobState.QUEUED
+    ]  # fmt: skip
+    described = to_plain(job)
+    described["environment"] = [name for name, _ in described["environment"]]
+    return {
+        "job": described,
+        "steps": steps,
+        "options": options,
+        "chosen": chosen,
+        "num_waiting": len(waiting),
+    }
+
+
+def cluster_view(controller: Controller, now: float) -> Table:
+    """Nodes, types, and what all of it costs."""
+    live, cluster = controller.journal.live, controller.settings.cluster
+    holders: dict[tuple[str, int], str] = {}
+    on_node: dict[int, list[str]] = {}
+    for job_id, record in live.state.active.items():
+        if record.num_gpus:
+            holders |= dict.fromkeys(live.jobs[job_id].devices, job_id)
+            for row, _ in record.placement:
+                on_node.setdefault(row, []).append(job_id)
+    nodes = []
+    for row, node in enumerate(live.state.nodes):
+        emulation = cluster.emulations.get(node.gpu)
+        nodes.append(
+            {
+                "id": node.id,
+                "gpu": node.gpu,
+                "num_gpus": node.num_gpus,
+                "free": int(live.state.free[row]),
+                "is_emulated": emulation is not None,
+                "is_drained": node.id in live.drained,
+                "is_lost": row in live.state.lost,
+                "speed": emulation.speed if emulation else None,
+                "memory_bytes": node.memory_bytes,
+                "jobs": on_node.get(row, []),
+                "devices": [holders.get((node.id, one)) for one in range(node.num_gpus)],
+            }
+        )
+    free = free_by_type(controller)
+    gpus = [
+        {
+            "gpu": gpu,
+            "total": sum(one.num_gpus for one in live.state.nodes if one.gpu == gpu),
+            "free": free.get(gpu, 0),
+            "dollars_per_hour": cluster.dollars_per_gpu_hour.get(gpu),
+            "is_emulated": gpu in cluster.emulations,
+        }
+        for gpu in cluster.gpu_types
+    ]
+    return {
+        "nodes": nodes,
+        "gpus": gpus,
+        "is_emulated": cluster.is_emulated,
+        "dollars_per_hour": sum(one.dollars_per_hour for one in live.jobs.values()),
+        "dollars": sum(live.dollars_at(job_id, now) for job_id in live.jobs),
+    }
+
+
+def _phase(record: JobRecord, retry_seconds: float, now: float, *, is_training: bool) -> str:
+    if record.state is JobState.RUNNING:
+        return "training" if is_training else "starting"
+    if record.state is JobState.QUEUED:
+        return "backing off" if retry_seconds > now else "waiting"
+    return record.state.value
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,125 @@
+"""Why does a job wait, or why did it get this? The answer in words and in numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drystone.run.controller import Controller
+from drystone.run.lifecycle import TERMINAL, JobState
+from drystone.run.state import JobRecord
+from drystone.service.views import free_by_type, job_view, options_view
+from drystone.units import format_seconds
+
+Table = dict[str, Any]
+
+
+def why_view(controller: Controller, record: JobRecord, now: float) -> Table:
+    """Everything behind the state of one job."""
+    live_state = controller.journal.live
+    job_id = record.spec.id
+    live = live_state.jobs[job_id]
+    left = max(record.spec.total_samples - record.done_at(now), 1.0)
+    options = options_view(controller, live.job, left) if record.state not in TERMINAL else []
+    waiting = [
+        one.spec.id for one in live_state.state.active.values() if one.state is JobState.QUEUED
+    ]
+    decision = live.last_decision
+    start, blocking = _expected_start(controller, record, options, now)
+    numbers = dict(decision.numbers) if decision else {}
+    return {
+        "id": job_id,
+        "state": record.state.value,
+        "sentence": _sentence(controller, record, options, now, start, blocking),
+        "position": waiting.index(job_id) + 1 if job_id in waiting else None,
+        "num_waiting": len(waiting),
+        "expected_start_seconds": start,
+        "options": options,
+        "prices": {
+            name.removeprefix("price_"): value
+            for name, value in numbers.items()
+            if name.startswith("price_")
+        },
+        "decision": {
+            "decision": decision.decision,
+            "reason": decision.reason,
+            "numbers": numbers,
+            "time_seconds": decision.time_seconds,
+        }
+        if decision
+        else None,
+        "faults": dict(live.faults),
+        "blocking": blocking,
+    }
+
+
+def _expected_start(
+    controller: Controller, record: JobRecord, options: list[Table], now: float
+) -> tuple[float | None, list[str]]:
+    """When GPUs for its cheapest need come free, if those before it in the queue take none."""
+    if record.state is not JobState.QUEUED or not options:
+        return None, []
+    if any(one["is_free"] for one in options):
+        return now, []
+    state = controller.journal.live.state
+    ends = []
+    for other in state.active.values():
+        if other.state is JobState.RUNNING:
+            eta = job_view(controller, other, now)["eta_seconds"]
+            if eta is None:
+                return None, [other.spec.id]
+            ends.append((eta, other))
+    ends.sort(key=lambda pair: pair[0])
+    free = free_by_type(controller)
+    blocking: list[str] = []
+    for eta, other in ends:
+        blocking.append(other.spec.id)
+        for row, count in other.placement:
+            free[state.nodes[row].gpu] += count
+        if any(all(free[gpu] >= n for gpu, n in one["gpus"].items()) for one in options):
+            return eta, blocking
+    return None, blocking
+
+
+def _sentence(
+    controller: Controller,
+    record: JobRecord,
+    options: list[Table],
+    now: float,
+    start: float | None,
+    blocking: list[str],
+) -> str:
+    live = controller.journal.live.jobs[record.spec.id]
+    match record.state:
+        case JobState.RUNNING:
+            got = live.plan or "its GPUs"
+            return f"It runs on {got}, because {live.reason or 'they were free'}."
+        case JobState.PAUSED:
+            return f"It is paused ({live.reason}); `drystone resume {record.spec.id}` lets it run."
+        case JobState.QUEUED:
+            return _waiting_sentence(controller, record.spec.id, options, now, start, blocking)
+        case JobState.DONE:
+            return "It is done."
+    return f"It is {record.state.value}: {live.reason or 'its owner took it back'}."
+
+
+def _waiting_sentence(
+    controller: Controller,
+    job_id: str,
+    options: list[Table],
+    now: float,
+    start: float | None,
+    blocking: list[str],
+) -> str:
+    live = controller.journal.live.jobs[job_id]
+    if live.retry_seconds > now:
+        wait = format_seconds(live.retry_seconds - now)
+        return f"It failed ({live.reason.splitlines()[0]}) and is tried again in {wait}."
+    if not options:
+        return "No GPUs of this cluster suffice for it any more."
+    if not blocking:
+        drained = sorted(controller.journal.live.drained)
+        if drained and not any(one["is_free"] for one in options):
+            return f"The nodes {', '.join(drained)} are drained, and what is left does not suffice."
+        return "GPUs that suffice are free; the next decision takes it up, or serves a better use."
+    when = f", expected in {format_seconds(max(start - now, 1.0))}" if start is not None else ""
+    return f"No GPUs that suffice are free: it waits for job {', '.join(blocking)} to end{when}."

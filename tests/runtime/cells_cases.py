@@ -11,13 +11,14 @@ from torch import nn
 
 from drystone.describe.layout import Schedule, Sharding
 from drystone.describe.model import ModelSpec, QkNorm
-from drystone.describe.recipe import Precision, Recipe, Recompute, RecomputeKind
+from drystone.describe.recipe import Lora, Precision, Recipe, Recompute, RecomputeKind
 from drystone.plan.plan import Plan, RankShare, StagePlan, Way
 from drystone.run.runtime.cell_engine import CellEngine
 from drystone.run.runtime.cell_trainer import CellTrainer
 from drystone.run.runtime.cells import cell_layout
 from drystone.run.runtime.collectives import Wire
-from drystone.run.runtime.model import build_model
+from drystone.run.runtime.lora import add_adapters
+from drystone.run.runtime.model import Transformer, build_model
 from drystone.run.runtime.slices import part_boxes
 from drystone.run.runtime.trainer import Trainer
 
@@ -36,6 +37,7 @@ class CellCase:
     virtual: int = 1
     splits_sequence: bool = True
     recompute: bool = False
+    lora: bool = False
     clip: float = 0.5
     steps: int = 2
     seq_len: int = SEQ_LEN
@@ -58,6 +60,12 @@ class CellCase:
         attention = replace(block.attention, num_kv_heads=1, qk_norm=QkNorm.HEAD)
         block = replace(block, attention=attention)
         return replace(spec, stack=((block, self.num_layers),))
+
+    def model(self, *, on_meta: bool) -> Transformer:
+        model = build_model(self.spec, seed=5, on_meta=on_meta)
+        if self.lora:
+            add_adapters(model, Lora(rank=3), seed=5)
+        return model
 
     @property
     def plan(self) -> Plan:
@@ -102,16 +110,17 @@ def an_optimizer(groups) -> torch.optim.Optimizer:
 
 def train_plainly(case: CellCase) -> list[tuple[float, float, dict[str, torch.Tensor]]]:
     """Loss, gradient norm and gradients (before clipping) of every step, on one device."""
-    model = build_model(case.spec, seed=5)
-    matrices = [p for p in model.parameters() if p.dim() > 1]
-    vectors = [p for p in model.parameters() if p.dim() <= 1]
+    model = case.model(on_meta=False)
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    matrices = [p for p in trained.values() if p.dim() > 1]
+    vectors = [p for p in trained.values() if p.dim() <= 1]
     optimizer = an_optimizer([{"params": matrices, "weight_decay": 0.1},
                               {"params": vectors, "weight_decay": 0.0}])  # fmt: skip
     results = []
     for step in range(case.steps):
         loss = model(tokens().read(range(step * case.batch, (step + 1) * case.batch)))
         loss.backward()
-        gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+        gradients = {name: p.grad.clone() for name, p in trained.items()}
         norm = nn.utils.clip_grad_norm_(model.parameters(), case.clip or float("inf"))
         results.append((loss.item(), norm.item(), gradients))
         optimizer.step()
@@ -122,7 +131,7 @@ def train_plainly(case: CellCase) -> list[tuple[float, float, dict[str, torch.Te
 def an_engine(case: CellCase) -> CellEngine:
     plan = case.plan
     return CellEngine(
-        build_model(plan.model, seed=5, on_meta=True),
+        case.model(on_meta=True),
         cell_layout(plan),
         seq_len=case.seq_len,
         wire=Wire(),
@@ -146,6 +155,7 @@ def _train_one(case: CellCase) -> list[tuple]:
         gradients = [
             (one.name, one.is_counted, box.offsets, values)
             for one in engine.owned
+            if one.value.requires_grad
             for box, values in boxes_of(one, one.value.grad)
         ]
         if case.clip:
@@ -185,7 +195,7 @@ def put_together(ranks: list[list[tuple]], like: dict[str, torch.Tensor]):
 def a_trainer(case: CellCase, folder: Path | None) -> Trainer:
     """With the settings of `checkpoint_cases.a_trainer`, so that each goes on for the other."""
     return CellTrainer(
-        build_model(case.spec, seed=5, on_meta=True),
+        case.model(on_meta=True),
         cell_layout(case.plan),
         seq_len=case.seq_len,
         optimizer=engine_cases.an_optimizer,

@@ -63,6 +63,8 @@ def test_two_stages_equal_one_device():
             cell(1, 1, 2, style="gpt", tied=True, recompute=True, num_micro=1, batch=2),
             cell(1, 1, 2, num_micro=4, batch=7, virtual=2, schedule=Schedule.INTERLEAVED),
             CellCase(stages=((1, 1, (3,)), (4, 1, (3,))), num_micro=3, batch=9, style="llama"),
+            cell(1, 1, 2, style="llama", tied=True, lora=True, zero=3),
+            cell(1, 1, 2, style="gpt", lora=True),
         ]
     )
 

@@ -1,0 +1,125 @@
+"""Plans of the planner with tensor parallelism and pipelines, executed from their files."""
+
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+sys.path.insert(0, str(Path(__file__).parent))
+from command_cases import a_plan, events, finish, start
+from engine_cases import a_spec
+
+from drystone.describe.layout import Schedule, parse_layout
+from drystone.describe.pool import parse_pool
+from drystone.describe.recipe import Lora, Precision, Recipe, Tuning
+from drystone.plan.cells import search_cells
+from drystone.plan.groups import plan_groups
+from drystone.plan.plan import Plan, Way, save_plan
+from drystone.plan.search import cell_plan, plan_job
+from drystone.run.runtime.__main__ import main
+from drystone.run.runtime.batch import rank_works
+from drystone.run.runtime.cells import cell_layout, is_cell
+
+pytestmark = pytest.mark.torch
+
+MODEL = a_spec("llama", tied=True, num_layers=4)
+RECIPE = Recipe(seq_len=12, global_batch=6, precision=Precision.FP32)
+COMMAND = ["-m", "drystone.run.runtime"]
+
+
+def planned_cell(text: str, recipe: Recipe = RECIPE) -> Plan:
+    """What the planner makes of that layout for its own GPUs."""
+    wanted = parse_layout(text)
+    group = parse_pool(f"{wanted.num_gpus}xA100-80G").groups[0]
+    cells = search_cells(MODEL, recipe, group.machine, (wanted.num_gpus,))
+    layouts = cells.layouts
+    keys = ("dp", "tp", "pp", "micro_batch", "virtual_stages", "sharding")
+    is_wanted = [getattr(layouts, key) == getattr(wanted, key) for key in keys]
+    (index, *_) = np.flatnonzero(np.logical_and.reduce(is_wanted))
+    return cell_plan(MODEL, cells, int(index), group)
+
+
+def losses_of(found: list[dict]) -> list[float]:
+    return [one["loss"] for one in found if one["event"] == "step"]
+
+
+@pytest.mark.slow
+def test_plans_of_unlike_kinds_go_on_for_each_other(tmp_path: Path, capsys):
+    """dp 1 x tp 2 x pp 2, then a pipeline over one T4 and three A100, then dp 2 x pp 2."""
+    plans = [
+        planned_cell("tp=2,pp=2,micro=2"),
+        plan_groups(MODEL, RECIPE, parse_pool("3xA100-80G,1xT4")),
+        planned_cell("dp=2,pp=2,micro=3,zero=3"),
+    ]
+    assert {stage.dp for stage in plans[1].stages} == {1, 3}
+    alone = replace(a_plan([(6, 2, 1.0)]), model=MODEL, recipe=RECIPE)
+    save_plan(alone, tmp_path / "alone.json")
+    assert main([str(tmp_path / "alone.json"), "--steps", "6", "--lr", "0.003"]) == 0
+    expected = losses_of(events(capsys.readouterr().out))
+
+    losses = []
+    for number, plan in enumerate(plans):
+        save_plan(plan, tmp_path / "plan.json")
+        given = ["--steps", str(2 * number + 2), "--lr", "0.003", "--checkpoints", str(tmp_path)]
+        found = events(finish(start([*COMMAND, str(tmp_path / "plan.json"), *given], 4))[0])
+        assert found[0] == {"event": "started", "step": 2 * number, "ranks": 4}
+        assert [one["event"] for one in found[-2:]] == ["checkpoint", "finished"]
+        losses += losses_of(found)
+
+    assert losses == pytest.approx(expected, abs=1e-5)
+    step = next(one for one in found if one["event"] == "step")
+    assert step["tokens"] == 72
+    assert len(step["compute_seconds"]) == len(step["peak_memory_bytes"]) == 4
+    assert 0 < sum(step["seconds"].values()) <= step["step_seconds"]
+
+
+@pytest.mark.slow
+def test_sigterm_to_the_last_stage_makes_all_save_and_leave(tmp_path: Path):
+    recipe = Recipe(seq_len=12, global_batch=6, precision=Precision.FP32, tuning=Tuning.LORA,
+                    lora=Lora(rank=2))  # fmt: skip
+    save_plan(planned_cell("pp=2,micro=1", recipe), tmp_path / "plan.json")
+    given = [str(tmp_path / "plan.json"), "--checkpoints", str(tmp_path), "--lr", "0.01"]
+
+    ranks = start([*COMMAND, *given, "--steps", "100000"], 2)
+    lines = [ranks[0].stdout.readline() for _ in range(5)]
+    ranks[1].send_signal(signal.SIGTERM)
+    found = events("".join(lines) + finish(ranks)[0])
+    left_at = found[-1]["step"]
+    resumed = events(finish(start([*COMMAND, *given, "--steps", str(left_at + 1)], 2))[0])
+
+    assert [one["event"] for one in found[-2:]] == ["checkpoint", "left"]
+    assert resumed[0]["step"] == left_at < 100000
+    assert len(losses_of(resumed)) == 1
+
+
+def test_the_planner_marks_no_layout_that_the_runtime_executes():
+    found = plan_job(MODEL, RECIPE, parse_pool("2xA100-80G,2xV100-32G"))
+
+    ways = {plan.way for plan in found.plans}
+    assert ways == {Way.CELL, Way.UNEVEN, Way.GROUPS}
+    assert {plan.not_executable for plan in found.plans} == {""}
+    assert [cell_layout(plan).num_ranks for plan in found.plans if is_cell(plan)] == [4]
+
+
+def test_interleaved_stages_have_several_runs_of_layers():
+    plan = planned_cell("pp=2,micro=3,vpp=2")
+
+    layout = cell_layout(plan)
+
+    assert layout.schedule is Schedule.INTERLEAVED
+    assert [(one.stage, one.first_layer) for one in layout.chunks] == [
+        (0, 0), (1, 1), (0, 2), (1, 3),
+    ]  # fmt: skip
+
+
+def test_equal_ranks_whose_batches_do_not_divide_have_less_at_the_end():
+    assert [work.batch for work in rank_works(planned_cell("dp=4,micro=1"))] == [2, 2, 2, 0]
+    layout = cell_layout(planned_cell("dp=4,pp=2,micro=1"))
+    assert [len(run) for seat in range(4) for run in layout.samples(layout.seat(seat), 0)] == [
+        1, 1, 1, 1, 1, 1, 0, 0,
+    ]  # fmt: skip

@@ -252,7 +252,7 @@ def _check_gpus(nodes: tuple[NodeSpec, ...], world: SimulatedWorld) -> None:
 
 
 def _check_cap(world: SimulatedWorld, offers: dict[str, Offer], cap: float) -> None:
-    """From the events alone: whenever nodes are asked for, all of them stay within cap and limit."""
+    """From the events alone: whenever nodes are asked for, all stay within cap and limit."""
     prices = {name: offer.price_dollars_per_hour for name, offer in offers.items()}
     number = dict.fromkeys(offers, 0)  # rented and on their way
     offer_of: dict[int, str] = {}

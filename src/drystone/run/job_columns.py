@@ -1,19 +1,22 @@
-"""The active jobs as columns of numbers, changed one job at a time: a snapshot is then a copy.
+"""The jobs that wait or run as columns of numbers, brought up to date when somebody reads them.
 
-Building every table anew from records costs Python time for every job at every decision. Here an
-event writes one column, and a job that ends has the columns after it moved up by one.
+An event only notes that a job has changed. Whoever reads a column has the changed jobs written, and
+pays for that column alone; nothing is done for jobs that did not change, or columns nobody reads.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from enum import IntEnum
 
 import numpy as np
 
 from drystone.describe.job import JobSpec
+from drystone.run.lifecycle import TERMINAL, JobState
+from drystone.run.option_book import OptionBook
 from drystone.run.state import JobRecord
-from drystone.schedule.snapshot import FloatArray, JobTable, Placement
+from drystone.schedule.snapshot import FloatArray, IntArray, JobStatus, Placement, WaitingJob
+
+_CHUNK = 32
 
 
 class Number(IntEnum):
@@ -40,75 +43,151 @@ class Index(IntEnum):
 
 
 class JobColumns:
-    """Jobs in order of submission. A job is found by its sequence number, which only grows."""
+    """Jobs by sequence number, which grows with submission; `order` has those that are there."""
 
-    def __init__(self) -> None:
+    def __init__(self, book: OptionBook) -> None:
+        self.book = book
         self._numbers = np.zeros((len(Number), 64))
         self._indices = np.zeros((len(Index), 64), dtype=np.int64)
         self._specs: list[JobSpec] = []
         self._placements: list[Placement] = []
-        self._order: list[int] = []
         self._sequence: dict[str, int] = {}
-        self._next = 0
+        self._order = np.zeros(64, dtype=np.int64)
+        self._num_jobs = 0
+        self._changed: dict[str, JobRecord] = {}
+        self._records: dict[str, JobRecord] = {}
 
-    def update(self, record: JobRecord, option_set: int, requested: int) -> None:
-        """Write what a record says now; a new job goes to the end."""
-        job_id = record.spec.id
-        if job_id not in self._sequence:
-            self._append(record.spec)
-        at = bisect_left(self._order, self._sequence[job_id])
-        self._numbers[:, at] = (
-            record.spec.total_samples, record.done_samples, record.counted_seconds,
+    def touch(self, record: JobRecord) -> None:
+        """An event has changed a job."""
+        self._changed[record.spec.id] = record
+
+    def flush(self) -> None:
+        """Write the jobs that have changed."""
+        if not self._changed:
+            return
+        for job_id, record in self._changed.items():
+            is_there = record.state is JobState.QUEUED or record.state is JobState.RUNNING
+            sequence = self._sequence.get(job_id)
+            if is_there:
+                if sequence is None:
+                    sequence = self._append(record.spec)
+                if job_id not in self._records:
+                    self._records[job_id] = record
+                    self._insert(sequence)
+                self._write(sequence, record)
+            elif sequence is not None:
+                if self._records.pop(job_id, None) is not None:
+                    self._remove(sequence)
+                if record.state in TERMINAL:
+                    del self._sequence[job_id]
+        self._changed.clear()
+
+    @property
+    def num_jobs(self) -> int:
+        """Jobs that wait or run."""
+        self.flush()
+        return self._num_jobs
+
+    @property
+    def num_seen(self) -> int:
+        """The sequence number of the next job."""
+        self.flush()
+        return len(self._specs)
+
+    @property
+    def order(self) -> IntArray:
+        """The sequence numbers of the jobs that are there."""
+        self.flush()
+        return self._order[: self._num_jobs]
+
+    def number(self, which: Number) -> FloatArray:
+        """A column of numbers, copied."""
+        order = self.order  # first, for it may make new arrays
+        column: FloatArray = self._numbers[which, order]
+        return column
+
+    def index(self, which: Index) -> IntArray:
+        """A column of whole numbers, copied."""
+        order = self.order
+        column: IntArray = self._indices[which, order]
+        return column
+
+    def specs(self) -> tuple[JobSpec, ...]:
+        """What was submitted."""
+        order, specs = self.order.tolist(), self._specs
+        return tuple([specs[sequence] for sequence in order])
+
+    def placements(self) -> tuple[Placement, ...]:
+        """Where each job runs."""
+        order, placements = self.order.tolist(), self._placements
+        return tuple([placements[sequence] for sequence in order])
+
+    def status(self, job_id: str) -> JobStatus | None:
+        """What one job does."""
+        self.flush()
+        record = self._records.get(job_id)
+        if record is None:
+            return None
+        option_set = self.book.row_of(record.spec, record.phase)
+        return JobStatus(record.option, option_set, record.placement)
+
+    def waiting_from(self, sequence: int, most: int) -> list[WaitingJob]:
+        """The first jobs that wait, from a sequence number on."""
+        order = self.order
+        found: list[WaitingJob] = []
+        at, chunk = int(order.searchsorted(sequence)), min(most, _CHUNK)
+        while at < len(order) and len(found) < most:
+            part = order[at : at + chunk]
+            rows = self._indices[:, part]
+            for one in np.flatnonzero(rows[Index.OPTION] < 0).tolist():
+                number = int(part[one])
+                option_set, requested = rows[Index.OPTION_SET, one], rows[Index.REQUESTED, one]
+                found.append(
+                    WaitingJob(number, self._specs[number], int(option_set), int(requested))
+                )
+            at += chunk
+            chunk *= 2
+        return found[:most]
+
+    def _write(self, sequence: int, record: JobRecord) -> None:
+        spec = record.spec
+        self._numbers[:, sequence] = (
+            spec.total_samples, record.done_samples, record.counted_seconds,
             record.samples_per_second, record.attained_gpu_seconds, record.num_gpus,
-            record.started_seconds, record.waiting_seconds, record.spec.priority,
+            record.started_seconds, record.waiting_seconds, spec.priority,
         )  # fmt: skip
-        self._indices[:, at] = (option_set, requested, record.option, record.num_starts)
-        self._placements[at] = record.placement
+        self._indices[:, sequence] = (
+            self.book.row_of(spec, record.phase), self.book.requested(spec), record.option,
+            record.num_starts,
+        )  # fmt: skip
+        self._placements[sequence] = record.placement
 
-    def remove(self, job_id: str) -> None:
-        """A job has ended."""
-        at = bisect_left(self._order, self._sequence.pop(job_id))
-        end = len(self._order)
-        for array in (self._numbers, self._indices):
-            array[:, at : end - 1] = array[:, at + 1 : end]
-        del self._specs[at], self._placements[at], self._order[at]
-
-    def table(self, now_seconds: float, least_samples: FloatArray | None = None) -> JobTable:
-        """The jobs as a policy sees them.
-
-        With `least_samples` (by option set), what is left is not shown but guessed: as much again
-        as was done, and at least that many.
-        """
-        numbers = self._numbers[:, : len(self._order)].copy()
-        indices = self._indices[:, : len(self._order)].copy()
-        ran = np.maximum(now_seconds - numbers[Number.COUNTED], 0.0)
-        done = numbers[Number.DONE] + numbers[Number.SPEED] * ran
-        runs = indices[Index.OPTION] >= 0
-        held = np.where(runs, now_seconds - numbers[Number.STARTED], 0.0)
-        remaining = numbers[Number.TOTAL] - done
-        if least_samples is not None:
-            remaining = np.maximum(done, least_samples[indices[Index.OPTION_SET]])
-        return JobTable(
-            specs=tuple(self._specs),
-            option_set=indices[Index.OPTION_SET],
-            requested=indices[Index.REQUESTED],
-            option=indices[Index.OPTION],
-            placements=tuple(self._placements),
-            remaining_samples=remaining,
-            attained_gpu_seconds=numbers[Number.ATTAINED] + numbers[Number.NUM_GPUS] * held,
-            num_starts=indices[Index.NUM_STARTS],
-            waiting_since_seconds=numbers[Number.WAITING],
-            running_since_seconds=numbers[Number.STARTED],
-            weights=numbers[Number.WEIGHT],
-            measured_speeds=np.where(runs & (ran > 0), numbers[Number.SPEED], 0.0),
-        )
-
-    def _append(self, spec: JobSpec) -> None:
-        if len(self._order) == self._numbers.shape[1]:
+    def _append(self, spec: JobSpec) -> int:
+        sequence = self._sequence[spec.id] = len(self._specs)
+        if sequence == self._numbers.shape[1]:
             self._numbers = np.concatenate((self._numbers, np.zeros_like(self._numbers)), axis=1)
             self._indices = np.concatenate((self._indices, np.zeros_like(self._indices)), axis=1)
-        self._sequence[spec.id] = self._next
-        self._order.append(self._next)
         self._specs.append(spec)
         self._placements.append(())
-        self._next += 1
+        return sequence
+
+    def _insert(self, sequence: int) -> None:
+        end = self._num_jobs
+        if end == len(self._order):
+            self._order = np.concatenate((self._order, np.zeros_like(self._order)))
+        order = self._order
+        at = (
+            end
+            if end == 0 or order[end - 1] < sequence
+            else int(order[:end].searchsorted(sequence))
+        )
+        if at < end:
+            order[at + 1 : end + 1] = order[at:end]
+        order[at] = sequence
+        self._num_jobs = end + 1
+
+    def _remove(self, sequence: int) -> None:
+        end, order = self._num_jobs, self._order
+        at = int(order[:end].searchsorted(sequence))
+        order[at : end - 1] = order[at + 1 : end]
+        self._num_jobs = end - 1

@@ -65,6 +65,8 @@ TRANSITIONS: Final[Mapping[tuple[JobState, type[Event]], JobState]] = MappingPro
     }
 )
 
+_NEXT: Final = dict(TRANSITIONS)  # which is quicker to read
+
 
 class IllegalTransition(DrystoneError):
     """Something happened to a job that cannot happen in its state; tells its whole story."""
@@ -83,7 +85,7 @@ def next_state(
     job_id: str, state: JobState, event: Event, history: Sequence[Event] = ()
 ) -> JobState:
     """The state after an event; an event that is not in the table is an error."""
-    move = (state, type(event))
-    if move not in TRANSITIONS:
+    after = _NEXT.get((state, type(event)))
+    if after is None:
         raise IllegalTransition(job_id, state, event, history)
-    return TRANSITIONS[move]
+    return after

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from drystone.errors import DrystoneError
-from drystone.run.world import World, apply
+from drystone.run.world import World, carry_out, moved_options
 from drystone.schedule.check import check_decisions
 from drystone.schedule.policy import Memory, Policy
 
@@ -32,10 +32,17 @@ def drive(
         before = time.perf_counter()
         decisions, memory = policy(snapshot, memory)
         policy_seconds = time.perf_counter() - before
-        problems = check_decisions(snapshot, decisions)
-        if problems:
-            raise UnsoundDecisions(problems)
-        apply(decisions, world, snapshot)
+        now_seconds = snapshot.now_seconds
+        if decisions:
+            problems = check_decisions(snapshot, decisions)
+            if problems:
+                raise UnsoundDecisions(problems)
+            moved = moved_options(decisions, snapshot)
+            # What nobody holds any more need not be completed before the world changes.
+            del snapshot
+            carry_out(decisions, world, moved)
+        else:
+            del snapshot
         if on_decision is not None:
-            on_decision(snapshot.now_seconds, policy_seconds)
+            on_decision(now_seconds, policy_seconds)
         world.advance()

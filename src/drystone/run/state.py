@@ -6,8 +6,9 @@ Nothing else changes the state, so a world that keeps its log can be started aga
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Final
 
 from drystone.describe.job import JobSpec
 from drystone.describe.trace_cluster import NodeSpec
@@ -35,9 +36,9 @@ from drystone.run.rentals import RentalState
 from drystone.schedule.snapshot import Placement
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(init=False, eq=False)
 class JobRecord:
-    """One job as the events left it."""
+    """One job as the events left it. What no event has set yet is a default of the class."""
 
     spec: JobSpec
     state: JobState = JobState.QUEUED
@@ -54,7 +55,10 @@ class JobRecord:
     attained_gpu_seconds: float = 0.0  # of the runs that ended
     num_starts: int = 0
     phase: int = 0  # which of its phases it is in, if it has any
-    history: list[Event] = field(default_factory=list)
+    history: tuple[Event, ...] = ()
+
+    def __init__(self, spec: JobSpec, waiting_seconds: float) -> None:
+        self.spec, self.waiting_seconds = spec, waiting_seconds
 
     def done_at(self, now_seconds: float) -> float:
         """Samples done by now."""
@@ -68,9 +72,6 @@ class JobRecord:
         return self.attained_gpu_seconds + self.num_gpus * held
 
 
-_Left = NodeReleased | NodeReclaimed
-
-
 @dataclass(slots=True)
 class ClusterState:
     """Jobs, nodes and rentals, changed by `record` alone."""
@@ -80,6 +81,7 @@ class ClusterState:
     jobs: dict[str, JobRecord] = field(default_factory=dict)
     active: dict[str, JobRecord] = field(default_factory=dict)  # waits or runs, by submission
     num_running: int = 0
+    num_requeued: int = 0  # how often a job came back to wait
     free: list[int] = field(default_factory=list)  # GPUs by node
     lost: set[int] = field(default_factory=set)
     gone: set[int] = field(default_factory=set)  # rented nodes that left; their rows stay
@@ -94,31 +96,31 @@ class ClusterState:
 
     def record(self, event: Event) -> JobRecord | None:
         """Fold one event into the state; returns the job that it touched."""
-        if event.time_seconds < self.now_seconds - 1e-6:
+        time_seconds = event.time_seconds
+        if time_seconds > self.now_seconds:
+            self.now_seconds = time_seconds
+        elif time_seconds < self.now_seconds - 1e-6:
             raise DrystoneError(
-                f"{type(event).__name__} at {event.time_seconds} s comes after {self.now_seconds} s"
+                f"{type(event).__name__} at {time_seconds} s comes after {self.now_seconds} s"
             )
-        self.now_seconds = max(self.now_seconds, event.time_seconds)
-        if isinstance(event, Submitted):
-            return self._submit(event)
-        if isinstance(event, NodeLost | NodeBack | NodeSlowed | NodeJoined | _Left):
-            self._change_node(event)
-        elif isinstance(event, RentalAsked):
+        fold = _FOLDS.get(type(event), ClusterState._change_job)
+        return fold(self, event)
+
+    def _submit(self, event: Submitted) -> JobRecord:
+        job = event.job
+        if job.id in self.jobs:
+            raise DrystoneError(f"job {job.id} is submitted twice")
+        record = JobRecord(job, event.time_seconds)
+        self.jobs[job.id] = self.active[job.id] = record
+        return record
+
+    def _change_rentals(self, event: RentalAsked | RentalFailed | PriceChanged) -> None:
+        if isinstance(event, RentalAsked):
             self.rentals.ask(event)
         elif isinstance(event, RentalFailed):
             self.rentals.fail(event)
-        elif isinstance(event, PriceChanged):
-            self.rentals.reprice(event)
         else:
-            return self._change_job(event)
-        return None
-
-    def _submit(self, event: Submitted) -> JobRecord:
-        if event.job.id in self.jobs:
-            raise DrystoneError(f"job {event.job.id} is submitted twice")
-        record = JobRecord(spec=event.job, waiting_seconds=event.time_seconds)
-        self.jobs[event.job.id] = self.active[event.job.id] = record
-        return record
+            self.rentals.reprice(event)
 
     def _change_node(
         self, event: NodeLost | NodeBack | NodeSlowed | NodeJoined | NodeReleased | NodeReclaimed
@@ -158,36 +160,25 @@ class ClusterState:
         self.nodes[event.node] = event.spec
         self.free[event.node] = event.spec.num_gpus
 
-    def _change_job(self, event: Event) -> JobRecord:
+    def _job_after(self, event: Event) -> JobRecord:
+        """The job that an event is about, in the state that it leads to."""
         job_id: str = getattr(event, "job_id", "")
-        if job_id not in self.jobs:
+        job = self.jobs.get(job_id)
+        if job is None:
             raise DrystoneError(f"{type(event).__name__}: there is no job {job_id!r}")
-        job = self.jobs[job_id]
-        before = job.state
-        job.state = next_state(job_id, before, event, job.history)
+        job.state = next_state(job_id, job.state, event, job.history)
         if self.keeps_history:
-            job.history.append(event)
-        if isinstance(event, Started):
-            self._start(job, event)
-        elif isinstance(event, SpeedChanged):
-            job.done_samples = job.done_at(event.time_seconds)
-            job.counted_seconds = max(job.counted_seconds, event.time_seconds)
-            job.samples_per_second = event.samples_per_second
-            if isinstance(event, PhaseChanged):
-                job.phase, job.done_samples = event.phase, event.done_samples
-        elif isinstance(event, Progressed):
-            job.done_samples, job.counted_seconds = event.done_samples, event.time_seconds
-            job.samples_per_second = event.samples_per_second
-        elif before is JobState.RUNNING:
-            self._stop(job, event)
-        if job.state in TERMINAL:
-            job.end_seconds = event.time_seconds
-            del self.active[job_id]
+            job.history = (*job.history, event)
         return job
 
-    def _start(self, job: JobRecord, event: Started) -> None:
+    def _start(self, event: Started) -> JobRecord:
+        job = self._job_after(event)
         job.option, job.placement = event.option, event.placement
-        job.num_gpus = sum(count for _, count in event.placement)
+        num_gpus, free = 0, self.free
+        for node, count in event.placement:
+            num_gpus += count
+            free[node] -= count
+        job.num_gpus = num_gpus
         job.samples_per_second = event.samples_per_second
         job.counted_seconds = event.productive_seconds
         job.started_seconds, job.waiting_seconds = event.time_seconds, math.nan
@@ -195,19 +186,64 @@ class ClusterState:
         self.num_running += 1
         if job.num_starts == 1:
             job.first_start_seconds = event.time_seconds
-        for node, count in event.placement:
-            self.free[node] -= count
+        return job
+
+    def _change_speed(self, event: SpeedChanged) -> JobRecord:
+        job = self._job_after(event)
+        job.done_samples = job.done_at(event.time_seconds)
+        job.counted_seconds = max(job.counted_seconds, event.time_seconds)
+        job.samples_per_second = event.samples_per_second
+        if isinstance(event, PhaseChanged):
+            job.phase, job.done_samples = event.phase, event.done_samples
+        return job
+
+    def _progress(self, event: Progressed) -> JobRecord:
+        job = self._job_after(event)
+        job.done_samples, job.counted_seconds = event.done_samples, event.time_seconds
+        job.samples_per_second = event.samples_per_second
+        return job
+
+    def _change_job(self, event: Event) -> JobRecord:
+        """A job ends, or goes back to wait; if it had GPUs, they are free again."""
+        job = self._job_after(event)
+        if job.option >= 0:
+            self._stop(job, event)
+        if job.state is JobState.QUEUED:
+            self.num_requeued += 1
+        elif job.state in TERMINAL:
+            job.end_seconds = event.time_seconds
+            del self.active[job.spec.id]
+        return job
 
     def _stop(self, job: JobRecord, event: Event) -> None:
+        time_seconds = event.time_seconds
         self.num_running -= 1
-        lost = event.lost_samples if isinstance(event, Interrupted) else 0.0
-        done = job.spec.total_samples if job.state is JobState.DONE else None
-        job.attained_gpu_seconds += job.num_gpus * (event.time_seconds - job.started_seconds)
-        job.done_samples = job.done_at(event.time_seconds) - lost if done is None else done
+        job.attained_gpu_seconds += job.num_gpus * (time_seconds - job.started_seconds)
+        if job.state is JobState.DONE:
+            job.done_samples = job.spec.total_samples
+        else:
+            lost = event.lost_samples if isinstance(event, Interrupted) else 0.0
+            job.done_samples = job.done_at(time_seconds) - lost
+        free = self.free
         for node, count in job.placement:
-            self.free[node] += count
+            free[node] += count
         job.option, job.placement, job.num_gpus, job.samples_per_second = -1, (), 0, 0.0
-        job.started_seconds, job.waiting_seconds = math.nan, event.time_seconds
+        job.started_seconds, job.waiting_seconds = math.nan, time_seconds
+
+
+# What folds which kind of event; whatever else there is ends a job or sends it back to wait.
+_FOLDS: Final[dict[type[Event], Callable[[ClusterState, Any], JobRecord | None]]] = {
+    Submitted: ClusterState._submit,
+    Started: ClusterState._start,
+    SpeedChanged: ClusterState._change_speed,
+    PhaseChanged: ClusterState._change_speed,
+    Progressed: ClusterState._progress,
+    **dict.fromkeys(
+        (NodeLost, NodeBack, NodeSlowed, NodeJoined, NodeReleased, NodeReclaimed),
+        ClusterState._change_node,
+    ),
+    **dict.fromkeys((RentalAsked, RentalFailed, PriceChanged), ClusterState._change_rentals),
+}
 
 
 def replay(nodes: Sequence[NodeSpec], events: Iterable[Event]) -> ClusterState:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, assert_never
 
 from drystone.schedule.decision import (
@@ -64,40 +64,58 @@ def apply(decisions: Sequence[Decision], world: World, snapshot: Snapshot) -> No
 
     Nodes are given back in between: by then nobody runs on them.
     """
+    carry_out(decisions, world, moved_options(decisions, snapshot))
+
+
+def moved_options(decisions: Sequence[Decision], snapshot: Snapshot) -> dict[str, int]:
+    """By job that is moved: the option that it keeps."""
+    found = {}
     for decision in decisions:
-        _free(decision, world)
+        if isinstance(decision, Move):
+            status = snapshot.jobs.status(decision.job_id)
+            assert status is not None, "a checked list moves jobs that run"
+            found[decision.job_id] = status.option
+    return found
+
+
+def carry_out(decisions: Sequence[Decision], world: World, moved: Mapping[str, int]) -> None:
+    """The same, for whoever holds the snapshot no longer."""
     for decision in decisions:
-        if isinstance(decision, Release):
+        if type(decision) is not Start:
+            _free(decision, world)
+    for decision in decisions:
+        if type(decision) is Release:
             world.release(decision.node, decision.reason)
     for decision in decisions:
-        _take(decision, world, snapshot)
+        if type(decision) is Start:
+            world.launch(decision.job_id, decision.option, decision.placement, decision.reason)
+        else:
+            _take(decision, world, moved)
 
 
 def _free(decision: Decision, world: World) -> None:
     match decision:
-        case Preempt(job_id=job_id, reason=reason):
-            world.stop(job_id, reason)
-        case Resize(job_id=job_id, reason=reason) | Move(job_id=job_id, reason=reason):
-            world.stop(job_id, reason)
-        case Refuse(job_id=job_id, reason=reason):
-            world.refuse(job_id, reason)
+        case Preempt() | Resize() | Move():
+            world.stop(decision.job_id, decision.reason)
+        case Refuse():
+            world.refuse(decision.job_id, decision.reason)
         case Start() | Rent() | Release() | Wake():
             pass
         case _:
             assert_never(decision)
 
 
-def _take(decision: Decision, world: World, snapshot: Snapshot) -> None:
+def _take(decision: Decision, world: World, moved: Mapping[str, int]) -> None:
     match decision:
         case Start() | Resize():
             world.launch(decision.job_id, decision.option, decision.placement, decision.reason)
-        case Move(job_id=job_id, placement=placement, reason=reason):
-            option = int(snapshot.jobs.option[snapshot.jobs.row_of[job_id]])
-            world.launch(job_id, option, placement, reason)
-        case Rent(offer=offer, num_nodes=num_nodes, reason=reason):
-            world.rent(offer, num_nodes, reason)
-        case Wake(at_seconds=at_seconds, reason=reason):
-            world.wake(at_seconds, reason)
+        case Move():
+            option = moved[decision.job_id]
+            world.launch(decision.job_id, option, decision.placement, decision.reason)
+        case Rent():
+            world.rent(decision.offer, decision.num_nodes, decision.reason)
+        case Wake():
+            world.wake(decision.at_seconds, decision.reason)
         case Preempt() | Refuse() | Release():
             pass
         case _:

@@ -8,10 +8,7 @@ what a list can break is the hard cap on dollars an hour.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import assert_never
-
-import numpy as np
+from collections.abc import Mapping, Sequence
 
 from drystone.schedule.check_rentals import check_rentals
 from drystone.schedule.decision import (
@@ -25,102 +22,102 @@ from drystone.schedule.decision import (
     Start,
     Wake,
 )
-from drystone.schedule.snapshot import Snapshot
+from drystone.schedule.snapshot import JobStatus, Snapshot
 
 
 def check_decisions(snapshot: Snapshot, decisions: Sequence[Decision]) -> list[str]:
-    """Everything that is wrong with the list, in words; empty where it may be carried out."""
+    """Everything that is wrong with the list, in words; empty where it may be carried out.
+
+    It looks only at the jobs and nodes that the list names.
+    """
     problems: list[str] = []
     touched: set[str] = set()
+    changes: dict[int, int] = {}  # by node: free GPUs that the list makes, or takes
+    has_rentals = False
     for decision in decisions:
         if isinstance(decision, Rent | Release):
-            continue
-        if isinstance(decision, Wake):
+            has_rentals = True
+        elif isinstance(decision, Wake):
             problems.extend(_check_wake(snapshot, decision))
-            continue
-        row = snapshot.jobs.row_of.get(decision.job_id, -1)
-        if row < 0:
-            problems.append(f"{_name(decision)}: there is no job {decision.job_id!r}")
-            continue
-        if decision.job_id in touched:
-            problems.append(f"{_name(decision)}: job {decision.job_id} is decided on twice")
-        touched.add(decision.job_id)
-        problems.extend(_check_state(snapshot, decision, row))
-        if isinstance(decision, Start | Resize | Move):
-            option = (
-                int(snapshot.jobs.option[row]) if isinstance(decision, Move) else decision.option
-            )
-            problems.extend(_check_placement(snapshot, decision, row, option))
-    if not decisions:
-        return problems
-    problems.extend(check_rentals(snapshot, decisions))
-    return problems or _check_room(snapshot, decisions)
+        else:
+            if decision.job_id in touched:
+                problems.append(f"{_name(decision)}: job {decision.job_id} is decided on twice")
+            touched.add(decision.job_id)
+            problems.extend(_check_job(snapshot, decision, changes))
+    if has_rentals:
+        problems.extend(check_rentals(snapshot, decisions))
+    return problems or _check_room(snapshot, decisions, changes, has_rentals)
 
 
-def _check_room(snapshot: Snapshot, decisions: Sequence[Decision]) -> list[str]:
+def _check_job(
+    snapshot: Snapshot,
+    decision: Start | Resize | Move | Preempt | Refuse,
+    changes: dict[int, int],
+) -> list[str]:
+    """Whether the job is there, in the right state, and well placed; notes what it takes where."""
+    status = snapshot.jobs.status(decision.job_id)
+    if status is None:
+        return [f"{_name(decision)}: there is no job {decision.job_id!r}"]
+    if isinstance(decision, Start | Refuse) != (status.option < 0):
+        state = "runs" if status.option >= 0 else "waits"
+        return [f"{_name(decision)}: job {decision.job_id} {state}"]
+    for node, count in status.placement:
+        changes[node] = changes.get(node, 0) + count
+    if isinstance(decision, Preempt | Refuse):
+        return []
+    for node, count in decision.placement:
+        changes[node] = changes.get(node, 0) - count
+    return _check_placement(snapshot, decision, status)
+
+
+def _check_room(
+    snapshot: Snapshot,
+    decisions: Sequence[Decision],
+    changes: Mapping[int, int],
+    has_rentals: bool,
+) -> list[str]:
     """No node gives out more GPUs than it has, once all that is taken away is free."""
     nodes = snapshot.nodes
-    free = nodes.free.copy()
-    for decision in decisions:
-        if isinstance(decision, Resize | Move | Preempt):
-            for node, count in snapshot.jobs.placements[snapshot.jobs.row_of[decision.job_id]]:
-                free[node] += count
-        if isinstance(decision, Start | Resize | Move):
-            for node, count in decision.placement:
-                free[node] -= count
-    problems = [
-        f"node {snapshot.nodes.ids[node]} gives out {-int(free[node])} GPUs more than it has"
-        for node in np.flatnonzero(free < 0)
-    ]
-    for decision in decisions:
-        if isinstance(decision, Release) and free[decision.node] < nodes.num_gpus[decision.node]:
-            problems.append(f"Release: jobs run on node {nodes.ids[decision.node]}")
+    problems: list[str] = []
+    for node, change in changes.items():
+        free = nodes.num_free(node) + change
+        if free < 0:
+            problems.append(f"node {nodes.ids[node]} gives out {-free} GPUs more than it has")
+    for decision in decisions if has_rentals else ():
+        if isinstance(decision, Release):
+            free = nodes.num_free(decision.node) + changes.get(decision.node, 0)
+            if free < nodes.num_gpus[decision.node]:
+                problems.append(f"Release: jobs run on node {nodes.ids[decision.node]}")
     return problems
 
 
-def _check_state(
-    snapshot: Snapshot, decision: Start | Resize | Move | Preempt | Refuse, row: int
-) -> list[str]:
-    runs = bool(snapshot.jobs.is_running[row])
-    match decision:
-        case Start() | Refuse():
-            fits = not runs
-        case Resize() | Move() | Preempt():
-            fits = runs
-        case _:
-            assert_never(decision)
-    if fits:
-        return []
-    state = "runs" if runs else "waits"
-    return [f"{_name(decision)}: job {decision.job_id} {state}"]
-
-
 def _check_placement(
-    snapshot: Snapshot, decision: Start | Resize | Move, row: int, option: int
+    snapshot: Snapshot, decision: Start | Resize | Move, status: JobStatus
 ) -> list[str]:
     """The placement must be the option: as many GPUs of each type, and enough memory on each."""
-    who = f"{_name(decision)}: job {decision.job_id}"
-    nodes = snapshot.nodes
-    num_options = snapshot.options.samples_per_second.shape[1]
-    if not 0 <= option < num_options or snapshot.speed(row, option) <= 0:
+    option = status.option if isinstance(decision, Move) else decision.option
+    facts = snapshot.options.facts(status.option_set, option)
+    who, kinds = f"{_name(decision)}: job {decision.job_id}", snapshot.nodes.kinds
+    if facts is None:
         return [f"{who} has no option {option}"]
-    if any(not 0 <= node < len(nodes) or count < 1 for node, count in decision.placement):
-        return [f"{who} is placed on a node that does not exist, or on less than one GPU"]
-    rows = np.array([node for node, _ in decision.placement], dtype=np.int64)
-    if len(set(rows.tolist())) != len(rows):
+    placed = [0] * len(facts.counts)
+    for node, count in decision.placement:
+        if not 0 <= node < len(kinds) or count < 1:
+            return [f"{who} is placed on a node that does not exist, or on less than one GPU"]
+        placed[kinds[node]] += count
+    if len(dict(decision.placement)) < len(decision.placement):
         return [f"{who} names a node twice"]
-    counts = np.array([count for _, count in decision.placement], dtype=np.int64)
-    placed = np.bincount(
-        nodes.type_index[rows], weights=counts, minlength=len(snapshot.gpu_types)
-    ).astype(np.int64)
     problems = []
-    if not np.array_equal(placed, snapshot.counts(row, option)):
-        wanted = snapshot.counts(row, option).tolist()
-        problems.append(f"{who} is placed on {placed.tolist()} GPUs by type, but needs {wanted}")
-    memory = float(snapshot.options.memory_bytes[snapshot.jobs.option_set[row], option])
-    room = nodes.memory_bytes[rows]
-    if bool(((room > 0) & (room < memory)).any()):
-        problems.append(f"{who} needs {memory:.0f} bytes on a GPU that has {room.min():.0f}")
+    if tuple(placed) != facts.counts:
+        wanted = list(facts.counts)
+        problems.append(f"{who} is placed on {placed} GPUs by type, but needs {wanted}")
+    if facts.memory_bytes > 0:
+        room = [float(snapshot.nodes.memory_bytes[node]) for node, _ in decision.placement]
+        least = min((one for one in room if one > 0), default=math.inf)
+        if least < facts.memory_bytes:
+            problems.append(
+                f"{who} needs {facts.memory_bytes:.0f} bytes on a GPU that has {least:.0f}"
+            )
     return problems
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +36,14 @@ class OptionSet:
         return len(self.samples_per_second)
 
 
+class OptionFacts(NamedTuple):
+    """One option of one set, as plain numbers."""
+
+    counts: tuple[int, ...]  # by GPU type
+    samples_per_second: float
+    memory_bytes: float
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OptionTable:
     """The option sets of all jobs, padded to one width; a speed of 0 marks a row of padding."""
@@ -52,6 +61,24 @@ class OptionTable:
         """GPUs of any type, (sets, options)."""
         total: IntArray = self.counts.sum(axis=2)
         return total
+
+    @cached_property
+    def _known_facts(self) -> dict[tuple[int, int], OptionFacts]:
+        return {}
+
+    def facts(self, option_set: int, option: int) -> OptionFacts | None:
+        """One option, kept for the next time it is asked for; None where there is no such."""
+        known = self._known_facts.get((option_set, option))
+        if known is None:
+            if not 0 <= option < self.samples_per_second.shape[1]:
+                return None
+            known = OptionFacts(
+                tuple(self.counts[option_set, option].tolist()),
+                float(self.samples_per_second[option_set, option]),
+                float(self.memory_bytes[option_set, option]),
+            )
+            self._known_facts[option_set, option] = known
+        return known if known.samples_per_second > 0 else None
 
 
 def stack_options(sets: Sequence[OptionSet], num_types: int) -> OptionTable:
@@ -86,7 +113,7 @@ class StartupCost:
         return result
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class NodeTable:
     """The nodes, one row each."""
 
@@ -100,10 +127,40 @@ class NodeTable:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @cached_property
+    def kinds(self) -> list[int]:
+        """`type_index`, for those who look at a few nodes only."""
+        kinds: list[int] = self.type_index.tolist()
+        return kinds
+
+    def num_free(self, node: int) -> int:
+        """`free` of one node."""
+        return int(self.free[node])
+
+
+class JobStatus(NamedTuple):
+    """What one job does now."""
+
+    option: int  # that it runs, or -1 while it waits
+    option_set: int
+    placement: Placement
+
+
+class WaitingJob(NamedTuple):
+    """A job that waits."""
+
+    sequence: int  # of jobs, the later was submitted later; it stays the same
+    spec: JobSpec
+    option_set: int
+    requested: int
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class JobTable:
-    """The jobs that wait or run, one row each, in order of submission."""
+    """The jobs that wait or run, one row each, in order of submission.
+
+    Whoever asks for single jobs (`status`, `waiting_from`) needs no columns of all of them.
+    """
 
     specs: tuple[JobSpec, ...]
     option_set: IntArray  # row of the OptionTable
@@ -132,6 +189,34 @@ class JobTable:
         """Whether each job has GPUs now."""
         running: BoolArray = self.option >= 0
         return running
+
+    @property
+    def num_seen(self) -> int:
+        """Above the sequence number of every job here, and of every job that is gone."""
+        return len(self)
+
+    @property
+    def num_requeued(self) -> int:
+        """How often a job has come back to wait; -1 where nobody counts.
+
+        While it stays, who waited before waits still or has started: sequence numbers can be kept.
+        """
+        return -1
+
+    def status(self, job_id: str) -> JobStatus | None:
+        """What a job does; None where there is no such job."""
+        row = self.row_of.get(job_id)
+        if row is None:
+            return None
+        return JobStatus(int(self.option[row]), int(self.option_set[row]), self.placements[row])
+
+    def waiting_from(self, sequence: int, most: int) -> list[WaitingJob]:
+        """The first jobs that wait, `most` of them, from a sequence number on."""
+        rows = np.flatnonzero(self.option[sequence:] < 0)[:most] + sequence
+        return [
+            WaitingJob(row, self.specs[row], int(self.option_set[row]), int(self.requested[row]))
+            for row in rows.tolist()
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,7 +110,7 @@ class JobRuns:
         if fails:
             self._time.later(record.counted_seconds, self._fail, record, version)
             return
-        phase_end = self._time.maker.phase_end_samples(record.spec, record.phase)
+        phase_end = self._time.maker.book.phase_end_samples(record.spec, record.phase)
         left = min(phase_end, total) - record.done_samples
         end = record.counted_seconds + max(left, 0.0) / record.samples_per_second
         action = self._enter_next_phase if phase_end < total else self._finish
@@ -141,7 +141,7 @@ class JobRuns:
                 job_id=record.spec.id,
                 samples_per_second=self._true_speed(record, record.option, record.placement, phase),
                 phase=phase,
-                done_samples=self._time.maker.phase_end_samples(record.spec, record.phase),
+                done_samples=self._time.maker.book.phase_end_samples(record.spec, record.phase),
             )
         )
         self._plan_end(record)
@@ -162,7 +162,7 @@ class JobRuns:
         self, record: JobRecord, option: int, placement: Placement, phase: int
     ) -> float:
         """What the option says, times how wrong it is, times how slow the nodes are."""
-        speed = self._time.maker.speed(record.spec, option, phase)
+        speed = self._time.maker.book.speed(record.spec, option, phase)
         factors, state = self._speed_factors.get(record.spec.id), self._time.state
         if factors is None and not state.speed_share:
             return speed

@@ -35,6 +35,7 @@ class VirtualTime:
 
     def record(self, event: Event) -> None:
         """Take notice of something that happens now."""
+        self.maker.keep()
         touched = self.state.record(event)
         self.log.append(event)
         if touched is not None:

@@ -106,7 +106,7 @@ class SimulatedWorld:
 
     def observe(self) -> Snapshot:
         """What is the case now."""
-        return self._maker.make(self._time.state, self._time.now_seconds)
+        return self._maker.look(self._time.state, self._time.now_seconds)
 
     def launch(self, job_id: str, option: int, placement: Placement, reason: str) -> None:
         """Start a waiting job."""

@@ -1,0 +1,123 @@
+"""Which options does a job have? Each set is kept once, as rows of a table that only grows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from drystone.describe.job import JobSpec
+from drystone.schedule.phases import Options, PhasedOptions, phase_end_samples, phase_set
+from drystone.schedule.snapshot import FloatArray, OptionSet, OptionTable
+
+
+class OptionBook:
+    """The options of every job that was asked for, and the table of their sets."""
+
+    def __init__(
+        self, gpu_types: tuple[str, ...], options_of: Callable[[JobSpec], Options]
+    ) -> None:
+        self._gpu_types, self._options_of = gpu_types, options_of
+        self._options: dict[str, Options] = {}  # by job
+        self._sets: list[OptionSet] = []
+        self._rows: dict[int, int] = {}  # by identity of the set
+        self._speeds: dict[int, list[float]] = {}  # by identity of the set
+        self._requested: dict[tuple[int, str, int], int] = {}
+        self._table = OptionTable(
+            counts=np.zeros((0, 0, len(gpu_types)), dtype=np.int64),
+            samples_per_second=np.zeros((0, 0)),
+            memory_bytes=np.zeros((0, 0)),
+        )
+        self._room = self._table  # the same arrays, with rows to spare
+        self._facts = self._table._known_facts
+
+    def options(self, job: JobSpec) -> Options:
+        """What a job can choose from; asked for once."""
+        found = self._options.get(job.id)
+        if found is None:
+            found = self._options[job.id] = self._options_of(job)
+        return found
+
+    def speed(self, job: JobSpec, option: int, phase: int = 0) -> float:
+        """Samples a second of one option in a phase of a job."""
+        options = self.options(job)
+        one = options.sets[phase] if isinstance(options, PhasedOptions) else options
+        speeds = self._speeds.get(id(one))
+        if speeds is None:
+            self.row(one)  # which keeps its identity from being used again
+            speeds = self._speeds[id(one)] = one.samples_per_second.tolist()
+        return speeds[option]
+
+    def phase_end_samples(self, job: JobSpec, phase: int) -> float:
+        """The work done when a phase of a job ends; infinity for the last one."""
+        return phase_end_samples(self.options(job), phase)
+
+    def forget(self, job_id: str) -> None:
+        """A job has ended."""
+        self._options.pop(job_id, None)
+
+    def row_of(self, job: JobSpec, phase: int) -> int:
+        """The row of a job's options."""
+        return self.row(phase_set(self.options(job), phase))
+
+    def row(self, options: OptionSet) -> int:
+        """The row of a set; a new one gets the next."""
+        row = self._rows.get(id(options))
+        if row is None:
+            row = self._rows[id(options)] = len(self._sets)
+            self._sets.append(options)
+        return row
+
+    def requested(self, job: JobSpec) -> int:
+        """The option with just the GPUs that the owner named: -1 if it cannot run, -2 if none."""
+        if not job.requested_gpu:
+            return -2
+        if job.requested_gpu not in self._gpu_types:
+            return -1
+        options = phase_set(self.options(job), 0)
+        key = (self.row(options), job.requested_gpu, job.requested_count)
+        if key not in self._requested:
+            wanted = np.zeros(len(self._gpu_types), dtype=np.int64)
+            wanted[self._gpu_types.index(job.requested_gpu)] = job.requested_count
+            matches = np.flatnonzero((options.counts == wanted).all(axis=1))
+            self._requested[key] = int(matches[0]) if len(matches) else -1
+        return self._requested[key]
+
+    def table(self) -> OptionTable:
+        """All sets so far. Rows are only ever added, so an earlier table stays as it was."""
+        done = len(self._table.samples_per_second)
+        if done < len(self._sets):
+            new = self._sets[done:]
+            width = max(self._room.samples_per_second.shape[1], *(len(one) for one in new))
+            self._make_room(len(self._sets), width)
+            for row, one in enumerate(new, start=done):
+                self._room.counts[row, : len(one)] = one.counts
+                self._room.samples_per_second[row, : len(one)] = one.samples_per_second
+                self._room.memory_bytes[row, : len(one)] = one.memory_bytes
+            number = len(self._sets)
+            self._table = OptionTable(
+                counts=self._room.counts[:number],
+                samples_per_second=self._room.samples_per_second[:number],
+                memory_bytes=self._room.memory_bytes[:number],
+            )
+            self._table.__dict__["_known_facts"] = self._facts
+        return self._table
+
+    def least_samples(self, seconds: float) -> FloatArray:
+        """By set: what its fastest option does in so many seconds."""
+        fastest: FloatArray = self.table().samples_per_second.max(axis=1, initial=0.0)
+        return seconds * fastest
+
+    def _make_room(self, num_sets: int, width: int) -> None:
+        old = self._room
+        rows, columns = old.samples_per_second.shape
+        if num_sets <= rows and width <= columns:
+            return
+        rows = max(rows, 2 * num_sets)
+        counts = np.zeros((rows, width, len(self._gpu_types)), dtype=np.int64)
+        speeds, memory = np.zeros((rows, width)), np.zeros((rows, width))
+        used = len(old.samples_per_second)
+        counts[:used, :columns] = old.counts
+        speeds[:used, :columns] = old.samples_per_second
+        memory[:used, :columns] = old.memory_bytes
+        self._room = OptionTable(counts=counts, samples_per_second=speeds, memory_bytes=memory)

@@ -24,7 +24,9 @@ from drystone.schedule.snapshot import BoolArray, FloatArray, IntArray
 
 POPULATION: Final = 100
 GENERATIONS: Final = 100
-PATIENCE: Final = 25  # generations without a better state, after which the search ends
+# Generations without a better state, after which the search ends; fewer for small problems.
+PATIENCE: Final = 25
+LEAST_PATIENCE: Final = 5
 FAIRNESS_POWER: Final = -1.0  # p of the power mean
 _RESET_SHARE: Final = 0.1
 _CLEAR_SHARE: Final = 0.1
@@ -54,7 +56,8 @@ def search_sharing(
     states = _unique(_mend(problem, states, chance))
     states = np.concatenate((problem.base[None], states))
     scores = score_states(problem, states)
-    idle = 0
+    bound = _bound(problem) * (1 - 1e-9)
+    idle, patience = 0, min(max(problem.base.size, LEAST_PATIENCE), PATIENCE)
     for _ in range(GENERATIONS):
         best = scores.max()
         children = _cross(states[_pick_parents(scores, chance)], chance)
@@ -64,7 +67,7 @@ def search_sharing(
         order = np.argsort(-scores, kind="stable")[:POPULATION]
         states, scores = states[order], scores[order]
         idle = 0 if scores[0] > best + 1e-12 else idle + 1
-        if idle >= PATIENCE:
+        if idle >= patience or scores[0] >= bound:
             break
     return states
 
@@ -73,7 +76,19 @@ def score_states(problem: Sharing, states: IntArray) -> FloatArray:
     """The power mean of speedups in each state, those that need a restart discounted."""
     speedups = state_speedups(problem, states)
     changed = (states != problem.base).any(axis=2)
-    speedups = np.where(changed, speedups * problem.change_factor, speedups)
+    return _power_mean(np.where(changed, speedups * problem.change_factor, speedups))
+
+
+def _bound(problem: Sharing) -> float:
+    """What no state can surpass: every job at its best, whatever the others have."""
+    counts = np.arange(problem.values.shape[2])
+    usable = np.where(counts <= problem.most_gpus[:, None, None], problem.values, 0.0)
+    best = usable.max(axis=(1, 2)) * problem.change_factor
+    best = np.maximum(best, state_speedups(problem, problem.base[None])[0])
+    return float(_power_mean(best[None])[0])
+
+
+def _power_mean(speedups: FloatArray) -> FloatArray:
     mean = ((speedups + _SMALLEST_SPEEDUP) ** FAIRNESS_POWER).mean(axis=1)
     result: FloatArray = mean ** (1 / FAIRNESS_POWER)
     return result

@@ -45,9 +45,11 @@ def share_gpus(
 ) -> tuple[list[Decision], PolluxMemory | None]:
     """One round on some of the nodes; jobs on others leave them."""
     jobs = snapshot.jobs
-    hopeless = ~(snapshot.job_speeds > 0).any(axis=1) & ~jobs.is_running
+    lookup = option_lookup(snapshot)
+    has_none = lookup.reshape(len(lookup), -1).max(axis=1, initial=-1) < 0
+    hopeless = has_none[jobs.option_set] & ~jobs.is_running
     refusals: list[Decision] = [
-        Refuse(job_id=jobs.specs[row].id, reason="it has no option on this cluster")
+        Refuse(job_id=jobs.specs[row].id, reason="it has no option with GPUs of one type")
         for row in np.flatnonzero(hopeless)
     ]
     rows = np.flatnonzero(~hopeless)
@@ -55,7 +57,6 @@ def share_gpus(
         return [*refusals, *_preempt_all(snapshot, rows)], memory
     most = most_gpus(snapshot, memory)
     rows = rows[np.argsort(jobs.attained_gpu_seconds[rows], kind="stable")]
-    lookup = option_lookup(snapshot)
     problem = _problem(snapshot, rows, nodes, most, lookup)
     names = tuple(jobs.specs[row].id for row in rows)
     node_names = tuple(snapshot.nodes.ids[node] for node in nodes)
@@ -142,12 +143,16 @@ def _padded(values: FloatArray, most: int) -> FloatArray:
 
 
 def change_factors(snapshot: Snapshot) -> FloatArray:
-    """What a speedup is worth that needs a restart: the share of its age a job is at work."""
+    """What a speedup is worth that needs a restart: the share of its age a job is at work.
+
+    Whoever waits has nothing to restart.
+    """
     jobs = snapshot.jobs
     cost = snapshot.startup_seconds.max(axis=1, initial=0.0)
     age = snapshot.now_seconds - np.array([spec.submit_seconds for spec in jobs.specs])
     lost = np.maximum(jobs.num_starts - 1, 0) * cost
-    result: FloatArray = np.maximum(age - lost, 0.0) / np.maximum(age + cost, 1e-9)
+    factor = np.maximum(age - lost, 0.0) / np.maximum(age + cost, 1e-9)
+    result: FloatArray = np.where(jobs.is_running, factor, 1.0)
     return result
 
 

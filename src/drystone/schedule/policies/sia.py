@@ -42,8 +42,8 @@ def sia(snapshot: Snapshot, memory: SiaMemory | None) -> tuple[list[Decision], S
     most = _most_gpus(snapshot, memory or {})
     allowed = allowed_options(snapshot, most)
     refusals: list[Decision] = [
-        Refuse(job_id=jobs.specs[row].id, reason="it has no option that Sia would give it")
-        for row in np.flatnonzero(~allowed.any(axis=1) & ~jobs.is_running)
+        Refuse(job_id=jobs.specs[row].id, reason="it has no option with GPUs of one type")
+        for row in np.flatnonzero(~one_type(snapshot).any(axis=1) & ~jobs.is_running)
     ]
     speeds = relative_speeds(snapshot, allowed)
     costs = programme_costs(speeds)
@@ -71,17 +71,29 @@ def sia(snapshot: Snapshot, memory: SiaMemory | None) -> tuple[list[Decision], S
     return [*refusals, *decisions], given
 
 
+def one_type(snapshot: Snapshot) -> BoolArray:
+    """Which options take GPUs of one type, (jobs, options)."""
+    plain = (snapshot.options.counts > 0).sum(axis=2) == 1
+    found: BoolArray = plain[snapshot.jobs.option_set] & (snapshot.job_speeds > 0)
+    return found
+
+
 def allowed_options(snapshot: Snapshot, most_gpus: IntArray) -> BoolArray:
-    """Which options Sia looks at, (jobs, options)."""
+    """Which options Sia looks at, (jobs, options).
+
+    A job none of whose counts is a power of two or makes whole nodes may have the counts it has.
+    """
     counts = snapshot.options.counts
-    largest = np.array(
-        [snapshot.nodes.num_gpus[rows].max(initial=0) for rows in snapshot.nodes.rows_by_type]
+    size = np.array(
+        [snapshot.nodes.num_gpus[rows].max(initial=1) for rows in snapshot.nodes.rows_by_type]
     )
-    size = np.maximum(largest, 1)
     inside = (counts <= size) & ((counts & (counts - 1)) == 0)
-    fits = (counts == 0) | ((inside | (counts % size == 0)) & (counts <= snapshot.capacity))
-    shape = fits.all(axis=2) & ((counts > 0).sum(axis=2) == 1)
-    found = shape[snapshot.jobs.option_set] & (snapshot.job_speeds > 0)
+    is_regular = np.asarray((inside | (counts % size == 0)).all(axis=2))
+    found = one_type(snapshot)
+    regular = found & is_regular[snapshot.jobs.option_set]
+    found = np.where(np.asarray(regular.any(axis=1))[:, None], regular, found)
+    fits = np.asarray((counts <= snapshot.capacity).all(axis=2))
+    found &= fits[snapshot.jobs.option_set]
     num_gpus = snapshot.job_num_gpus
     far = np.iinfo(np.int64).max
     least = np.where(found, num_gpus, far).min(axis=1, initial=far)

@@ -129,7 +129,6 @@ class Engine(Stepper):
                     loss = self.model.loss_sum(entered, batch)
                     loss_sum += loss.detach()
                     (loss / total * self.loss_scale).backward()
-                    unit.fold_gradients()
                 hidden[index] = self._put(_gradient(entered))  # so that the other is freed
                 del entered, loss
         if unit is not self._front:
@@ -157,7 +156,6 @@ class Engine(Stepper):
                     with self._paced("backward", entered):
                         left = self._run_block(layer, index, entered, extras[index])
                         left.backward(self._get(gradients[index]))
-                        unit.fold_gradients()
                     gradients[index] = self._put(_gradient(entered))
                     del entered, left
             self._start_reduction(unit)
@@ -176,7 +174,6 @@ class Engine(Stepper):
                 hidden, _ = self.model.embed(batch)
                 if hidden.requires_grad:
                     hidden.backward(self._get(gradients[index]))
-                    unit.fold_gradients()
         self._start_reduction(unit)
         unit.free()
 

@@ -1,4 +1,4 @@
-"""How much memory does a rank take, asked of the engine itself, without a device and without memory?
+"""How much memory does a rank take? Asked of the engine itself, on tensors that hold nothing.
 
 The engine runs a step as one rank of many on fake tensors: they have shapes and no bytes, and the
 ledger counts what they would hold. Collectives end at once. So every rank of every plan can be
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -27,7 +28,7 @@ from drystone.run.runtime.lora import add_adapters
 from drystone.run.runtime.model import build_model
 from drystone.run.runtime.trainer import MakeOptimizer
 
-_DEPTHS = (3, 6)  # blocks at which a deep model is asked; the peak is in the same place from 3 on
+_DEPTHS = (2, 4)  # blocks at which a deep model is asked
 
 
 class FakeWire(Wire):
@@ -61,7 +62,7 @@ class FakeWire(Wire):
 
 
 def _sizes(cuts: Sequence[int]) -> list[int]:
-    return [end - start for start, end in zip(cuts, cuts[1:], strict=False)]
+    return [end - start for start, end in pairwise(cuts)]
 
 
 def _padding(sizes: Sequence[int], form: Form) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 
 import torch
@@ -110,13 +111,15 @@ class Unit:
         )
         self._piece_gradient: torch.Tensor | None = None
         self._gradient: torch.Tensor | None = None  # of the whole unit, fp32
-        self._micro: torch.Tensor | None = None  # the same in the compute dtype, if that is another
         self._offsets = [0, *accumulate(one.numel() for one in self._parameters)][:-1]
         self._fill_piece(parameters, start, end, initial_value)
         self._flat = torch.empty(self.cuts[-1], dtype=dtype, device=device)
         for parameter, offset in zip(self._parameters, self._offsets, strict=True):
             view = self._flat[offset : offset + parameter.numel()]
             parameter.data = view.view(parameter.shape)
+        self._folds = self.is_trained and dtype != torch.float32
+        if self._folds:
+            self._fold_gradients()
         self.owned = list(self._owned(parameters, start, end))
         self.is_gathered = False
         self._pending: Pending | None = None
@@ -151,18 +154,22 @@ class Unit:
         if not self.is_trained:
             return
         self._gradient = torch.zeros(self.cuts[-1], dtype=torch.float32, device=self._flat.device)
-        target = self._gradient
-        if self._flat.dtype != torch.float32:
-            target = self._micro = torch.zeros_like(self._gradient, dtype=self._flat.dtype)
-        for parameter, offset in zip(self._parameters, self._offsets, strict=True):
-            view = target[offset : offset + parameter.numel()]
+        if self._folds:
+            return
+        for parameter, view in zip(self._parameters, self.gradients(), strict=True):
             parameter.grad = view.view(parameter.shape)
 
-    def fold_gradients(self) -> None:
-        """Add the gradient of one micro-batch in fp32, where it was computed in 16 bit."""
-        if self._micro is not None and self._gradient is not None:
-            self._gradient += self._micro
-            self._micro.zero_()
+    def _fold_gradients(self) -> None:
+        """Add 16-bit gradients in fp32, each as soon as it is there, and let go of it."""
+
+        def fold(offset: int, parameter: torch.Tensor) -> None:
+            if self._gradient is not None and parameter.grad is not None:
+                view = self._gradient[offset : offset + parameter.numel()]
+                view += parameter.grad.reshape(-1)
+                parameter.grad = None
+
+        for parameter, offset in zip(self._parameters, self._offsets, strict=True):
+            parameter.register_post_accumulate_grad_hook(partial(fold, offset))
 
     def gradients(self) -> list[torch.Tensor]:
         """Of each parameter, fp32, before they are reduced."""
@@ -179,7 +186,6 @@ class Unit:
         assert self._gradient is not None
         for parameter in self._parameters:
             parameter.grad = None
-        self._micro = None
         self._piece_gradient = torch.empty_like(self._piece)
         summed = self._wire.reduce(self._gradient, self._piece_gradient, self.cuts)
         # The pending reduction keeps what it reads alive; the unit lets go of it.
@@ -269,11 +275,6 @@ class Layer:
         """From here on, backward passes add into flat gradients."""
         for unit in self.units:
             unit.begin_gradients()
-
-    def fold_gradients(self) -> None:
-        """Add the gradient of one micro-batch in fp32, where it was computed in 16 bit."""
-        for unit in self.units:
-            unit.fold_gradients()
 
     def start_reduce(self) -> Pending:
         """Sum the gradients over all ranks."""

@@ -92,7 +92,6 @@ class StagePart:
 
     def end_backward(self) -> None:
         """After it."""
-        self._layer.fold_gradients()
         if self._sharding >= Sharding.ZERO2:
             self._start_reduction()
 

@@ -30,7 +30,9 @@ VERBS: Final = MappingProxyType(
         "check": "Judge the estimates by published measurements.",
         "profile": "Measure the device that is here, for estimates to use.",
         "simulate": "Run scheduling policies on a trace of jobs and compare them.",
+        "frontier": "Draw mean completion time against budget, with the best possible.",
         "trace": "Make, convert and look at traces of jobs.",
+        "serve": "Run the controller on this machine.",
         "gpus": "List the GPU types: memory, rates, links, prices.",
         "models": "List the models known by name: shapes and parameters.",
     }

@@ -93,9 +93,11 @@ class Controller:
                 raise
             except Exception as error:  # a fault of one round must not end the service
                 is_known = isinstance(error, DrystoneError)
-                self.last_error = str(error) if is_known else f"{type(error).__name__}: {error}"
-                self._log.exception("a round failed: %s", self.last_error)
-                time.sleep(self.settings.pace.tick_seconds)
+                told = str(error) if is_known else f"{type(error).__name__}: {error}"
+                if told != self.last_error:
+                    self._log.warning("a round failed: %s", told, exc_info=not is_known)
+                self.last_error = told
+                time.sleep(1.0)
 
     def leave(self) -> None:
         """End the loop; what runs goes on, and waits for the next controller."""

@@ -28,7 +28,10 @@ def job_view(controller: Controller, record: JobRecord, now: float) -> Table:
     live_state = controller.journal.live
     job_id = record.spec.id
     live = live_state.jobs[job_id]
-    run = controller.reconciler.progress(job_id) if record.state is JobState.RUNNING else None
+    run = controller.reconciler.progress(job_id)
+    loss = run.loss if run is not None else math.nan
+    if record.state is not JobState.RUNNING:
+        run = None  # what the last launch reported is no more than its loss
     batch = record.spec.global_batch
     done = record.spec.total_samples if record.state is JobState.DONE else record.done_samples
     step = int(done // batch)
@@ -51,7 +54,7 @@ def job_view(controller: Controller, record: JobRecord, now: float) -> Table:
         "step": step,
         "num_steps": round(record.spec.total_samples / batch),
         "progress": min(1.0, done / record.spec.total_samples),
-        "loss": _finite(run.loss if run is not None else math.nan),
+        "loss": _finite(loss),
         "step_seconds": _finite(batch / speed if speed > 0 else math.nan),
         "samples_per_second": speed or None,
         "eta_seconds": now + left / speed if speed > 0 else None,

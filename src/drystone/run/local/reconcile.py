@@ -74,14 +74,15 @@ class Reconciler:
         self._journal, self._agents, self._folder = journal, agents, folder
         self._patience = patience or Patience()
         self._runs: dict[str, _Run] = {}
+        self._past: dict[str, RunProgress] = {}  # of launches that ended
         self._leaving: dict[Key, RunProgress] = {}  # launches that should not be there
         self._silent_since: dict[str, float] = {}
         self._renewed = -math.inf
 
     def progress(self, job_id: str) -> RunProgress | None:
-        """What the running launch of a job reported."""
+        """What the running launch of a job reported, or the last one since the controller began."""
         run = self._runs.get(job_id)
-        return run.progress if run is not None else None
+        return run.progress if run is not None else self._past.get(job_id)
 
     def folder_of(self, job_id: str) -> Path:
         """Where a job's plans and checkpoints are."""
@@ -103,7 +104,7 @@ class Reconciler:
                 if record.state is JobState.RUNNING
             }
             for job_id in [one for one in self._runs if one not in wanted]:
-                del self._runs[job_id]
+                self._past[job_id] = self._runs.pop(job_id).progress
             for key, parts in seen.items():
                 record = wanted.get(key[0])
                 if record is None or record.num_starts != key[1]:
@@ -265,7 +266,6 @@ class Reconciler:
         is_well = is_over and run.fault is None and not any(codes.values())
         if is_well and (run.progress.is_finished or self._journal.live.jobs[job_id].job.is_command):
             self._commit(Finished(time_seconds=self._journal.now(), job_id=job_id))
-            del self._runs[job_id]
             return
         if is_over or (run.fault is not None and all(one.is_over for one in parts.values())):
             logs = self._logs(job_id, run) if any(codes.values()) else {}
@@ -319,7 +319,6 @@ class Reconciler:
         else:
             events += _interruption(job_id, record, fault, run, now, number)
         self._commit(*events)
-        self._runs.pop(job_id, None)
 
     def _logs(self, job_id: str, run: _Run) -> dict[int, str]:
         """The end of each rank's log."""

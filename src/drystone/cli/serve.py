@@ -1,0 +1,59 @@
+"""`drystone serve`: run the controller on this machine, until a signal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def serve(
+    cluster: Annotated[
+        Path | None, typer.Option(help="A cluster file; none: the GPUs that are here.")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where log, jobs and socket live (DRYSTONE_FOLDER).")
+    ] = None,
+    database: Annotated[
+        str, typer.Option(help="Instead of SQLite in the folder, e.g. postgresql+psycopg://...")
+    ] = "",
+    policy: Annotated[str, typer.Option(help="How to decide.")] = "prices",
+    port: Annotated[int, typer.Option(help="Also answer on this port, on loopback.", min=0)] = 0,
+    ends_all: Annotated[
+        bool, typer.Option("--end-all", help="When ended, end what trains too.")
+    ] = False,
+) -> None:
+    """Run the controller on this machine.
+
+    What trains goes on when the controller ends, for two minutes at least; the next one takes it
+    over. Jobs come in by `drystone submit`.
+    """
+    import logging
+
+    from drystone.cli.output import make_console
+    from drystone.run.controller import ControllerSettings
+    from drystone.run.local.devices import find_cluster
+    from drystone.schedule.policy import find_policy
+    from drystone.service.client import default_folder
+    from drystone.service.server import SOCKET_NAME
+    from drystone.service.server import serve as run_service
+
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
+    found = find_cluster(cluster)
+    find_policy(policy)  # refuse a wrong name before anything is started
+    where = (folder or default_folder()).expanduser().absolute()
+    console = make_console(stderr=True)
+    kinds = ", ".join(
+        f"{sum(node.num_gpus for node in found.nodes if node.gpu == gpu)} {gpu}"
+        + (" (emulated on this processor)" if gpu in found.emulations else "")
+        for gpu in found.gpu_types
+    )
+    console.print(f"Serving {kinds}", style="bold")
+    console.print(f"Socket {where / SOCKET_NAME}" + (f", port {port}" if port else ""), style="dim")
+    run_service(
+        ControllerSettings(folder=where, cluster=found, database=database, policy=policy),
+        port=port,
+        ends_agents=ends_all,
+    )
+    console.print("Ended; what trains goes on." if not ends_all else "Ended.", style="dim")

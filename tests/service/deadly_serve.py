@@ -1,0 +1,91 @@
+"""A controller that submits what it is told and is killed, by itself, at a seeded moment.
+
+`python deadly_serve.py FOLDER CLUSTER SEED`: dies before or after the n-th write of the log, or in
+the middle of giving an order to an agent. With seed 0 it lives until all jobs are over.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from drystone.describe.cluster_file import load_cluster_file
+from drystone.describe.job_file import make_job
+from drystone.run.agent.client import AgentClient
+from drystone.run.controller import Controller, ControllerSettings
+from drystone.run.lifecycle import TERMINAL
+from drystone.run.local.reconcile import Patience
+from drystone.run.local.world import Pace
+from drystone.run.store import Store
+
+
+def arm(seed: int) -> None:
+    dice = random.Random(seed)
+    left, where = dice.randint(1, 14), dice.choice(["before", "after", "asked", "ordered"])
+    append, ask = Store.append, AgentClient.ask
+
+    def die(cause: str) -> None:
+        sys.stdout.write(f"{cause}\n")
+        sys.stdout.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def deadly_append(self, lease, events, rows=()):
+        nonlocal left
+        left -= 1
+        names = "+".join(sorted({type(one).__name__ for one in events}))
+        if left <= 0 and where == "before":
+            die(f"before {names}")
+        last = append(self, lease, events, rows)
+        if left <= 0 and where == "after":
+            die(f"after {names}")
+        return last
+
+    def deadly_ask(self, op, **values):
+        if left <= 0 and op in ("launch", "stop", "forget") and where == "asked":
+            die(f"before {op}")
+        answer = ask(self, op, **values)
+        if left <= 0 and op in ("launch", "stop", "forget") and where == "ordered":
+            die(f"after {op}")
+        return answer
+
+    Store.append, AgentClient.ask = deadly_append, deadly_ask
+
+
+def main() -> None:
+    folder, cluster, seed = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    if seed:
+        arm(seed)
+    controller = Controller(
+        ControllerSettings(
+            folder=folder,
+            cluster=load_cluster_file(cluster),
+            pace=Pace(tick_seconds=0.05, startup_seconds=0.5, round_seconds=2.0),
+            patience=Patience(grace_seconds=5.0, progress_seconds=0.3, hang_seconds=5.0),
+        )
+    )
+    thread = threading.Thread(target=controller.run, daemon=True)
+    thread.start()
+    jobs = json.loads((folder / "wanted.json").read_text())
+    for number, job in enumerate(jobs):
+        controller.submit(make_job(job, folder=folder), client_key=f"key-{number}")
+    dice, began = random.Random(seed), time.monotonic()
+    while any(
+        one.state not in TERMINAL for one in list(controller.journal.live.state.jobs.values())
+    ):
+        time.sleep(0.1)
+        if not thread.is_alive():
+            sys.exit("the loop ended")
+        if seed and time.monotonic() - began > dice.uniform(1.0, 4.0):
+            sys.stdout.write("at any time\n")
+            sys.stdout.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+    controller.leave()
+    thread.join()
+    controller.close(ends_agents=True)
+
+
+main()

@@ -1,0 +1,111 @@
+"""A controller that is killed again and again loses nothing, and nothing runs twice."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from drystone.run.events import Started, Submitted
+from drystone.run.lifecycle import JobState
+from drystone.run.live_state import LiveState
+from drystone.run.store import Store
+
+HERE = Path(__file__).parent
+CLUSTER = """
+nodes:
+  - {gpu: A100, gpus_per_node: 2, emulate: {speed: 0.0003, memory: 4GiB}}
+  - {gpu: T4, gpus_per_node: 2, emulate: {speed: 0.0003, memory: 4GiB}}
+"""
+NUM_KILLS = int(os.environ.get("DRYSTONE_NUM_KILLS", "8"))
+
+
+def serve(folder: Path, seed: int) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, str(HERE / "deadly_serve.py"), str(folder), str(folder / "c.yaml"),
+         str(seed)],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+
+def check_audit(lines: list[str], num_steps: int) -> None:
+    """One run at a time, every step done, none repeated but those after the last checkpoint."""
+    assert not [line for line in lines if line.endswith("twice")], lines
+    step, saved, epochs = 0, 0, []
+    for line in lines:
+        epoch, what, number = line.split()
+        if what == "started":
+            epochs.append(int(epoch))
+            assert int(number) == saved, lines
+            step = saved
+        elif what == "step":
+            assert int(epoch) == epochs[-1]
+            assert int(number) == step + 1, lines
+            step = int(number)
+        else:
+            saved = int(number)
+    assert epochs == sorted(set(epochs))
+    assert step == num_steps
+
+
+@pytest.mark.slow
+def test_a_controller_killed_at_any_event_loses_nothing(tmp_path):
+    (tmp_path / "c.yaml").write_text(CLUSTER)
+    num_jobs, num_steps = 4 + NUM_KILLS, 40
+    jobs = [
+        {
+            "command": f"python {HERE / 'trainer.py'}",
+            "train": {"steps": num_steps, "batch": 4},
+            "gpus": {"max": 1 + number % 2},
+        }
+        for number in range(num_jobs)
+    ]
+    (tmp_path / "wanted.json").write_text(json.dumps(jobs))
+    causes = defaultdict(int)
+    for seed in range(1, NUM_KILLS + 1):
+        ended = serve(tmp_path, seed)
+        assert ended.returncode in (-9, 0), ended.stderr[-2000:]
+        causes[ended.stdout.strip()] += 1
+    ended = serve(tmp_path, 0)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+
+    store = Store(f"sqlite:///{tmp_path / 'log.db'}")
+    events = [event for _, event in store.read()]
+    rows = store.list_jobs()
+    store.close()
+    submitted = [event.job.id for event in events if isinstance(event, Submitted)]
+    assert sorted(submitted, key=int) == [str(number + 1) for number in range(num_jobs)]
+    assert [row.state for row in rows] == ["done"] * num_jobs
+    for job_id in submitted:
+        audit = (tmp_path / "jobs" / job_id / "checkpoints" / "audit").read_text()
+        check_audit(audit.splitlines(), num_steps)
+    check_money(tmp_path, events)
+    (tmp_path / "causes.json").write_text(json.dumps(causes))
+    assert len(causes) > 3
+
+
+def check_money(folder: Path, events: list) -> None:
+    """What jobs cost is what their GPUs cost while they had them: nothing twice, nothing lost."""
+    from drystone.describe.cluster_file import load_cluster_file
+
+    cluster = load_cluster_file(folder / "c.yaml")
+    live = LiveState(cluster)
+    held, dollars = {}, 0.0
+    for event in events:
+        live.record(event)
+        job_id = getattr(event, "job_id", "")
+        if isinstance(event, Started):
+            rate = sum(
+                count * cluster.dollars_per_gpu_hour[cluster.nodes[node].gpu]
+                for node, count in event.placement
+            )
+            held[job_id] = (event.time_seconds, rate)
+        elif job_id in held and live.state.jobs[job_id].state is not JobState.RUNNING:
+            since, rate = held.pop(job_id)
+            dollars += rate * (event.time_seconds - since) / 3600
+    total = sum(live.dollars_at(job_id, live.state.now_seconds) for job_id in live.jobs)
+    assert total == pytest.approx(dollars)
+    assert not held

@@ -38,6 +38,7 @@ class CellCase:
     splits_sequence: bool = True
     recompute: bool = False
     lora: bool = False
+    is_16_bit: bool = False
     clip: float = 0.5
     steps: int = 2
     seq_len: int = SEQ_LEN
@@ -135,6 +136,7 @@ def an_engine(case: CellCase) -> CellEngine:
         cell_layout(plan),
         seq_len=case.seq_len,
         wire=Wire(),
+        dtype=torch.bfloat16 if case.is_16_bit else torch.float32,
         recompute=plan.recipe.recompute,
     )
 

@@ -25,13 +25,14 @@ def check_equal(cases: list[CellCase]) -> None:
     by_rank = run_ranks(train_split, cases[0].num_ranks, cases)
     for index, case in enumerate(cases):
         for step, (loss, norm, gradients) in enumerate(train_plainly(case)):
+            most = 2e-2 if case.is_16_bit else 1e-5
             for rank in by_rank:
-                assert rank[index][step][0] == pytest.approx(loss, abs=1e-5), (case, step)
-                assert rank[index][step][1] == pytest.approx(norm, rel=1e-5), (case, step)
+                assert rank[index][step][0] == pytest.approx(loss, abs=most), (case, step)
+                assert rank[index][step][1] == pytest.approx(norm, rel=most), (case, step)
             found = put_together([rank[index][step][2] for rank in by_rank], gradients)
             for name, gradient in gradients.items():
                 difference = (found[name] - gradient).abs().max().item()
-                assert difference <= 1e-6, (case, step, name, difference)
+                assert difference <= most / 10, (case, step, name, difference)
 
 
 def cell(dp: int, tp: int, pp: int, **more) -> CellCase:
@@ -84,6 +85,8 @@ def test_all_combinations_on_four_ranks_equal_one_device():
             cell(2, 1, 2, style="llama", tied=True, zero=3, schedule=Schedule.GPIPE),
             cell(2, 1, 2, virtual=2, schedule=Schedule.INTERLEAVED, num_micro=4, batch=16),
             cell(1, 2, 2, style="gpt", tied=True, splits_sequence=False, recompute=True),
+            cell(1, 2, 2, style="llama", tied=True, is_16_bit=True),
+            cell(2, 1, 2, style="gpt", zero=3, is_16_bit=True),
         ]
     )
 

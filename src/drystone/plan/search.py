@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from drystone.describe.layout import Layouts, Sharding
 from drystone.describe.model import ModelSpec, QkNorm, Side
 from drystone.describe.pool import GpuGroup, Pool, make_pool
-from drystone.describe.recipe import Precision, Recipe, Tuning
+from drystone.describe.recipe import Offload, Precision, Recipe, Tuning
 from drystone.estimate.memory import estimate_memory
 from drystone.estimate.speed import estimate_speed
 from drystone.plan.assignment import AssignmentShortfall
@@ -190,6 +190,8 @@ def _marked(plan: Plan) -> Plan:
     splits_matrices = any(stage.tp > 1 for stage in plan.stages)
     checks = {
         "a vocabulary spread over stages": plan.layout is not None and plan.layout.vocab_barriers,
+        "offloaded activations of split layers": (splits_matrices or len(plan.stages) > 1)
+        and recipe.offload is Offload.ACTIVATIONS,
         "adapters on split matrices": splits_matrices and recipe.tuning is not Tuning.FULL,
         "queries normalised over split heads": splits_matrices
         and any(block.attention.qk_norm is QkNorm.FULL for block in model.blocks),

@@ -12,7 +12,6 @@ import threading
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from drystone.run.runtime.checkpoint import Progress, checkpoint_state, write_checkpoint
 from drystone.run.runtime.collectives import Wire
@@ -30,7 +29,7 @@ class BackgroundSaves:
         self._folder, self._engine, self._optimizer, self._keep = folder, engine, optimizer, keep
         main = engine.wire
         # Its own group: collectives of two threads on one would meet the wrong partners.
-        self._wire = Wire() if main.is_alone else Wire(dist.new_group(backend="gloo"))
+        self._wire = Wire() if main.is_alone else Wire(main.make_group(backend="gloo"))
         self._copies: dict[str, torch.Tensor] = {}
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None

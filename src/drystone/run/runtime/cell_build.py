@@ -33,23 +33,23 @@ class CellGroups:
     backward_mail: Mail
 
 
-def join_groups(layout: CellLayout, seat: Seat) -> CellGroups:
+def join_groups(layout: CellLayout, seat: Seat, wire: Wire) -> CellGroups:
     """Every rank makes all groups, in one order, and keeps its own."""
     tensor = None
     data: Wire | None = None
     for index, stage in enumerate(layout.stages):
         for tp_index in range(stage.tp):
-            group = dist.new_group([stage.rank(one, tp_index) for one in range(stage.dp)])
+            group = wire.make_group([stage.rank(one, tp_index) for one in range(stage.dp)])
             if (index, tp_index) == (seat.stage, seat.tp_index):
                 data = Wire(group)
         for dp_index in range(stage.dp if stage.tp > 1 else 0):
-            group = dist.new_group([stage.rank(dp_index, one) for one in range(stage.tp)])
+            group = wire.make_group([stage.rank(dp_index, one) for one in range(stage.tp)])
             if (index, dp_index) == (seat.stage, seat.dp_index):
                 tensor = group
     assert data is not None
     # Two of them: on NCCL messages between two ranks keep their order within a group only, and
     # those forward and those backward are not sent in the order in which they are received.
-    mails = [Mail(dist.new_group(list(range(layout.num_ranks)))) for _ in range(2)]
+    mails = [Mail(wire.make_group()) for _ in range(2)]
     return CellGroups(data=data, tensor=tensor, forward_mail=mails[0], backward_mail=mails[1])
 
 

@@ -63,7 +63,7 @@ class CellEngine(Stepper):
             num_micro=layout.num_micro,
         )
         device = device or torch.device("cpu")
-        self._groups = join_groups(layout, self.seat)
+        self._groups = join_groups(layout, self.seat, wire)
         builder = CellBuilder(
             model,
             layout,

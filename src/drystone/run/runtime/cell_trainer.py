@@ -34,6 +34,11 @@ class CellTrainer(Trainer):
         self.layout, self._seq_len, self._recompute = layout, seq_len, recompute
         if settings.get("rebalances"):
             _refuse_rebalancing()
+        if settings.get("offload"):
+            raise InvalidSpec(
+                "activations cannot be offloaded where layers or matrices are split",
+                hint="Plan with recomputation, or with data parallelism alone",
+            )
         super().__init__(model, layout_works(layout), **settings)
 
     @property

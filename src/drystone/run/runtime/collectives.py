@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import StrEnum
 from itertools import pairwise
 
@@ -98,8 +99,10 @@ class Pending:
 class Wire:
     """The process group, for unequal pieces. Every rank calls in the same order."""
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        self.group = group
+    def __init__(
+        self, group: dist.ProcessGroup | None = None, *, timeout: timedelta | None = None
+    ) -> None:
+        self.group, self._timeout = group, timeout
         self.is_alone = not dist.is_initialized()
         self.rank = 0 if self.is_alone else dist.get_rank(group)
         self.num_ranks = 1 if self.is_alone else dist.get_world_size(group)
@@ -107,6 +110,13 @@ class Wire:
         self.traffic = Traffic()
         self.log: Log | None = None  # filled where it is a list; `replay.py` reads it
         self._num_started = 0
+
+    def make_group(
+        self, ranks: Sequence[int] | None = None, *, backend: str | None = None
+    ) -> dist.ProcessGroup:
+        """Some of the ranks, or all; every rank calls. It waits no longer than this one does."""
+        some = None if ranks is None else list(ranks)
+        return dist.new_group(some, backend=backend, timeout=self._timeout)
 
     def gather(
         self,

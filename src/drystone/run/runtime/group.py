@@ -36,12 +36,10 @@ def joined(*, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS) -> Iterator[Wire
         torch.cuda.set_device(device)
     else:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
-        timeout=timedelta(seconds=timeout_seconds),
-    )
+    timeout = timedelta(seconds=timeout_seconds)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
     try:
-        yield Wire()
+        yield Wire(timeout=timeout)
     except BaseException as error:
         _leave_at_once(error)
     dist.barrier()

@@ -57,6 +57,7 @@ class Setup:
     """A scenario, and what has to be said about it."""
 
     scenario: Scenario
+    on_nodes: Callable[[tuple[NodeSpec, ...]], Scenario]  # the same jobs, on these nodes alone
     format: str
     given: Information
     notes: tuple[str, ...]
@@ -77,7 +78,6 @@ def set_up(request: Request) -> Setup:
     )
     reachable = reachable_nodes(nodes, offers)
     jobs, request_notes = match_requests(trace.jobs, reachable)
-    trace = replace(trace, jobs=jobs)
     options_of, words, notes = _options(request, trace, reachable)
     _plan_kinds(jobs, options_of)
     scenario = Scenario(
@@ -93,6 +93,17 @@ def set_up(request: Request) -> Setup:
         budget_dollars_per_hour=request.budget_dollars_per_hour,
         hard_cap_dollars_per_hour=request.hard_cap_dollars_per_hour,
     )
+
+    def on_nodes(others: tuple[NodeSpec, ...]) -> Scenario:
+        return replace(
+            scenario,
+            jobs=match_requests(trace.jobs, others)[0],
+            nodes=others,
+            options_of=_options(request, trace, others)[0],
+            offers=(),
+            budget_dollars_per_hour=math.inf,
+        )
+
     given = Information(
         speeds=words,
         speed_error_share=request.faults.speed_error_share,
@@ -100,6 +111,7 @@ def set_up(request: Request) -> Setup:
     )
     return Setup(
         scenario=scenario,
+        on_nodes=on_nodes,
         format=trace.format,
         given=given,
         notes=(*trace.notes, *request_notes, *notes),

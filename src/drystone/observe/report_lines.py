@@ -19,14 +19,15 @@ class Line:
     values: tuple[float, ...]
     texts: tuple[str, ...]
     better: int = 0  # -1: less is better; 1: more; 0: neither
+    rivals: frozenset[int] = frozenset()  # which policies may be compared in this
 
     def best(self) -> set[int]:
         """Which policies did best; nobody where all did the same."""
-        known = [value for value in self.values if not math.isnan(value)]
+        known = [self.values[row] for row in self.rivals if not math.isnan(self.values[row])]
         if not self.better or len(known) < 2 or min(known) == max(known):
             return set()
         wanted = min(known) if self.better < 0 else max(known)
-        return {index for index, value in enumerate(self.values) if value == wanted}
+        return {row for row in self.rivals if self.values[row] == wanted}
 
 
 def report_lines(reports: Sequence[RunReport]) -> list[Line]:
@@ -37,8 +38,12 @@ def report_lines(reports: Sequence[RunReport]) -> list[Line]:
     ) -> Line:
         values = tuple(get(one) for one in reports)
         shown = tuple("-" if math.isnan(value) else show(value) for value in values)
-        return Line(label, values, shown, better)
+        return Line(label, values, shown, better, everyone if better > 0 else thorough)
 
+    # Whoever finished fewer jobs has it easy to be quick: less is better among the others only.
+    everyone = frozenset(range(len(reports)))
+    most = max((one.num_done for one in reports), default=0)
+    thorough = frozenset(row for row in everyone if reports[row].num_done == most > 0)
     num_jobs = reports[0].num_jobs if reports else 0
     lines = [
         line("done", lambda one: one.num_done, lambda n: f"{n:.0f}/{num_jobs}", 1),

@@ -91,15 +91,18 @@ def spend_curve(record: RunRecord, end_seconds: float, spent_dollars: float) -> 
 
 
 def price_curves(record: RunRecord, end_seconds: float) -> dict[str, Any]:
-    """The shadow price of each GPU type over time; empty where the policy has none."""
+    """The shadow price of each GPU type, averaged like the use; empty where there are none."""
     if not record.prices:
         return {}
     times, prices = np.array(record.price_times_seconds), np.array(record.prices)
-    grid = np.linspace(0.0, end_seconds, NUM_POINTS)
-    rows = np.maximum(np.searchsorted(times, grid, side="right") - 1, 0)
+    edges = np.linspace(0.0, max(end_seconds, 1e-9), NUM_POINTS + 1)
+    until = np.append(times[1:], end_seconds)
     return {
-        "seconds": _short(grid),
-        "types": {gpu: _short(prices[rows, kind]) for kind, gpu in enumerate(record.gpu_types)},
+        "seconds": _short((edges[:-1] + edges[1:]) / 2),
+        "types": {
+            gpu: _short(_average(list(zip(times, until, prices[:, kind], strict=True)), edges))
+            for kind, gpu in enumerate(record.gpu_types)
+        },
     }
 
 

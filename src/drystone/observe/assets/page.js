@@ -104,7 +104,10 @@
       svg.append(make("text", { x: pad.left - 7, y: py(v) + 4, "text-anchor": "end" }, options.yText(v)));
     }
     const xTicks = options.log ? logTicks(x0, x1) : timeTicks(x1, Math.max(2, Math.floor(width / 90)));
+    let free = -Infinity;
     for (const v of xTicks) {
+      if (px(v) < free) continue;
+      free = px(v) + 44;
       svg.append(make("line", { class: "grid", x1: px(v), x2: px(v), y1: pad.top, y2: height - pad.bottom }));
       svg.append(make("text", { x: px(v), y: height - 8, "text-anchor": "middle" }, options.log ? duration(v) : timeLabel(v, x1)));
     }
@@ -129,6 +132,39 @@
       cross.setAttribute("x1", px(x)); cross.setAttribute("x2", px(x)); cross.setAttribute("visibility", "visible");
       const rows = series.filter((one) => one.label && !one.quiet).map((one) => [one.label, options.yText(valueAt(one, x)), one.colour]);
       showTip(event, options.log ? `within ${duration(x)}` : `after ${duration(x)}`, rows);
+    });
+    svg.addEventListener("pointerleave", () => { cross.setAttribute("visibility", "hidden"); hideTip(); });
+  }
+  // One filled strip a series, all on one scale: [{label, colour, ys}]
+  function strips(id, xs, series, end, options) {
+    const holder = byId(id), width = holder.clientWidth;
+    if (!width) return;
+    const rowHeight = Math.max(44, Math.min(62, 230 / series.length)), left = 4, right = 10, bottom = 24;
+    const height = series.length * rowHeight + bottom;
+    holder.style.height = `${height}px`;
+    const px = (t) => left + (t / end) * (width - left - right);
+    const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": options.label });
+    series.forEach((one, k) => {
+      const base = (k + 1) * rowHeight - 4, tall = rowHeight - 22;
+      svg.append(make("rect", { class: "idle", x: left, y: base - tall, width: width - left - right, height: tall }));
+      let path = `M${px(0)},${base}`;
+      xs.forEach((x, i) => { path += `L${px(x).toFixed(1)},${(base - tall * Math.min(1, one.ys[i] / options.top)).toFixed(1)}`; });
+      svg.append(make("path", { d: `${path}L${px(xs.at(-1)).toFixed(1)},${base}Z`, fill: one.colour, "fill-opacity": 0.85 }));
+      svg.append(make("text", { x: left, y: base - tall - 4 }, one.label));
+      svg.append(make("text", { x: width - right, y: base - tall - 4, "text-anchor": "end" }, one.note));
+    });
+    for (const t of timeTicks(end, Math.max(2, Math.floor(width / 90)))) {
+      const anchor = px(t) < left + 14 ? "start" : px(t) > width - 30 ? "end" : "middle";
+      svg.append(make("text", { x: px(t), y: height - 6, "text-anchor": anchor }, timeLabel(t, end)));
+    }
+    const cross = make("line", { class: "cross", y1: 0, y2: height - bottom, visibility: "hidden" });
+    svg.append(cross);
+    holder.replaceChildren(svg);
+    svg.addEventListener("pointermove", (event) => {
+      const box = svg.getBoundingClientRect();
+      const x = Math.min(1, Math.max(0, (event.clientX - box.left - left) / (width - left - right))) * end;
+      cross.setAttribute("x1", px(x)); cross.setAttribute("x2", px(x)); cross.setAttribute("visibility", "visible");
+      showTip(event, `after ${duration(x)}`, series.map((one) => [one.label, options.text(valueAt({ xs, ys: one.ys }, x), one, x), one.colour]));
     });
     svg.addEventListener("pointerleave", () => { cross.setAttribute("visibility", "hidden"); hideTip(); });
   }
@@ -249,23 +285,25 @@
   function drawChosen() {
     const run = runs[chosen];
     gpuChart();
-    const types = Object.entries(run.use.types);
-    const use = types.map(([gpu, one], i) => ({ label: gpu, colour: colour(i), dash: dash(i), xs: run.use.seconds, ys: one.held.map((v, j) => (one.there[j] > 0 ? Math.min(1, v / one.there[j]) : 0)) }));
-    legend("use-legend", use);
-    lines("use", use, { xRange: [0, run.end], yRange: [0, 1], yText: percent, label: "Share of GPUs in use over time" });
+    const sum = (values) => values.reduce((a, b) => a + b, 0);
+    const use = Object.entries(run.use.types).map(([gpu, one], i) => ({
+      label: gpu, colour: colour(i), there: one.there, held: one.held, ys: one.held.map((v, j) => (one.there[j] > 0 ? Math.min(1, v / one.there[j]) : 0)),
+      note: sum(one.there) ? `${percent(sum(one.held) / sum(one.there))} of the time` : "",
+    }));
+    const useText = (share, one, x) => `${three(valueAt({ xs: run.use.seconds, ys: one.held }, x))} of ${three(valueAt({ xs: run.use.seconds, ys: one.there }, x))}`;
+    strips("use", run.use.seconds, use, run.end, { top: 1, text: useText, label: "Share of GPUs in use over time" });
     const longest = Math.max(...runs.map((one) => one.end));
     const waiting = runs.map((one, i) => ({ label: one.policy, colour: colour(i), dash: dash(i), width: i === chosen ? 2.6 : 1, xs: one.use.seconds, ys: one.waiting }));
     waiting.push(waiting.splice(chosen, 1)[0]);
-    legend("waiting-legend", [waiting.at(-1)]);
+    legend("waiting-legend", waiting);
     lines("waiting", waiting, { xRange: [0, longest], yRange: [0, Math.max(1, ...runs.flatMap((one) => one.waiting)) * 1.05], yText: three, label: "Jobs waiting over time" });
     drawMoney(run);
     const prices = run.prices.types ? Object.entries(run.prices.types) : [];
     byId("prices-card").hidden = !prices.length;
     if (prices.length) {
       const top = Math.max(...prices.flatMap(([, ys]) => ys)) || 1;
-      const series = prices.map(([gpu, ys], i) => ({ label: gpu, colour: colour(i), dash: dash(i), xs: run.prices.seconds, ys: ys.map((v) => v / top), steps: false }));
-      legend("prices-legend", series);
-      lines("prices", series, { xRange: [0, run.end], yRange: [0, 1.05], yText: (v) => three(v), label: "Prices of GPU types over time" });
+      const series = prices.map(([gpu, ys], i) => ({ label: gpu, colour: colour(i), ys, note: `at most ${percent(Math.max(...ys) / top)}` }));
+      strips("prices", run.prices.seconds, series, run.end, { top, text: (v) => percent(v / top), label: "Prices of GPU types over time" });
     }
   }
   function drawMoney(run) {

@@ -1,0 +1,160 @@
+"""`drystone frontier`: how early jobs finish for how much money, in theory and under policies."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from drystone.errors import InvalidSpec
+
+if TYPE_CHECKING:
+    from drystone.cli.simulate_setup import Request, Setup
+    from drystone.observe.frontier import FrontierPoint
+    from drystone.schedule.budget import Frontier
+
+
+def frontier(
+    trace: Annotated[Path, typer.Option(help="Jobs: our CSV, sacct output, or a public trace.")],
+    market: Annotated[Path, typer.Option(help="Nodes to rent: a YAML file.")],
+    policy: Annotated[
+        str, typer.Option(help="Names, joined by commas; one that does not rent gets fixed nodes.")
+    ] = "budget,prices",
+    budgets: Annotated[
+        str, typer.Option(help="Dollars an hour, joined by commas; none: from just enough on.")
+    ] = "",
+    target_hours: Annotated[
+        float, typer.Option(help="The least money for this mean completion time.", min=0)
+    ] = 0.0,
+    speeds: Annotated[
+        Path | None, typer.Option(help="Measured step times; without it, as `simulate` has it.")
+    ] = None,
+    part: Annotated[str, typer.Option(help="Which trace, where the file holds several.")] = "",
+    arena: Annotated[bool, typer.Option("--arena", help="As `simulate --arena`.")] = False,
+    divide_work: Annotated[float, typer.Option(help="Shorten every job by this.", min=1e-9)] = 1.0,
+    most_jobs: Annotated[int, typer.Option(help="Only the first so many; 0: all.", min=0)] = 0,
+    scaling: Annotated[
+        str, typer.Option(help="Of jobs with durations: rigid, linear, or amdahl:0.05.")
+    ] = "rigid",
+    type_speeds: Annotated[
+        str, typer.Option(help="Of jobs with durations: types are `equal`, or differ by `peak`.")
+    ] = "equal",
+    restart_seconds_per_gpu: Annotated[
+        float, typer.Option(help="What a start costs, for each GPU ...", min=0)
+    ] = 10.0,
+    restart_most_seconds: Annotated[float, typer.Option(help="... and at most.", min=0)] = 40.0,
+    seed: Annotated[int, typer.Option(help="Of what goes wrong.")] = 0,
+    plot: Annotated[Path | None, typer.Option(help="Draw it into a .png, .svg or .pdf.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Draw mean completion time against budget, with the best possible.
+
+    With --json: {trace, market, num_jobs, notes, theory: {spend_dollars_per_hour: [...],
+    mean_completion_seconds: [...]}, points: [...], target: null or {hours,
+    theory_dollars_per_hour, policies: {name: point or null}}}.
+    """
+    from drystone.cli.simulate import find_policies, find_scaling
+    from drystone.cli.simulate_setup import Request, set_up
+    from drystone.observe.frontier import theoretical_frontier
+    from drystone.run.simulator.faults import FaultSpec
+    from drystone.schedule.snapshot import StartupCost
+
+    names = find_policies(policy)
+    request = Request(
+        trace=trace, market=market, speeds=speeds, part=part, arena=arena, divide_work=divide_work,
+        most_jobs=most_jobs, scaling=find_scaling(scaling, type_speeds),
+        startup=StartupCost(
+            seconds_per_gpu=restart_seconds_per_gpu, most_seconds=restart_most_seconds
+        ),
+        faults=FaultSpec(seed=seed),
+    )  # fmt: skip
+    setup = set_up(request)
+    theory = theoretical_frontier(setup.scenario)
+    target_seconds = target_hours * 3600 if target_hours else math.nan
+    if target_hours:
+        theory.least_budget(target_seconds)  # says so if nobody could
+    points = _simulate(setup, theory, names, _budgets(budgets, theory), target_seconds)
+    if plot is not None:
+        from drystone.observe.frontier_plot import plot_frontier
+
+        title = f"{trace.name}: {len(setup.scenario.jobs)} jobs"
+        plot_frontier(theory, points, plot, title=title, target_seconds=target_seconds)
+    if as_json:
+        _print_json(request, setup, theory, points, names, target_hours)
+        return
+    from drystone.cli.frontier_view import print_points, print_target
+
+    print_points(f"{trace.name}: {len(setup.scenario.jobs)} jobs", theory, points, setup.notes)
+    if target_hours:
+        print_target(theory, points, names, target_seconds)
+
+
+def _budgets(text: str, theory: Frontier) -> list[float]:
+    from drystone.observe.frontier import usual_budgets
+
+    if not text:
+        return usual_budgets(theory)
+    try:
+        found = sorted({float(part) for part in text.split(",") if part.strip()})
+    except ValueError:
+        raise InvalidSpec(f"--budgets {text!r} cannot be read", hint="Write 20,40,80") from None
+    if not found or not all(math.isfinite(one) and one > 0 for one in found):
+        raise InvalidSpec("budgets must be above 0", hint="Write 20,40,80")
+    return found
+
+
+def _simulate(
+    setup: Setup, theory: Frontier, names: list[str], budgets: list[float], target_seconds: float
+) -> list[FrontierPoint]:
+    from drystone.cli.output import track
+    from drystone.observe.frontier import DEAF, reach_target, simulate_point
+
+    wanted = [
+        (name, budget) for name in names for budget in (budgets[:1] if name in DEAF else budgets)
+    ]
+    points = []
+    for name, budget in track(wanted, "Simulating each policy at each budget"):
+        point = simulate_point(setup.scenario, setup.on_nodes, theory, name, budget)
+        if point is not None:
+            points.append(point)
+    if math.isfinite(target_seconds):
+        for name in track([one for one in names if one not in DEAF], "Looking for the target"):
+            points += reach_target(setup.scenario, setup.on_nodes, theory, name, target_seconds)
+    return points
+
+
+def _print_json(
+    request: Request,
+    setup: Setup,
+    theory: Frontier,
+    points: list[FrontierPoint],
+    names: list[str],
+    target_hours: float,
+) -> None:
+    from drystone.cli.output import print_json
+    from drystone.observe.frontier import cheapest_meeting
+
+    target = None
+    if target_hours:
+        met = {name: cheapest_meeting(points, name, target_hours * 3600) for name in names}
+        target = {
+            "hours": target_hours,
+            "theory_dollars_per_hour": theory.least_budget(target_hours * 3600),
+            "policies": {name: one.to_json() if one else None for name, one in met.items()},
+        }
+    print_json(
+        {
+            "trace": str(request.trace),
+            "market": str(request.market),
+            "num_jobs": len(setup.scenario.jobs),
+            "notes": list(setup.notes),
+            "theory": {
+                "spend_dollars_per_hour": theory.spend_dollars_per_hour.tolist(),
+                "mean_completion_seconds": theory.mean_completion_seconds.tolist(),
+            },
+            "points": [one.to_json() for one in points],
+            "target": target,
+        }
+    )

@@ -30,7 +30,7 @@ GAVEL_ROUND_SECONDS = 360.0
 # unchanged: data/peers/README.md, 4.1.
 THEIRS = {
     "sia": {"saturn": (0.581, 0.715, 0.741, 0.862, 0.667, 0.662, 0.595), "philly": (0.542, 0.737)},
-    "gavel-throughput": {
+    "gavel-each-round": {
         "saturn": (1.798, 1.717, 2.596, 2.557, 2.035, 1.787, 1.414),
         "philly": (1.671, 2.103),
     },

@@ -30,6 +30,7 @@ POLICIES: Final[Mapping[str, str]] = MappingProxyType(
         "elasticflow": "drystone.schedule.policies.elasticflow:elasticflow",
         "gavel": "drystone.schedule.policies.gavel:gavel",
         "gavel-throughput": "drystone.schedule.policies.gavel:gavel_throughput",
+        "gavel-each-round": "drystone.schedule.policies.gavel:gavel_each_round",
         "gavel-finish-time": "drystone.schedule.policies.gavel:gavel_finish_time",
         "cells-deadline": "drystone.schedule.policies.cells:cells_deadline",
         "pollux": "drystone.schedule.policies.pollux:pollux",

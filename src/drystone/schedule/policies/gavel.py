@@ -8,6 +8,10 @@ fastest first, jobs come by share wanted over share received; who has no share c
 no GPU idles. What was received is counted from the last programme on; a new one is solved when the
 jobs have changed and the last is 1,920 s old, as in the authors' simulator.
 
+`gavel-each-round` is the sum of samples a second as Sia's simulator has it (github:siasosp23/
+artifacts, gavel.py): a new programme at every round, received time counted from the beginning, and
+all types in one order of priority.
+
 Where this differs, and why: ties of the programme are broken by the sum of normalised speeds (the
 authors' solver happens to return an inner point, HiGHS a corner); GPUs that fall free within a
 round are given to waiting jobs at once, which favours Gavel a little; GPUs that a count does not
@@ -18,7 +22,7 @@ count takes the one with the most work from each GPU.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -36,6 +40,15 @@ RESET_SECONDS: Final = 1920.0
 HEAD_START_SECONDS: Final = ROUND_SECONDS / 2
 
 Objective = Callable[[Sharing], FloatArray]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mechanism:
+    """How rounds realise shares."""
+
+    reset_seconds: float = RESET_SECONDS  # how old a programme must be for a new one
+    forgets: bool = True  # what was received before a new programme
+    is_by_type: bool = True  # one type after the other, the fastest first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -67,12 +80,30 @@ def gavel_finish_time(snapshot: Snapshot, memory: Memory) -> tuple[list[Decision
     return _decide(snapshot, memory, fairest_finish)
 
 
+def gavel_each_round(snapshot: Snapshot, memory: Memory) -> tuple[list[Decision], Memory]:
+    """The greatest sum of samples a second, solved anew at every round."""
+    mechanism = Mechanism(reset_seconds=0.0, forgets=False, is_by_type=False)
+    return _decide(snapshot, memory, greatest_sum, mechanism)
+
+
 def _decide(
-    snapshot: Snapshot, before: GavelMemory | None, objective: Objective
+    snapshot: Snapshot,
+    before: GavelMemory | None,
+    objective: Objective,
+    mechanism: Mechanism = Mechanism(),  # noqa: B008 - frozen
 ) -> tuple[list[Decision], GavelMemory]:
     options, speeds, num_gpus = type_choices(snapshot)
-    memory = _reset_if_due(snapshot, _account(snapshot, before), speeds, num_gpus, objective)
-    order = _order(snapshot, memory, speeds)
+    account = _account(snapshot, before)
+    memory = account
+    if snapshot.now_seconds - account.reset_seconds >= mechanism.reset_seconds:
+        memory = _reset_if_due(snapshot, account, speeds, num_gpus, objective)
+        if not mechanism.forgets:
+            memory = replace(
+                memory,
+                received_seconds=account.received_seconds,
+                given_seconds=account.given_seconds,
+            )
+    order = _order(snapshot, memory, speeds, is_by_type=mechanism.is_by_type)
     is_round_end = snapshot.now_seconds >= memory.round_end_seconds - 1e-6
     chosen = _choose(snapshot, order, num_gpus, keeps_running=not is_round_end)
     decisions, running = _place(snapshot, chosen, options)
@@ -170,13 +201,12 @@ def _reset_if_due(
     num_gpus: IntArray,
     objective: Objective,
 ) -> GavelMemory:
-    """Solve the programme anew if the jobs or the GPUs have changed and the last is old enough."""
+    """Solve the programme anew if the jobs or the GPUs have changed."""
     jobs = snapshot.jobs
     has_changed = memory.shares.keys() != jobs.row_of.keys() or not np.array_equal(
         memory.capacity, snapshot.capacity
     )
-    is_old = snapshot.now_seconds - memory.reset_seconds >= RESET_SECONDS
-    if not has_changed or not is_old or len(jobs) == 0:
+    if not has_changed or len(jobs) == 0:
         return memory
     able = np.flatnonzero((speeds > 0).any(axis=1))
     submits = np.array([spec.submit_seconds for spec in jobs.specs])
@@ -213,7 +243,9 @@ def _total_samples(snapshot: Snapshot) -> FloatArray:
     return np.array([spec.total_samples for spec in snapshot.jobs.specs])
 
 
-def _order(snapshot: Snapshot, memory: GavelMemory, speeds: FloatArray) -> list[tuple[int, int]]:
+def _order(
+    snapshot: Snapshot, memory: GavelMemory, speeds: FloatArray, *, is_by_type: bool
+) -> list[tuple[int, int]]:
     """Pairs of a job and a type: the fastest type first, there by share wanted over received."""
     specs, num_types = snapshot.jobs.specs, len(snapshot.gpu_types)
     nothing = np.zeros(num_types)
@@ -221,6 +253,10 @@ def _order(snapshot: Snapshot, memory: GavelMemory, speeds: FloatArray) -> list[
     received = np.array([memory.received_seconds[spec.id] for spec in specs])
     shares, received = shares.reshape(-1, num_types), received.reshape(-1, num_types)
     priority = shares * memory.given_seconds / np.maximum(received, 1e-9)
+    if not is_by_type:
+        rows, kinds = np.nonzero(speeds)
+        first = np.lexsort((rows, kinds, -shares[rows, kinds], -priority[rows, kinds]))
+        return list(zip(rows[first].tolist(), kinds[first].tolist(), strict=True))
     best = np.maximum(speeds.max(axis=1, initial=0.0), 1e-300)[:, None]
     fastest_first = np.argsort(-(speeds / best).sum(axis=0), kind="stable")
     found: list[tuple[int, int]] = []

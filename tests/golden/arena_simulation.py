@@ -105,6 +105,7 @@ def simulate_arena(
     loosen_deadlines: float = 0.0,
     counts_honestly: bool = False,
     knows: Information = "everything",
+    decides_every_round: bool = False,
 ) -> ArenaFigures:
     """One run of so many rounds; deadlines count from submission, times `loosen_deadlines`.
 
@@ -148,6 +149,7 @@ def simulate_arena(
         gpu_types=types_of(nodes),
         startup=tuning.startup,
         round_seconds=ROUND_SECONDS,
+        decides_every_round=decides_every_round,
         # Whatever ends in the last round would leave at the start of the next.
         horizon_seconds=(rounds - 1) * ROUND_SECONDS,
     )

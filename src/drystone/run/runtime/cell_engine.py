@@ -11,7 +11,7 @@ Losses are summed and divided by the tokens of the whole step; gradients are sum
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -166,15 +166,15 @@ class CellEngine(Stepper):
     def _tag(self, micro: int, boundary: int) -> int:
         return micro * len(self.layout.chunks) + boundary
 
-    def _held(self, stage: int, micro: int) -> dict[int, Region]:
+    def _held(self, stage: int, micro: int) -> Mapping[int, Region]:
         """Samples and positions that each rank of a stage computes with."""
         return self._regions(stage, micro, splits_sequence=self._splits_sequence(stage))
 
-    def _given(self, stage: int, micro: int) -> dict[int, Region]:
+    def _given(self, stage: int, micro: int) -> Mapping[int, Region]:
         """Those that it gives away."""
         return self._regions(stage, micro, splits_sequence=True)
 
-    def _regions(self, stage: int, micro: int, *, splits_sequence: bool) -> dict[int, Region]:
+    def _regions(self, stage: int, micro: int, *, splits_sequence: bool) -> Mapping[int, Region]:
         return hidden_regions(
             self.layout.stages[stage],
             self.layout.num_samples(micro),

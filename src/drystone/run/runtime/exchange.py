@@ -8,6 +8,7 @@ of unlike degrees pass activations that way, and two stages that share a weight 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import torch
 import torch.distributed as dist
@@ -32,9 +33,10 @@ def inside(outer: Region, inner: Region) -> tuple[slice, ...]:
     )
 
 
+@lru_cache(maxsize=256)
 def hidden_regions(
     stage: Stage, num_samples: int, seq_len: int, *, splits_sequence: bool
-) -> dict[int, Region]:
+) -> Mapping[int, Region]:
     """Samples and positions of one micro-batch that each rank of a stage holds, or gives away.
 
     Tensor-parallel ranks hold all positions unless they split the sequence; but each gives away

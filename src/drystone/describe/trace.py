@@ -130,11 +130,15 @@ def _recognise(columns: Sequence[str], path: Path) -> TraceFormat:
 
 
 def _part_of(rows: list[Row], columns: Sequence[str], part: str, path: Path) -> list[Row]:
-    parts = list(dict.fromkeys(row.text("trace") for row in rows)) if "trace" in columns else []
+    parts = (
+        list(dict.fromkeys(row.text("trace") for row in rows if not row.problem))
+        if "trace" in columns
+        else []
+    )
     if part:
         if part not in parts:
             raise UnknownName("part of the trace", part, parts, where=str(path))
-        return [row for row in rows if row.text("trace") == part]
+        return [row for row in rows if row.problem or row.text("trace") == part]
     if len(parts) > 1:
         raise InvalidSpec(
             f"the file holds {len(parts)} traces",

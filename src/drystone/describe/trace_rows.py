@@ -19,10 +19,10 @@ _MOST_SHOWN: Final = 5
 class Row:
     """One line of a table."""
 
-    __slots__ = ("_cells", "line")
+    __slots__ = ("_cells", "line", "problem")
 
-    def __init__(self, cells: Mapping[str, str], line: int) -> None:
-        self._cells, self.line = cells, line
+    def __init__(self, cells: Mapping[str, str], line: int, problem: str = "") -> None:
+        self._cells, self.line, self.problem = cells, line, problem
 
     def text(self, column: str) -> str:
         """What stands there, or nothing."""
@@ -60,18 +60,13 @@ def read_table(path: Path, what: str) -> tuple[list[Row], list[str]]:
         lines = [line for line in reader if line]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UnreadableFile(f"no {what} can be read: {error}", where=str(path)) from error
-    wrong = [number for number, line in enumerate(lines, start=2) if len(line) != len(columns)]
-    if wrong:
-        raise UnreadableFile(
-            f"line {wrong[0]} has {len(lines[wrong[0] - 2])} cells under {len(columns)} columns"
-            + (f", and {len(wrong) - 1} more lines are wrong" if len(wrong) > 1 else ""),
-            where=str(path),
-        )
-    rows = [
-        Row(dict(zip(columns, line, strict=True)), number)
-        for number, line in enumerate(lines, start=2)
-    ]
-    return rows, columns
+    return [_row(columns, line, number) for number, line in enumerate(lines, start=2)], columns
+
+
+def _row(columns: list[str], cells: list[str], line: int) -> Row:
+    if len(cells) == len(columns):
+        return Row(dict(zip(columns, cells, strict=True)), line)
+    return Row({}, line, problem=f"{len(cells)} cells under {len(columns)} columns")
 
 
 def parse_rows(
@@ -82,6 +77,8 @@ def parse_rows(
     problems: list[str] = []
     for row in rows:
         try:
+            if row.problem:
+                raise InvalidSpec(row.problem)
             item = parse(row)
         except InvalidSpec as error:
             problems.append(f"line {row.line}: {error.message}")

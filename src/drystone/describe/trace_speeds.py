@@ -47,7 +47,9 @@ def load_speeds(path: Path, *, source: str = "") -> tuple[MeasuredStep, ...]:
     missing = [column for column in _COLUMNS if column not in columns]
     if missing:
         raise UnreadableFile(f"the column {missing[0]} is missing", where=str(path))
-    sources = {row.text("source") for row in rows} if "kind" in columns else set()
+    sources = (
+        {row.text("source") for row in rows if not row.problem} if "kind" in columns else set()
+    )
     mine = {one for one in sources if source and one.startswith(source)}
     if len(sources) > 1 and not mine:
         raise UnreadableFile(
@@ -57,7 +59,7 @@ def load_speeds(path: Path, *, source: str = "") -> tuple[MeasuredStep, ...]:
         )
     # Gavel ships two tables; the one of its simulations is first by name.
     chosen = "gavel-sim" if "gavel-sim" in mine else source
-    kept = [row for row in rows if not mine or row.text("source").startswith(chosen)]
+    kept = [row for row in rows if not mine or row.problem or row.text("source").startswith(chosen)]
     return tuple(parse_rows(kept, _parse, where=str(path)))
 
 

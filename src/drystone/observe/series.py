@@ -14,7 +14,7 @@ from drystone.describe.job import JobSpec
 from drystone.describe.trace_cluster import NodeSpec
 from drystone.observe.record import RunRecord
 from drystone.observe.timeline import assign_gpus
-from drystone.observe.usage import held_intervals, provided_intervals, rows_of_nodes
+from drystone.observe.usage import held_intervals, node_stays, rows_of_nodes
 from drystone.run.events import Cancelled, Event, Failed, Finished, Refused, Started
 from drystone.schedule.snapshot import FloatArray
 
@@ -50,8 +50,9 @@ def use_by_type(
     for start, until in held_intervals(log, end_seconds):
         for row, count in start.placement:
             held[rows[row].gpu].append((start.time_seconds, until, count))
-    for node, since, until in provided_intervals(nodes, log, end_seconds):
-        there[node.gpu].append((since, until, node.num_gpus))
+    for stay in node_stays(nodes, log, end_seconds):
+        step = (stay.since_seconds, stay.until_seconds, stay.node.num_gpus)
+        there[stay.node.gpu].append(step)
     edges = np.linspace(0.0, max(end_seconds, 1e-9), NUM_POINTS + 1)
     return {
         "seconds": _short((edges[:-1] + edges[1:]) / 2),
@@ -136,9 +137,32 @@ def gpu_tiles(
     return {
         "types": gpu_types,
         "lanes": lanes,
+        "there": _stays(nodes, log, end_seconds, first_lane, gpu_types),
         "tiles": tiles,
         "num_left_out": total - len(tiles),
     }
+
+
+def _stays(
+    nodes: Sequence[NodeSpec],
+    log: Sequence[Event],
+    end_seconds: float,
+    first_lane: Sequence[int],
+    gpu_types: Sequence[str],
+) -> list[list[int]]:
+    """When which lanes were there: type, lane, lanes, from, until; one for all owned of a type."""
+    owned = [
+        [kind, 0, sum(node.num_gpus for node in nodes if node.gpu == gpu), 0, round(end_seconds)]
+        for kind, gpu in enumerate(gpu_types)
+    ]
+    rented = [
+        [gpu_types.index(stay.node.gpu), first_lane[stay.row], stay.node.num_gpus,
+         round(stay.since_seconds), round(stay.until_seconds)]
+        for stay in node_stays(nodes, log, end_seconds)
+        if stay.row >= len(nodes)
+    ]  # fmt: skip
+    rented.sort(key=lambda one: one[3] - one[4])
+    return [one for one in owned if one[2]] + rented[:MOST_TILES]
 
 
 def _first_lanes(rows: Sequence[NodeSpec], gpu_types: Sequence[str]) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from drystone.describe.trace_cluster import NodeSpec
 from drystone.run.events import (
@@ -48,19 +49,27 @@ def rows_of_nodes(nodes: Sequence[NodeSpec], log: Sequence[Event]) -> list[NodeS
     return rows
 
 
-def provided_intervals(
-    nodes: Sequence[NodeSpec], log: Sequence[Event], end_seconds: float
-) -> list[tuple[NodeSpec, float, float]]:
-    """Every node, and from when until when it was there; lost ones count, since they are owned."""
-    found = [(node, 0.0, end_seconds) for node in nodes]
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """A node, and from when until when it was there."""
+
+    row: int
+    node: NodeSpec
+    since_seconds: float
+    until_seconds: float
+
+
+def node_stays(nodes: Sequence[NodeSpec], log: Sequence[Event], end_seconds: float) -> list[Stay]:
+    """Every node's time; lost ones count as there, since they are owned."""
+    found = [Stay(row, node, 0.0, end_seconds) for row, node in enumerate(nodes)]
     rented: dict[int, NodeJoined] = {}
     for event in log:
         if isinstance(event, NodeJoined):
             rented[event.node] = event
         elif isinstance(event, NodeReleased | NodeReclaimed):
             joined = rented.pop(event.node)
-            found.append((joined.spec, joined.time_seconds, event.time_seconds))
-    left = [(one.spec, one.time_seconds, end_seconds) for one in rented.values()]
+            found.append(Stay(event.node, joined.spec, joined.time_seconds, event.time_seconds))
+    left = [Stay(row, one.spec, one.time_seconds, end_seconds) for row, one in rented.items()]
     return found + left
 
 
@@ -69,6 +78,7 @@ def provided_gpu_seconds(
 ) -> dict[str, float]:
     """GPU time that was there, by type."""
     total: dict[str, float] = defaultdict(float)
-    for node, since, until in provided_intervals(nodes, log, end_seconds):
-        total[node.gpu] += node.num_gpus * (until - since)
+    for stay in node_stays(nodes, log, end_seconds):
+        seconds = stay.until_seconds - stay.since_seconds
+        total[stay.node.gpu] += stay.node.num_gpus * seconds
     return dict(total)

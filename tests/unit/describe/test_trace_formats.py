@@ -141,7 +141,7 @@ def test_an_unknown_header_names_the_known_formats(tmp_path: Path):
 def test_a_short_line_is_refused_with_its_number(tmp_path: Path):
     text = "id,submit_seconds,model,total_samples\na,0,m,1\nb,0\n"
 
-    with pytest.raises(RequestError, match="line 3 has 2 cells"):
+    with pytest.raises(RequestError, match="line 3: 2 cells under 4 columns"):
         read_trace(write(tmp_path / "t.csv", text))
 
 

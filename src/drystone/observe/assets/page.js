@@ -47,6 +47,7 @@
     tip.style.left = `${Math.max(6, left)}px`;
     tip.style.top = `${Math.max(6, Math.min(event.clientY + 14, innerHeight - box.height - 6))}px`;
   }
+  function onHover(node, show) { for (const kind of ["pointermove", "pointerdown"]) node.addEventListener(kind, show); }
   const hideTip = () => { tip.hidden = true; };
   addEventListener("scroll", hideTip, { passive: true });
 
@@ -125,7 +126,7 @@
     const cross = make("line", { class: "cross", y1: pad.top, y2: height - pad.bottom, visibility: "hidden" });
     svg.append(cross);
     holder.replaceChildren(svg);
-    svg.addEventListener("pointermove", (event) => {
+    onHover(svg, (event) => {
       const box = svg.getBoundingClientRect();
       const share = Math.min(1, Math.max(0, (event.clientX - box.left - pad.left) / (width - pad.left - pad.right)));
       const x = options.log ? Math.exp(fx(x0) + share * (fx(x1) - fx(x0))) : x0 + share * (x1 - x0);
@@ -160,7 +161,7 @@
     const cross = make("line", { class: "cross", y1: 0, y2: height - bottom, visibility: "hidden" });
     svg.append(cross);
     holder.replaceChildren(svg);
-    svg.addEventListener("pointermove", (event) => {
+    onHover(svg, (event) => {
       const box = svg.getBoundingClientRect();
       const x = Math.min(1, Math.max(0, (event.clientX - box.left - left) / (width - left - right))) * end;
       cross.setAttribute("x1", px(x)); cross.setAttribute("x2", px(x)); cross.setAttribute("visibility", "visible");
@@ -205,14 +206,19 @@
     pen.font = "12px system-ui, sans-serif";
     const px = (t) => left + (t / run.end) * (width - left - right);
     gpus.types.forEach((gpu, k) => {
-      pen.fillStyle = css("--idle");
-      pen.fillRect(left, tops[k], width - left - right, heights[k]);
+      pen.strokeStyle = css("--grid");
+      pen.strokeRect(left + 0.5, tops[k] + 0.5, width - left - right - 1, heights[k] - 1);
       pen.fillStyle = css("--soft");
       pen.textAlign = narrow ? "left" : "right";
       if (narrow) pen.fillText(`${gpu}, ${gpus.lanes[k]} GPUs`, left, tops[k] - 5);
       else { pen.fillText(gpu, left - 8, tops[k] + Math.min(14, heights[k] / 2 + 4)); pen.fillText(`${gpus.lanes[k]} GPUs`, left - 8, tops[k] + Math.min(29, heights[k] / 2 + 18)); }
     });
     const card = css("--card");
+    pen.fillStyle = css("--idle");
+    for (const [k, lane, lanes, from, until] of gpus.there) {
+      const each = heights[k] / gpus.lanes[k];
+      pen.fillRect(px(from), tops[k] + lane * each, Math.max(px(until) - px(from), 0.6), lanes * each);
+    }
     for (const [k, lane, lanes, from, until, job] of gpus.tiles) {
       const each = heights[k] / gpus.lanes[k];
       const x = px(from), w = Math.max(px(until) - x, 0.6), top = tops[k] + lane * each, h = lanes * each;
@@ -229,14 +235,15 @@
       pen.fillText(timeLabel(t, run.end), px(t), height - 8);
     }
     holder.replaceChildren(canvas);
-    canvas.addEventListener("pointermove", (event) => {
+    onHover(canvas, (event) => {
       const box = canvas.getBoundingClientRect();
       const x = event.clientX - box.left, yy = event.clientY - box.top;
       const k = tops.findIndex((top, i) => yy >= top && yy < top + heights[i]);
       if (k < 0 || x < left) return hideTip();
       const t = ((x - left) / (width - left - right)) * run.end, lane = Math.floor(((yy - tops[k]) / heights[k]) * gpus.lanes[k]);
       const hit = gpus.tiles.find((one) => one[0] === k && lane >= one[1] && lane < one[1] + one[2] && t >= one[3] && t < one[4]);
-      if (!hit) return showTip(event, gpus.types[k], [["idle", `after ${duration(t)}`]]);
+      const here = gpus.there.some((one) => one[0] === k && lane >= one[1] && lane < one[1] + one[2] && t >= one[3] && t < one[4]);
+      if (!hit) return showTip(event, gpus.types[k], [[here ? "idle" : "not rented", `after ${duration(t)}`]]);
       const [id, model, owner, submit] = content.jobs[hit[5]];
       const all = gpus.tiles.filter((one) => one[5] === hit[5] && one[3] === hit[3]);
       const rows = [["from", duration(hit[3])], ["until", duration(hit[4])]];
@@ -252,6 +259,7 @@
     if (field !== 0 && more > 0) items.push({ label: more === 1 ? groups[COLOURS.length - 1] : `${more} others`, colour: colour(COLOURS.length - 1), width: 9 });
     legend("gpus-legend", items);
     const words = ["A line is a GPU, a tile a job from its start until it lost its GPUs", ["; a colour is a job", "; a colour is a model", "; a colour is an owner"][field]];
+    if (gpus.there.length > gpus.types.length || gpus.there.some((one) => one[3] > 0)) words.push("; grey was there and idle, what is empty was not rented");
     if (gpus.num_left_out) words.push(`. The ${gpus.num_left_out.toLocaleString("en")} smallest tiles are not drawn`);
     byId("gpus-hint").textContent = `${words.join("")}.`;
   }
@@ -284,9 +292,12 @@
   }
   function drawChosen() {
     const run = runs[chosen];
+    byId("spend-card").hidden = !runs.some((one) => one.spend.dollars);
+    byId("prices-card").hidden = !run.prices.types;
     gpuChart();
     const sum = (values) => values.reduce((a, b) => a + b, 0);
-    const use = Object.entries(run.use.types).map(([gpu, one], i) => ({
+    const inOrder = run.gpus.types.filter((gpu) => run.use.types[gpu]).map((gpu) => [gpu, run.use.types[gpu]]);
+    const use = inOrder.map(([gpu, one], i) => ({
       label: gpu, colour: colour(i), there: one.there, held: one.held, ys: one.held.map((v, j) => (one.there[j] > 0 ? Math.min(1, v / one.there[j]) : 0)),
       note: sum(one.there) ? `${percent(sum(one.held) / sum(one.there))} of the time` : "",
     }));
@@ -299,7 +310,6 @@
     lines("waiting", waiting, { xRange: [0, longest], yRange: [0, Math.max(1, ...runs.flatMap((one) => one.waiting)) * 1.05], yText: three, label: "Jobs waiting over time" });
     drawMoney(run);
     const prices = run.prices.types ? Object.entries(run.prices.types) : [];
-    byId("prices-card").hidden = !prices.length;
     if (prices.length) {
       const top = Math.max(...prices.flatMap(([, ys]) => ys)) || 1;
       const series = prices.map(([gpu, ys], i) => ({ label: gpu, colour: colour(i), ys, note: `at most ${percent(Math.max(...ys) / top)}` }));
@@ -308,11 +318,10 @@
   }
   function drawMoney(run) {
     const paid = runs.filter((one) => one.spend.dollars);
-    byId("spend-card").hidden = !paid.length;
     if (!paid.length) return;
-    const longest = Math.max(...runs.map((one) => one.end));
+    const longest = Math.max(...paid.map((one) => one.end));
     const series = paid.map((one) => ({ label: one.policy, colour: colour(runs.indexOf(one)), dash: dash(runs.indexOf(one)), width: one === run ? 2.6 : 1.2, xs: one.spend.seconds, ys: one.spend.dollars }));
-    if (content.budget) series.push({ label: "budget", colour: css("--soft"), dash: "2 4", width: 2, xs: [0, longest], ys: [0, (content.budget * longest) / 3600], straight: true });
+    if (content.budget) series.push({ label: "the budget", colour: css("--soft"), dash: "2 4", width: 2, xs: [0, longest], ys: [0, (content.budget * longest) / 3600], straight: true });
     byId("spend-hint").textContent = content.budget ? `Dollars paid so far, against a budget of ${dollars(content.budget)} an hour.` : "Dollars paid so far for rented nodes.";
     legend("spend-legend", series);
     const budget = series.find((one) => one.straight);

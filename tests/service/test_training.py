@@ -1,0 +1,154 @@
+"""Real training under the controller: resized, damaged and adopted, it learns the same."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from systems import Running, running
+
+from drystone.describe.job_file import make_job
+from drystone.run.events import Interrupted
+from drystone.run.local.options import kind_of
+from drystone.run.notes import Launched, Learned
+from drystone.schedule.decision import Resize, Start
+
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
+
+CLUSTER = """
+nodes:
+  - {gpu: A100, gpus_per_node: 2, emulate: {speed: 0.001, memory: 4GiB}}
+  - {gpu: T4, gpus_per_node: 2, emulate: {speed: 0.001, memory: 4GiB}}
+"""
+PATIENT = {"hang_seconds": 120.0, "start_seconds": 240.0, "grace_seconds": 60.0}
+
+
+class Wanted:
+    """A policy for trials: the first job gets just these GPUs, (A100, T4)."""
+
+    def __init__(self) -> None:
+        self.counts = (1, 0)
+
+    def __call__(self, snapshot, memory):
+        if not len(snapshot.jobs):
+            return [], memory
+        sets = snapshot.options.counts[snapshot.jobs.option_set[0]]
+        speeds = snapshot.job_speeds[0]
+        option = next(
+            row for row in range(len(sets)) if tuple(sets[row]) == self.counts and speeds[row] > 0
+        )
+        placement = tuple((node, count) for node, count in enumerate(self.counts) if count)
+        now = int(snapshot.jobs.option[0])
+        if now == option:
+            return [], memory
+        kind = Start if now < 0 else Resize
+        job_id = snapshot.jobs.specs[0].id
+        return [kind(job_id=job_id, option=option, placement=placement, reason="wanted")], memory
+
+
+def submit(system: Running, steps: int, **more) -> str:
+    train = {"steps": steps, "batch": 12, "sequence": 16, "checkpoint_every": 3}
+    table = {"model": "mini-gpt", "train": train} | more
+    return system.controller.submit(make_job(table, folder=system.folder))[0]
+
+
+def losses(system: Running, job_id: str) -> dict[int, list[float]]:
+    found: dict[int, list[float]] = {}
+    for report in system.reports(job_id):
+        if report["event"] == "step":
+            found.setdefault(report["step"], []).append(report["loss"])
+    return found
+
+
+def wait_for(system: Running, job_id: str, step: int) -> None:
+    system.until(lambda: max(losses(system, job_id), default=0) >= step, seconds=240)
+
+
+def list_options(system: Running, job_id: str, *wanted: tuple[int, int]) -> None:
+    """Pairs of types that were judged not worth listing are wanted here all the same."""
+    journal = system.controller.journal
+    with journal.lock:
+        job = system.live.jobs[job_id].job
+        journal.options_of(system.controller.find(job_id).spec)
+        for counts in wanted:
+            journal.book.row_of(job, counts)
+            journal.book._listed[kind_of(job)][1].estimated.setdefault(counts, 1.0)
+        journal._maker = None
+
+
+def test_a_resized_job_learns_what_an_uninterrupted_one_learns(tmp_path, monkeypatch):
+    wanted = Wanted()
+    monkeypatch.setattr("drystone.run.controller.find_policy", lambda _: wanted)
+    with running(tmp_path / "s", CLUSTER, **PATIENT) as system:
+        wanted.counts = (2, 0)
+        job = submit(system, 18)
+        list_options(system, job, (2, 2), (2, 1))
+        for counts, after in (((2, 2), 4), ((2, 1), 10)):
+            wait_for(system, job, after)
+            wanted.counts = counts
+            system.controller.journal.wake()
+        assert system.wait_over(job, seconds=240) == ["done"]
+        assert [len(one.devices) for one in system.events(job) if isinstance(one, Launched)] == [
+            2, 4, 3,
+        ]  # fmt: skip
+        wanted.counts = (1, 0)
+        alone = submit(system, 18)
+        assert system.wait_over(alone, seconds=240) == ["done"]
+        resized, straight = losses(system, job), losses(system, alone)
+    assert sorted(resized) == sorted(straight) == list(range(1, 19))
+    for step, [expected] in straight.items():
+        assert resized[step] == pytest.approx([expected] * len(resized[step]), rel=1e-4)
+
+
+def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(tmp_path, monkeypatch):
+    wanted = Wanted()
+    monkeypatch.setattr("drystone.run.controller.find_policy", lambda _: wanted)
+    with running(tmp_path / "s", CLUSTER, **PATIENT) as system:
+        job = submit(system, 14)
+        wait_for(system, job, 8)
+        system.controller.pause(job)
+        system.until(lambda: not system.launches(), seconds=120)
+        folder = system.folder / "jobs" / job / "checkpoints"
+        newest = sorted(folder.glob("step-*"))[-1]
+        damage(next(newest.glob("*.distcp")))
+        before = sorted(folder.glob("step-*"))[-2]
+        system.controller.resume(job)
+        assert system.wait_over(job, seconds=240) == ["done"]
+        started = [one["step"] for one in system.reports(job) if one["event"] == "started"]
+        assert started == [0, int(before.name.removeprefix("step-"))]
+        found = losses(system, job)
+    assert sorted(found) == list(range(1, 15))
+    for values in found.values():
+        assert values == pytest.approx([values[0]] * len(values), rel=1e-5)
+
+
+def test_a_killed_worker_of_a_gang_restarts_all_of_it_and_speeds_are_learned(tmp_path, monkeypatch):
+    wanted = Wanted()
+    wanted.counts = (2, 0)
+    monkeypatch.setattr("drystone.run.controller.find_policy", lambda _: wanted)
+    with running(tmp_path / "s", CLUSTER, **PATIENT) as system:
+        job = submit(system, 16)
+        wait_for(system, job, 7)
+        launch = system.folder / "agents" / "a100-0" / "launches" / f"{job}.1"
+        victim = json.loads((launch / "processes.json").read_text())["1"][0]
+        os.kill(victim, signal.SIGKILL)
+        killed = time.monotonic()
+        system.until(lambda: system.live.jobs[job].num_faults, seconds=60)
+        noticed = time.monotonic() - killed
+        assert system.wait_over(job, seconds=240) == ["done"]
+        [fault] = [one for one in system.events(job) if isinstance(one, Interrupted)]
+        assert fault.kind == "crash"
+        assert "rank 1: died of SIGKILL" in fault.reason
+        assert noticed < 30
+        assert [one for one in system.events(job) if isinstance(one, Learned)]
+
+
+def damage(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(data)

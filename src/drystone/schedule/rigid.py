@@ -28,15 +28,32 @@ def rigid_options(snapshot: Snapshot) -> IntArray:
     return np.where(jobs.requested == -2, frugal, jobs.requested).astype(np.int64)
 
 
+def rigid_option(snapshot: Snapshot, option_set: int, requested: int) -> int:
+    """The same for one job, whose set of options and named option are these."""
+    if requested != -2:
+        return requested
+    options = snapshot.options
+    speeds = options.samples_per_second[option_set]
+    if not (speeds > 0).any():
+        return -1
+    per_gpu = np.where(speeds > 0, speeds / np.maximum(options.num_gpus[option_set], 1), -1.0)
+    return int(np.argmax(np.where(per_gpu >= per_gpu.max() * (1 - 1e-9), speeds, -1.0)))
+
+
 def refuse_impossible(snapshot: Snapshot, options: IntArray) -> list[Decision]:
     """Refuse the waiting jobs that have no option."""
     return [
-        Refuse(
-            job_id=snapshot.jobs.specs[row].id,
-            reason="it cannot run on the GPUs that were asked for, and this policy changes none",
-        )
+        refuse(snapshot.jobs.specs[row].id)
         for row in np.flatnonzero((options < 0) & ~snapshot.jobs.is_running)
     ]
+
+
+def refuse(job_id: str) -> Refuse:
+    """Refuse a job that has no option."""
+    return Refuse(
+        job_id=job_id,
+        reason="it cannot run on the GPUs that were asked for, and this policy changes none",
+    )
 
 
 def give_by_rank(

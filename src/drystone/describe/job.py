@@ -23,7 +23,9 @@ class JobSpec:
     priority: float = 1.0  # a weight: 2 counts for two jobs of weight 1
     deadline_seconds: float = math.inf
     max_cost_dollars: float = math.inf
+    max_duration_seconds: float = math.inf  # of running, all attempts together
     allowed_gpus: frozenset[str] = frozenset()  # empty: any type
+    denied_gpus: tuple[str, ...] = ()
     min_gpus: int = 1
     max_gpus: int = 1_000_000
     requested_gpu: str = ""  # what its owner named, for policies that change nothing
@@ -31,6 +33,7 @@ class JobSpec:
     startup_seconds: float = -1.0  # without progress after every start; -1: as the cluster says
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "denied_gpus", tuple(self.denied_gpus))  # JSON knows only lists
         problem = self._problem()
         if problem:
             raise InvalidSpec(f"job {self.id!r}: {problem}")
@@ -46,11 +49,19 @@ class JobSpec:
             return f"priority is {self.priority}, must be above 0"
         if not 1 <= self.min_gpus <= self.max_gpus:
             return f"min_gpus {self.min_gpus} and max_gpus {self.max_gpus} leave nothing"
+        if not (self.max_cost_dollars > 0 and self.max_duration_seconds > 0):
+            return "max_cost_dollars and max_duration_seconds must be above 0"
+        both = sorted(self.allowed_gpus.intersection(self.denied_gpus))
+        if both:
+            return f"{both[0]} is both allowed and denied"
         if self.seq_len < 0 or self.global_batch < 1:
             return f"seq_len {self.seq_len} or global_batch {self.global_batch} is too small"
         return ""
 
+    def names(self, gpu: str) -> bool:
+        """Whether the job may run on this type."""
+        return (not self.allowed_gpus or gpu in self.allowed_gpus) and gpu not in self.denied_gpus
+
     def allows(self, gpu: str, count: int) -> bool:
         """Whether the job may run on `count` GPUs in all, some of this type."""
-        named = not self.allowed_gpus or gpu in self.allowed_gpus
-        return named and self.min_gpus <= count <= self.max_gpus
+        return self.names(gpu) and self.min_gpus <= count <= self.max_gpus

@@ -80,7 +80,14 @@ def duration_options(
     def options_of(job: JobSpec) -> OptionSet:
         asked = job.requested_count or job.min_gpus
         home = gpu_types.index(job.requested_gpu) if job.requested_gpu in gpu_types else 0
-        key = (asked, job.min_gpus, job.max_gpus, job.allowed_gpus, home if scaling.by_peak else 0)
+        key = (
+            asked,
+            job.min_gpus,
+            job.max_gpus,
+            job.allowed_gpus,
+            job.denied_gpus,
+            home if scaling.by_peak else 0,
+        )
         if key not in cache:
             rows = [
                 (kind, count)

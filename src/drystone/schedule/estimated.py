@@ -43,7 +43,7 @@ def estimated_options(nodes: Sequence[NodeSpec]) -> Callable[[JobSpec], OptionSe
 
     def options_of(job: JobSpec) -> OptionSet:
         kind = kind_of(job)
-        key = (kind, job.allowed_gpus, job.min_gpus, job.max_gpus)
+        key = (kind, job.allowed_gpus, job.denied_gpus, job.min_gpus, job.max_gpus)
         if key not in cache:
             if kind not in planned:
                 planned[kind] = _plan(job, pool)
@@ -102,8 +102,8 @@ def _option_set(job: JobSpec, options: Options, types: Sequence[str]) -> OptionS
     totals = options.counts.sum(axis=1)
     allowed = np.isfinite(options.samples_per_second) & (options.samples_per_second > 0)
     allowed &= (totals >= job.min_gpus) & (totals <= job.max_gpus)
-    if job.allowed_gpus:
-        denied = np.array([name not in job.allowed_gpus for name in types])
+    if job.allowed_gpus or job.denied_gpus:
+        denied = np.array([not job.names(name) for name in types])
         allowed &= ~(options.counts[:, denied] > 0).any(axis=1)
     usual = np.array(_usual_counts(int(options.counts.max(initial=1))))
     asked = (options.counts == job.requested_count).any(axis=1)

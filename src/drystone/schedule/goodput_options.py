@@ -38,7 +38,7 @@ def goodput_options(
         if job.model not in models:
             raise UnknownName("model", job.model, models)
         named = (job.requested_count, job.global_batch) if rigid else ()
-        key = (job.model, job.allowed_gpus, job.min_gpus, job.max_gpus, *named)
+        key = (job.model, job.allowed_gpus, job.denied_gpus, job.min_gpus, job.max_gpus, *named)
         if key not in cache:
             cache[key] = _phased(job, models[job.model], types, sizes, rigid=rigid)
         return cache[key]

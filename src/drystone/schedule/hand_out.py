@@ -13,7 +13,7 @@ from drystone.schedule.packing import make_room
 from drystone.schedule.snapshot import BoolArray, FloatArray, IntArray, Placement, Snapshot
 
 # A job that is placed takes a better option only if it is better by this much.
-_WORTH_GROWING: Final = 1.02
+_WORTH_GROWING: Final = 1.05
 _MOST_CLEARINGS: Final = 32  # nodes that one decision tries to clear
 _PICKED: Final = "of all its options this is worth most at these prices"
 _MOVED: Final = "it makes room on its node for a job that gains more than this move costs"
@@ -114,7 +114,8 @@ class HandOut:
         for row in missed:
             self._place_otherwise(row, int(picks[row]))
         for row in sorted(self._held):
-            if self._option[row] < 0 and self._room.has(jobs.placements[row]):
+            may_stay = self._option[row] < 0 and self._values[row, jobs.option[row]] > 0
+            if may_stay and self._room.has(jobs.placements[row]):
                 self._room.take(jobs.placements[row])
                 self.keep(row)
 

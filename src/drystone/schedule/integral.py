@@ -74,7 +74,7 @@ class _Choice:
         self._counts = np.zeros((len(prices), num_jobs, self._nothing + 1))
         for kind, counts in enumerate(market.counts):
             self._counts[kind, :, :-1] = counts
-        self._paid = np.maximum(prices, prices.max(initial=0.0) * 1e-3 + 1e-300)
+        self._paid = np.maximum(prices, prices.max(initial=0.0) * 1e-3 + 1e-30)
         self._now = np.where(picks >= 0, picks, self._nothing)
         self._slack = market.capacity - self._taken()
 
@@ -105,10 +105,8 @@ class _Choice:
             relief = np.einsum("k,kjo->jo", self._paid, np.clip(-more, 0.0, over[:, None, None]))
             worse = np.einsum("k,kjo->jo", self._paid, np.clip(more, 0.0, None))
             may = (relief > 0) & np.isfinite(self._values) & self._fits_beside(more)
-            loss = np.where(
-                may, (np.maximum(-self._gain(), 0.0) + worse) / (relief + 1e-300), np.inf
-            )
-            self._take(loss, more, is_relief=True)
+            loss = np.maximum(-self._gain(), 0.0) + worse
+            self._take(_ratio(loss, relief, may), more, is_relief=True)
 
     def step_up(self) -> None:
         """Let jobs take what is left over, the most gain for each GPU's price first."""
@@ -119,7 +117,7 @@ class _Choice:
             if not may.any():
                 return
             cost = np.einsum("k,kjo->jo", self._paid, np.clip(more, 0.0, None))
-            self._take(np.where(may, -gain / (cost + 1e-300), np.inf), more, is_relief=False)
+            self._take(_ratio(-gain, cost + self._paid.min(), may), more, is_relief=False)
 
     def _fits_beside(self, more: FloatArray) -> BoolArray:
         """Whether a move takes no more of any type than is left, or nothing of it."""
@@ -189,3 +187,8 @@ class _Choice:
             self._slack -= more[:, move]
             self._now[row[move]] = option[move]
         return True
+
+
+def _ratio(top: FloatArray, bottom: FloatArray, where: BoolArray) -> FloatArray:
+    """One by the other where that is asked for, infinity elsewhere."""
+    return np.divide(top, bottom, out=np.full(top.shape, np.inf), where=where)

@@ -39,7 +39,7 @@ def measured_options(
         if work not in by_work:
             known = [f"{model}, batch {batch}" for model, batch in by_work]
             raise UnknownName("work", f"{job.model}, batch {job.global_batch}", known)
-        key = (*work, job.allowed_gpus, job.min_gpus, job.max_gpus)
+        key = (*work, job.allowed_gpus, job.denied_gpus, job.min_gpus, job.max_gpus)
         if key not in cache:
             cache[key] = _option_set(job, by_work[work], gpu_types)
         return cache[key]

@@ -1,11 +1,18 @@
 """What is each option of each job worth now?
 
-    worth = weight * speed share * hold / (hold + start) * left ** -SHORTNESS
+A job that ends a second earlier saves its weight in job seconds, and frees its GPUs a second
+earlier. At GPU prices p (job seconds that a GPU second is worth) the cheapest way to do a sample is
 
-The speed share is of the job's fastest option. `start` is the time without progress after a start,
-0 for what the job runs already, and `hold` how long the decision is expected to hold: so a change
-must pay for itself in that time. `left` is what is left at full speed: jobs with little left count
-more.
+    cost = min over options of (weight + p(end) . counts) / speed,
+
+so a sample done now is worth that much, and an option is worth cost * speed a second. What counts
+are the prices when the job will end, p(end): there a sample more or less lengthens or shortens the
+job. As jobs end, GPUs get cheaper: p(end) = p(now) * the part of the jobs that will still be there.
+So in a crowd short jobs come first, and at low prices all get wide. With linear speedup on equal
+GPUs this is "least remaining time first"; where more GPUs help nobody, all jobs count the same.
+
+A start loses `start` seconds of a decision that holds for `hold` seconds or to the end of the
+job. What a job runs already has no start to pay for: a change must pay for itself in that time.
 """
 
 from __future__ import annotations
@@ -18,24 +25,71 @@ from drystone.schedule.hand_out import Worth
 from drystone.schedule.snapshot import FloatArray, Snapshot
 
 # How long a decision is expected to hold; a restart must pay for itself in that time.
-HOLD_SECONDS: Final = 3600.0
-# How much shortness counts. Between 0 (all seconds count the same) and 1 (the most jobs finished
-# an hour); chosen on Arena's Philly trace.
-SHORTNESS: Final = 0.5
+HOLD_SECONDS: Final = 600.0
+# No job is taken to end sooner: what is left is never known better than that.
 _SHORTEST_SECONDS: Final = 60.0
+# An option that keeps the deadline is worth up to this much more, the less time there is to spare.
+DEADLINE_FACTOR: Final = 10.0
+_AMPLE: Final = 4.0  # times the time that is needed at the fastest: no hurry yet
 
 
-def worth_of_options(snapshot: Snapshot, speeds: FloatArray, weights: FloatArray) -> Worth:
-    """The worth of each option, (jobs, options), for jobs of these weights at these speeds."""
+def worth_of_options(
+    snapshot: Snapshot, speeds: FloatArray, weights: FloatArray, prices: FloatArray
+) -> Worth:
+    """The worth of each option, (jobs, options), for jobs of these weights at these prices."""
     jobs = snapshot.jobs
-    fastest = speeds.max(axis=1, initial=0.0)[:, None]
-    fastest = np.where(fastest > 0, fastest, 1.0)
+    usable = np.where(speeds > 0, speeds, 1e-100)
+    paid = snapshot.options.counts[jobs.option_set] @ prices
     remaining = np.maximum(jobs.remaining_samples, 1e-9)[:, None]
-    left_seconds = np.maximum(remaining / fastest, _SHORTEST_SECONDS)
-    full = weights[:, None] * speeds / fastest * left_seconds**-SHORTNESS
-    held = np.minimum(remaining / np.where(speeds > 0, speeds, 1.0), HOLD_SECONDS)
+    seconds = remaining / usable
+    full = _sample_costs(weights[:, None], paid, usable, seconds)[:, None] * speeds
+    full *= _deadline_factors(snapshot, seconds)
+    held = np.minimum(seconds, HOLD_SECONDS)
     after_start: FloatArray = full * held / (held + snapshot.startup_seconds)
     values = after_start.copy()
     running = np.flatnonzero(jobs.is_running)
     values[running, jobs.option[running]] = full[running, jobs.option[running]]
     return Worth(values=values, after_start=after_start)
+
+
+def _sample_costs(
+    weights: FloatArray, paid: FloatArray, speeds: FloatArray, seconds: FloatArray
+) -> FloatArray:
+    """By job: what a sample costs at the prices of the time when the job will end."""
+    if seconds.shape[1] == 0:
+        return np.zeros(len(seconds))
+    best = ((weights + paid) / speeds).argmin(axis=1)
+    end = np.maximum(seconds[np.arange(len(best)), best], _SHORTEST_SECONDS)
+    still_there = 1.0 - np.searchsorted(np.sort(end), end, side="left") / max(len(end), 1)
+    costs: FloatArray = ((weights + still_there[:, None] * paid) / speeds).min(axis=1)
+    return costs
+
+
+def _deadline_factors(snapshot: Snapshot, seconds: FloatArray) -> FloatArray | float:
+    """How much more options count that keep the deadline: the more, the less time is to spare."""
+    deadlines = np.array([spec.deadline_seconds for spec in snapshot.jobs.specs])
+    rows = np.flatnonzero(np.isfinite(deadlines))
+    if len(rows) == 0:
+        return 1.0
+    jobs = snapshot.jobs
+    needed = seconds[rows] + snapshot.startup_seconds[rows]
+    runs = np.flatnonzero(jobs.is_running[rows])
+    current = jobs.option[rows[runs]]
+    needed[runs, current] = seconds[rows[runs], current]
+    there = (deadlines[rows] - snapshot.now_seconds)[:, None]
+    spare = there / np.maximum(needed.min(axis=1, keepdims=True), 1e-9)
+    hurry = np.clip((_AMPLE - spare) / (_AMPLE - 1.0), 0.0, 1.0)
+    factors = np.ones(seconds.shape)
+    factors[rows] = np.where(needed <= there, 1.0 + (DEADLINE_FACTOR - 1.0) * hurry, 1.0)
+    return factors
+
+
+def seconds_late(snapshot: Snapshot, row: int, speeds: FloatArray) -> float:
+    """By how much a job misses its deadline, even if its fastest option started now."""
+    spec = snapshot.jobs.specs[row]
+    fastest = int(speeds[row].argmax()) if speeds.shape[1] else -1
+    if fastest < 0 or speeds[row, fastest] <= 0:
+        return 0.0
+    left = float(snapshot.jobs.remaining_samples[row]) / float(speeds[row, fastest])
+    end = snapshot.now_seconds + float(snapshot.startup_seconds[row, fastest]) + left
+    return max(end - spec.deadline_seconds, 0.0)

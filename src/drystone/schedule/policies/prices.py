@@ -1,10 +1,11 @@
 """Everything has a price: each job picks its best option at the shadow prices of the GPU types.
 
-One decision in four steps. (1) What is each option of each job worth? The share of its fastest
-speed that it gives, weighted so that jobs with little left count more, less what a restart would
-lose. (2) Prices from the dual (`schedule/prices.py`), from the last prices on. (3) Every job picks;
-picks are packed onto nodes, those that keep their GPUs first, then by worth per price. (4) What is
-left over goes to whoever still waits or gains most from more.
+One decision in four steps. (1) What is each option of each job worth (`schedule/worth.py`), at
+speeds corrected by what was seen (`corrected.py`), among options within the job's limits
+(`limits.py`), for owners with shares (`fair_shares.py`)? (2) Prices from the dual
+(`schedule/prices.py`), from the last prices on. (3) Every job picks, and the picks are made to fit
+(`integral.py`) and packed onto nodes (`hand_out.py`), moving smaller jobs off a node where that
+pays. (4) What is left over goes to whoever still waits or gains most from more.
 
 Nobody starves. A job that was just started keeps its GPUs for `KEEP_SECONDS`. A job that has waited
 for `PATIENCE_SECONDS` is served before all prices, the longest waiting first, from anyone who is
@@ -15,23 +16,40 @@ not protected, and is then protected for `PROTECTED_SECONDS`. So a job waits lon
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 
-from drystone.schedule.decision import Decision, Refuse
-from drystone.schedule.hand_out import HandOut
+from drystone.schedule.corrected import Ratios, corrected_speeds, update_ratios
+from drystone.schedule.decision import Decision, Refuse, Start
+from drystone.schedule.fair_shares import owner_weights, type_values, update_usage
+from drystone.schedule.hand_out import HandOut, Worth
 from drystone.schedule.integral import choose_within
-from drystone.schedule.policy import Memory
+from drystone.schedule.limits import Limits, Used, check_limits
+from drystone.schedule.policy import Memory, Policy
 from drystone.schedule.prices import Market, solve_prices
 from drystone.schedule.snapshot import FloatArray, IntArray, Snapshot
-from drystone.schedule.worth import worth_of_options
+from drystone.schedule.worth import seconds_late, worth_of_options
+from drystone.units import HOUR_SECONDS
 
 PATIENCE_SECONDS: Final = 24 * 3600.0
 PROTECTED_SECONDS: Final = 2 * 3600.0
-# A fresh start is left alone for this long: many times what it cost.
-KEEP_SECONDS: Final = 600.0
+KEEP_SECONDS: Final = 60.0
+_NUM_FIRST_ROUNDS: Final = 1  # without prices of before, worth and prices take turns so often
+_OVERDUE: Final = f"it has waited for {PATIENCE_SECONDS / 3600:.0f} h, and nobody waits longer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the owner of a cluster may say. Nothing said: all jobs count by their priority."""
+
+    # By owner: what is due to each. Empty: owners do not matter.
+    shares: Mapping[str, float] = field(default_factory=dict)
+    # By GPU type: what a GPU costs, for jobs with a limit on money. Offers say it of their types.
+    dollars_per_gpu_hour: Mapping[str, float] = field(default_factory=dict)
+    # The speed of a job that is spread over more nodes than it needs; 0: never spread a job.
+    spread_speed_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -39,9 +57,13 @@ class PricesMemory:
     """What is carried from one decision to the next, and the certificate of the last."""
 
     prices: FloatArray
+    now_seconds: float = 0.0
     protected: Mapping[str, float] = field(default_factory=dict)  # job: until when
     value: float = 0.0  # what the last decision is worth
     bound: float = 0.0  # what no decision could exceed
+    ratios: Ratios = field(default_factory=dict)
+    used: Mapping[str, Used] = field(default_factory=dict)  # by jobs with limits
+    usage: Mapping[str, float] = field(default_factory=dict)  # by owner
 
     @property
     def gap(self) -> float:
@@ -50,14 +72,40 @@ class PricesMemory:
 
 
 def prices(snapshot: Snapshot, memory: Memory) -> tuple[list[Decision], Memory]:
-    """Decide by prices; remembered are the last prices, as a place to start from."""
-    before: PricesMemory | None = memory
+    """Decide by prices, as nobody has said anything else."""
+    return _decide(snapshot, memory, _PLAIN)
+
+
+def make_prices(settings: Settings) -> Policy:
+    """Decide by prices, as the owner of the cluster wants it."""
+    return lambda snapshot, memory: _decide(snapshot, memory, settings)
+
+
+_PLAIN: Final = Settings()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _View:
+    """What is known of the jobs at a decision."""
+
+    speeds: FloatArray  # corrected; 0 for options that may not be taken
+    weights: FloatArray
+    limits: Limits
+    ratios: Ratios
+    usage: Mapping[str, float]
+
+
+def _decide(
+    snapshot: Snapshot, before: PricesMemory | None, settings: Settings
+) -> tuple[list[Decision], Memory]:
     if len(snapshot.jobs) == 0:
         return [], before
-    worth = worth_of_options(snapshot, snapshot.job_speeds, snapshot.jobs.weights)
-    hand_out = HandOut(snapshot, worth)
+    view = _look(snapshot, before, settings)
+    known = before.prices if before is not None else None
+    worth = _find_worth(snapshot, view, known)
+    hand_out = HandOut(snapshot, worth, spread_speed_share=settings.spread_speed_share)
     protected = _still_protected(snapshot, before)
-    for row in _left_alone(snapshot, protected):
+    for row in _left_alone(snapshot, worth, protected):
         hand_out.leave_alone(int(row))
     for row in overdue(snapshot):
         if hand_out.serve(row, _OVERDUE):
@@ -65,19 +113,56 @@ def prices(snapshot: Snapshot, memory: Memory) -> tuple[list[Decision], Memory]:
             protected[snapshot.jobs.specs[row].id] = until
     market = make_market(snapshot, worth.values, hand_out.settled())
     settled_value = hand_out.value()
-    solution = solve_prices(market, before.prices if before is not None else None)
+    solution = solve_prices(market, known)
     hand_out.price(solution.prices)
     hand_out.place(choose_within(market, solution))
     hand_out.leave_nothing_over()
-    return [*hand_out.decisions(), *_refusals(snapshot)], PricesMemory(
+    decisions = [_with_warning(one, snapshot, view) for one in hand_out.decisions()]
+    return [*decisions, *_refusals(snapshot, view)], PricesMemory(
         prices=solution.prices,
+        now_seconds=snapshot.now_seconds,
         protected=protected,
         value=hand_out.value(),
         bound=solution.bound + settled_value,
+        ratios=view.ratios,
+        used=view.limits.used,
+        usage=view.usage,
     )
 
 
-_OVERDUE: Final = f"it has waited for {PATIENCE_SECONDS / 3600:.0f} h, and nobody waits longer"
+def _look(snapshot: Snapshot, before: PricesMemory | None, settings: Settings) -> _View:
+    """Speeds as they are known, within limits, and what each job weighs."""
+    elapsed = snapshot.now_seconds - before.now_seconds if before is not None else 0.0
+    ratios = update_ratios(snapshot, before.ratios if before is not None else {})
+    speeds = corrected_speeds(snapshot, ratios)
+    dollars = {
+        one.gpu: one.price_dollars_per_hour / one.num_gpus for one in snapshot.offers
+    } | dict(settings.dollars_per_gpu_hour)
+    limits = check_limits(
+        snapshot,
+        speeds,
+        dollars_per_hour=dollars,
+        used=before.used if before is not None else {},
+        elapsed_seconds=elapsed,
+    )
+    if limits.allowed is not None:
+        speeds = np.where(limits.allowed, speeds, 0.0)
+    weights, usage = snapshot.jobs.weights, {}
+    if settings.shares:
+        values = type_values(snapshot, speeds, dollars)
+        usage = update_usage(snapshot, values, before.usage if before is not None else {}, elapsed)
+        weights = weights * owner_weights(snapshot, settings.shares, usage)
+    return _View(speeds=speeds, weights=weights, limits=limits, ratios=ratios, usage=usage)
+
+
+def _find_worth(snapshot: Snapshot, view: _View, known: FloatArray | None) -> Worth:
+    """What options are worth at the prices of before; at first these must be found as well."""
+    at = np.zeros(len(snapshot.gpu_types)) if known is None else known
+    worth = worth_of_options(snapshot, view.speeds, view.weights, at)
+    for _ in range(_NUM_FIRST_ROUNDS if known is None else 0):
+        at = solve_prices(make_market(snapshot, worth.values), at).prices
+        worth = worth_of_options(snapshot, view.speeds, view.weights, at)
+    return worth
 
 
 def make_market(
@@ -107,17 +192,35 @@ def overdue(snapshot: Snapshot) -> list[int]:
     return [int(row) for row in rows[np.argsort(-waited[rows], kind="stable")]]
 
 
-def _refusals(snapshot: Snapshot) -> list[Decision]:
-    """Refuse the jobs that have no option at all."""
+def _with_warning(decision: Decision, snapshot: Snapshot, view: _View) -> Decision:
+    """A start says early if the deadline cannot be met."""
+    if not isinstance(decision, Start):
+        return decision
+    row = snapshot.jobs.row_of[decision.job_id]
+    late = seconds_late(snapshot, row, view.speeds)
+    if late <= 0:
+        return decision
+    reason = (
+        f"{decision.reason}; its deadline cannot be met: "
+        f"at its fastest it ends {late / HOUR_SECONDS:.2f} h late"
+    )
+    return replace(decision, reason=reason, numbers={**decision.numbers, "late_seconds": late})
+
+
+def _refusals(snapshot: Snapshot, view: _View) -> list[Decision]:
+    """Refuse the jobs that can never run."""
     hopeless = ~snapshot.jobs.is_running & ~(snapshot.job_speeds > 0).any(axis=1)
+    reasons = dict.fromkeys(
+        np.flatnonzero(hopeless).tolist(), "it has no option on this cluster"
+    ) | dict(view.limits.refused)
     return [
-        Refuse(job_id=snapshot.jobs.specs[row].id, reason="it has no option on this cluster")
-        for row in np.flatnonzero(hopeless)
+        Refuse(job_id=snapshot.jobs.specs[row].id, reason=reason)
+        for row, reason in sorted(reasons.items())
     ]
 
 
 def _still_protected(snapshot: Snapshot, memory: PricesMemory | None) -> dict[str, float]:
-    if memory is None:
+    if memory is None or not memory.protected:
         return {}
     now, known = snapshot.now_seconds, snapshot.jobs.row_of
     return {
@@ -125,10 +228,12 @@ def _still_protected(snapshot: Snapshot, memory: PricesMemory | None) -> dict[st
     }
 
 
-def _left_alone(snapshot: Snapshot, protected: Mapping[str, float]) -> IntArray:
-    """Rows of running jobs that keep what they have, whatever it is worth."""
+def _left_alone(snapshot: Snapshot, worth: Worth, protected: Mapping[str, float]) -> IntArray:
+    """Rows of running jobs that keep what they have, as long as they may have it at all."""
     jobs = snapshot.jobs
     ran = snapshot.now_seconds - np.nan_to_num(jobs.running_since_seconds, nan=-np.inf)
-    is_fresh = jobs.is_running & (ran < KEEP_SECONDS)
-    is_safe = np.array([spec.id in protected for spec in jobs.specs], dtype=bool)
-    return np.flatnonzero(is_fresh | (is_safe & jobs.is_running))
+    stays = jobs.is_running & (ran < KEEP_SECONDS)
+    for name in protected:
+        stays[jobs.row_of[name]] |= jobs.is_running[jobs.row_of[name]]
+    rows = np.flatnonzero(stays)
+    return rows[worth.values[rows, jobs.option[rows]] > 0]

@@ -27,7 +27,7 @@ from typing import Final
 
 import numpy as np
 
-from drystone.schedule.decision import Decision, Preempt, Refuse, Resize, Start
+from drystone.schedule.decision import Decision, Preempt, Refuse, Resize, Start, Wake
 from drystone.schedule.packing import make_room
 from drystone.schedule.policy import Memory
 from drystone.schedule.rigid import rigid_options
@@ -111,6 +111,8 @@ def _decide(
     end = memory.round_end_seconds
     if is_round_end:
         end = snapshot.now_seconds + ROUND_SECONDS
+    if 0 < len(running) < int((speeds > 0).any(axis=1).sum()):
+        decisions.append(Wake(at_seconds=end, reason="the round ends, and others have their turn"))
     return decisions, GavelMemory(
         now_seconds=snapshot.now_seconds,
         round_end_seconds=end,

@@ -1,5 +1,6 @@
 """Data x tensor x pipeline layouts, and pipelines over unlike groups, against one device."""
 
+import random
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -112,6 +113,37 @@ def test_pipelines_over_unlike_groups_equal_one_device():
             CellCase(stages=((1, 1, (2,)), (2, 1, (1, 1, 1))), batch=6, zero=3, **many),
         ]
     )
+
+
+def a_random_case(chance: random.Random, num_ranks: int) -> CellCase:
+    """Stages of any degrees, whose data-parallel ranks take any part of a micro-batch."""
+    left, stages, size = num_ranks, [], chance.choice((4, 5, 6))
+    while left:
+        tp = chance.choice([one for one in (1, 1, 2, 4) if one <= left])
+        samples = [1] * chance.randint(1, min(left // tp, size))
+        for _ in range(size - len(samples) + chance.choice((0, 0, 1))):
+            samples[chance.randrange(len(samples))] += 1
+        stages.append((chance.randint(1, 2), tp, tuple(samples)))
+        left -= tp * len(samples)
+    num_micro = chance.randint(1, 4)
+    return CellCase(
+        stages=tuple(stages),
+        num_micro=num_micro,
+        batch=num_micro * size - chance.choice((0, 0, num_micro - 1)),
+        style=chance.choice(("llama", "qwen")),
+        tied=chance.random() < 0.5,
+        zero=chance.randrange(4),
+        schedule=chance.choice((Schedule.ONE_F_ONE_B, Schedule.GPIPE)),
+        splits_sequence=chance.random() < 0.7,
+        recompute=chance.random() < 0.3,
+        clip=chance.choice((0.0, 0.5)),
+    )
+
+
+@pytest.mark.slow
+def test_random_layouts_equal_one_device():
+    chance = random.Random(5)
+    check_equal([a_random_case(chance, 4) for _ in range(12)])
 
 
 def test_what_cannot_be_split_is_refused():

@@ -97,6 +97,30 @@ def test_sigterm_to_the_last_stage_makes_all_save_and_leave(tmp_path: Path):
     assert len(losses_of(resumed)) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["tp=2,micro=2", "pp=2,micro=1"])
+def test_when_a_rank_is_killed_the_other_leaves_and_a_restart_goes_on(tmp_path: Path, layout: str):
+    save_plan(planned_cell(layout), tmp_path / "plan.json")
+    given = [str(tmp_path / "plan.json"), "--checkpoints", str(tmp_path), "--timeout", "60"]
+
+    ranks = start([*COMMAND, *given, "--checkpoint-every", "2", "--steps", "100000"], 2)
+    found = []
+    while not any(one["event"] == "checkpoint" for one in found):
+        found += events(ranks[0].stdout.readline())
+    ranks[1].kill()
+    ranks[1].communicate()
+    rest, _ = ranks[0].communicate(timeout=90)
+    found += events(rest)
+    again = start([*COMMAND, *given, "--steps", str(found[-1]["step"])], 2)
+    resumed = events(finish(again)[0])
+
+    assert ranks[0].returncode != 0
+    before = {one["step"]: one["loss"] for one in found if one["event"] == "step"}
+    after = {one["step"]: one["loss"] for one in resumed if one["event"] == "step"}
+    assert resumed[0]["step"] >= 2
+    assert all(loss == pytest.approx(before[step], abs=1e-5) for step, loss in after.items())
+
+
 def test_the_planner_marks_no_layout_that_the_runtime_executes():
     found = plan_job(MODEL, RECIPE, parse_pool("2xA100-80G,2xV100-32G"))
 

@@ -1,0 +1,87 @@
+"""How do policies compare on Pollux's workloads: on 64 T4, and on T4 that are rented?
+
+    python benchmarks/pollux.py --data DIR
+    python benchmarks/pollux.py --data DIR --rented
+
+DIR holds the measurements and traces (peers/throughput.csv, peers/sia_statistical_efficiency.csv,
+traces/trace_pollux.csv). On 16 nodes of 4 T4 the authors' simulator gives on workload 6: Pollux
+2,446 s (its README), Tiresias 3,470 s; here every policy is told the true goodput, theirs learn.
+
+`--rented` is BOA's setting: the short models of workload 1, nodes of 4 T4 that come after two
+minutes. Pollux with autoscaling is run at several utilities; `budget` gets the money an hour that
+each of those runs spent. Dollars an hour are over the whole run.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from drystone.observe.goodput_scenarios import pollux_scenario, rented_scenario
+from drystone.observe.metrics import RunReport
+from drystone.observe.report import run_policy, simulate_policy
+from drystone.schedule.policies.pollux_autoscale import Bounds, make_pollux_autoscale
+
+RIGID = ("fifo", "shortest", "least-attained")
+# Seconds, by the authors' simulators: data/peers/README.md, 4.3.
+THEIRS = {("workloads/workload-6", "pollux"): 2446.1}
+BOUNDS = ((0.5, 0.8), (0.35, 0.65), (0.2, 0.5))
+
+
+def main() -> None:
+    """Print a line a run."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--policy", default="prices,sia,least-attained,pollux")
+    parser.add_argument("--workload", default="workloads/workload-6")
+    parser.add_argument("--rented", action="store_true")
+    options = parser.parse_args()
+    if options.rented:
+        _compare_rented(options.data)
+        return
+    print(
+        f"{'workload':<22} {'policy':<16} {'done':>5} {'mean s':>7} {'theirs':>7} {'restarts':>9}"
+    )
+    for workload in options.workload.split(","):
+        for name in options.policy.split(","):
+            scenario = pollux_scenario(options.data, workload, rigid=name in RIGID)
+            report = simulate_policy(scenario, name)[0]
+            theirs = THEIRS.get((workload, name))
+            print(
+                f"{workload:<22} {name:<16} {report.num_done:>5} "
+                f"{report.mean_completion_seconds:>7.0f} {f'{theirs:.0f}' if theirs else '':>7} "
+                f"{report.num_restarts / report.num_jobs:>9.2f}",
+                flush=True,
+            )
+
+
+def _compare_rented(data: Path) -> None:
+    print(
+        f"{'policy':<22} {'done':>5} {'mean s':>7} {'dollars/h':>10} {'restarts':>9} {'ratio':>6}"
+    )
+    for low, high in BOUNDS:
+        bounds = Bounds(low_utility=low, high_utility=high)
+        decide = make_pollux_autoscale(bounds)
+        first = run_policy(rented_scenario(data), "pollux-autoscale", decide=decide).report
+        money = _dollars_per_hour(first)
+        print(_line(f"pollux {low:.2f} to {high:.2f}", first, 1.0), flush=True)
+        scenario = rented_scenario(data, budget_dollars_per_hour=money)
+        second = run_policy(scenario, "budget").report
+        ratio = first.mean_completion_seconds / second.mean_completion_seconds
+        print(_line(f"budget of {money:.1f}", second, ratio), flush=True)
+
+
+def _line(name: str, report: RunReport, ratio: float) -> str:
+    return (
+        f"{name:<22} {report.num_done:>5} {report.mean_completion_seconds:>7.0f} "
+        f"{_dollars_per_hour(report):>10.2f} {report.num_restarts / report.num_jobs:>9.2f} "
+        f"{ratio:>6.2f}"
+    )
+
+
+def _dollars_per_hour(report: RunReport) -> float:
+    return report.spent_dollars / report.makespan_seconds * 3600
+
+
+if __name__ == "__main__":
+    main()

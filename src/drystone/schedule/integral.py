@@ -191,4 +191,5 @@ class _Choice:
 
 def _ratio(top: FloatArray, bottom: FloatArray, where: BoolArray) -> FloatArray:
     """One by the other where that is asked for, infinity elsewhere."""
-    return np.divide(top, bottom, out=np.full(top.shape, np.inf), where=where)
+    result: FloatArray = np.divide(top, bottom, out=np.full(top.shape, np.inf), where=where)
+    return result

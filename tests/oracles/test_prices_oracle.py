@@ -1,0 +1,75 @@
+"""Prices and choices against HiGHS: the exact linear and the exact integer programme."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from price_markets import make_market
+
+from drystone.schedule.exact_prices import choose_exactly, solve_exact_prices
+from drystone.schedule.integral import choose_within, value_of
+from drystone.schedule.prices import dual_bound, solve_prices
+
+pytest.importorskip("highspy", reason="exact prices need the `solver` extra")
+
+
+@pytest.mark.parametrize("mixed", [0, 8])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_bound_is_that_of_the_linear_programme(seed: int, mixed: int):
+    market = make_market(seed, 100, mixed=mixed)
+
+    exact = solve_exact_prices(market)
+    own = solve_prices(market)
+
+    assert exact.bound * (1 - 1e-9) <= own.bound <= exact.bound * 1.002
+    assert dual_bound(market, exact.prices) == pytest.approx(exact.bound)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mixed", [0, 8])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_choice_is_within_one_percent_of_the_best(seed: int, mixed: int):
+    market = make_market(seed, 100, mixed=mixed)
+
+    exact = choose_exactly(market, most_gap=2e-3, most_seconds=600.0)
+    solution = solve_prices(market)
+    picks = choose_within(market, solution)
+
+    assert value_of(market, picks) >= 0.99 * exact.value
+    assert exact.value <= solution.bound * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_small_choice_is_within_one_percent_of_the_best(seed: int):
+    market = make_market(seed, 40)
+
+    exact = choose_exactly(market, most_gap=1e-3, most_seconds=600.0)
+
+    assert value_of(market, choose_within(market, solve_prices(market))) >= 0.99 * exact.value
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_jobs", [200, 500, 2000])
+def test_with_many_jobs_the_bound_itself_proves_it(num_jobs: int):
+    """What the integer programme could give is at most the bound, so it need not be solved."""
+    market = make_market(1, num_jobs)
+
+    solution = solve_prices(market)
+
+    assert solution.bound <= solve_exact_prices(market).bound * 1.002
+    assert value_of(market, choose_within(market, solution)) >= 0.99 * solution.bound
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_choice_takes_no_more_than_there_is(seed: int):
+    market = make_market(seed, 60, mixed=6)
+
+    picks = choose_within(market, solve_prices(market))
+
+    rows = np.flatnonzero(picks >= 0)
+    taken = [counts[rows, picks[rows]].sum() for counts in market.counts]
+    assert (np.array(taken) <= market.capacity).all()
+    assert (market.values[rows, picks[rows]] > 0).all()

@@ -2,8 +2,9 @@
 
 The engine runs a step as one rank of many on fake tensors: they have shapes and no bytes, and the
 ledger counts what they would hold. Collectives end at once. So every rank of every plan can be
-asked, for models of any size, in seconds. Peaks grow evenly with the number of equal blocks, so a
-deep model is asked at two depths and the line through them continued (`peak_of_rank`).
+asked, for models of any size, in seconds. The peak of each part of a step grows evenly with the
+number of equal blocks, so a deep model is asked at two depths and the lines through them continued
+(`peak_of_rank`): one for what comes before the backward passes, one for these, one for the end.
 
 Not in it: the context of the device, buffers of NCCL, workspaces of libraries, and what the
 allocator loses by rounding and fragmentation.
@@ -12,7 +13,8 @@ allocator loses by rounding and fragmentation.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -20,15 +22,23 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from drystone.describe.model import ModelSpec
 from drystone.describe.recipe import Recipe, Tuning
-from drystone.run.runtime.batch import RankWork
-from drystone.run.runtime.collectives import Form, Pending, Wire, choose_gather, choose_reduce
+from drystone.run.runtime.batch import RankWork, micro_batches
+from drystone.run.runtime.collectives import (
+    Form,
+    Log,
+    Pending,
+    Wire,
+    choose_gather,
+    choose_reduce,
+)
 from drystone.run.runtime.engine import Engine
-from drystone.run.runtime.ledger import Ledger
+from drystone.run.runtime.layered import LayeredModel
+from drystone.run.runtime.ledger import Ledger, active_ledger
 from drystone.run.runtime.lora import add_adapters
 from drystone.run.runtime.model import build_model
 from drystone.run.runtime.trainer import MakeOptimizer
 
-_DEPTHS = (2, 4)  # blocks at which a deep model is asked
+_DEPTHS = (3, 5)  # blocks at which a deep model is asked
 
 
 class FakeWire(Wire):
@@ -37,6 +47,7 @@ class FakeWire(Wire):
     def __init__(self, rank: int, num_ranks: int) -> None:
         super().__init__()
         self.rank, self.num_ranks, self.backend = rank, num_ranks, "nccl"
+        self.peaks: list[int] = []  # between the reductions, where a ledger counts
 
     def _gather(
         self, piece: torch.Tensor, flat: torch.Tensor, cuts: Sequence[int], form: Form | None
@@ -48,13 +59,17 @@ class FakeWire(Wire):
     def _reduce(
         self, flat: torch.Tensor, out: torch.Tensor, cuts: Sequence[int], form: Form | None
     ) -> Pending:
+        ledger = active_ledger()
+        if ledger is not None:
+            self.peaks.append(ledger.peak_bytes)
+            ledger.reset_peak()
         sizes = _sizes(cuts)
         chosen = form or choose_reduce(sizes, flat.element_size(), self.backend)
         return _holding(flat.new_empty(sum(_padding(sizes, chosen))))
 
     def sum(self, values: torch.Tensor) -> Pending:
         """Nothing is added."""
-        return _holding(None)
+        return self._noted("sum", values.nbytes, _holding(None))
 
     def read(self, values: torch.Tensor) -> list[float]:
         """Fake tensors have no numbers; any will do."""
@@ -76,12 +91,26 @@ def _holding(buffer: torch.Tensor | None) -> Pending:
     return Pending((), held.clear)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FakePeak:
-    """Bytes of one rank: before a step (weights and optimizer state), and at most."""
+def logs_of_step(
+    model: ModelSpec, works: Sequence[RankWork], *, seq_len: int, is_small: bool = False
+) -> list[Log]:
+    """What every rank computes, begins and waits for in a step; `replay.py` reads it.
 
-    state_bytes: float
-    peak_bytes: float
+    A small model is faster on real tensors; their values mean nothing.
+    """
+    logs: list[Log] = []
+    for rank in range(len(works)):
+        wire = FakeWire(rank, len(works))
+        built = build_model(model, on_meta=True)
+        with nullcontext() if is_small else FakeTensorMode(allow_non_fake_inputs=True):
+            engine = Engine(built, [work.state_share for work in works], wire=wire)
+            wire.log = []
+            runs = micro_batches(works, rank, 0)
+            engine.compute_gradients(
+                [torch.zeros(len(run), seq_len + 1, dtype=torch.long) for run in runs]
+            )
+        logs.append(wire.log)
+    return logs
 
 
 def peak_of_rank(
@@ -93,55 +122,56 @@ def peak_of_rank(
     optimizer: MakeOptimizer,
     dtype: torch.dtype = torch.bfloat16,
     offload: bool = True,
-) -> FakePeak:
-    """What a rank takes in its second step, when optimizer state is there."""
-    if len(model.stack) > 1 or model.num_layers <= _DEPTHS[-1]:
-        return _peak_at_depth(model, recipe, works, rank, optimizer, dtype, offload)
-    ((block, depth),) = model.stack
-    few, more = (
-        _peak_at_depth(
-            replace(model, stack=((block, one),)), recipe, works, rank, optimizer, dtype, offload
-        )
-        for one in _DEPTHS
-    )
-    steps = (depth - _DEPTHS[0]) / (_DEPTHS[1] - _DEPTHS[0])
-    return FakePeak(
-        state_bytes=few.state_bytes + steps * (more.state_bytes - few.state_bytes),
-        peak_bytes=few.peak_bytes + steps * (more.peak_bytes - few.peak_bytes),
-    )
+) -> float:
+    """Bytes of tensors of a rank at most in its second step, when optimizer state is there."""
+    depths = [model.num_layers]
+    if len(model.stack) == 1 and model.num_layers > _DEPTHS[-1]:
+        depths = list(_DEPTHS)
+    found = []
+    for depth in depths:
+        ((block, _), *others) = model.stack
+        spec = model if others else replace(model, stack=((block, depth),))
+        wire = FakeWire(rank, len(works))
+        with FakeTensorMode(allow_non_fake_inputs=True), Ledger() as ledger:
+            engine = Engine(
+                _build(spec, recipe),
+                [work.state_share for work in works],
+                wire=wire,
+                dtype=dtype,
+                offload=offload,
+            )
+            found.append(_step_peaks(engine, works, recipe.seq_len, ledger, optimizer))
+    if len(found) == 1:
+        return float(max(found[0]))
+    steps = (model.num_layers - depths[0]) / (depths[1] - depths[0])
+    return max(few + steps * (more - few) for few, more in zip(*found, strict=True))
 
 
-def _peak_at_depth(
-    model: ModelSpec,
-    recipe: Recipe,
-    works: Sequence[RankWork],
-    rank: int,
-    make_optimizer: MakeOptimizer,
-    dtype: torch.dtype,
-    offload: bool,
-) -> FakePeak:
+def _build(model: ModelSpec, recipe: Recipe) -> LayeredModel:
     built = build_model(model, on_meta=True)
     if recipe.tuning is not Tuning.FULL:
         add_adapters(built, recipe.lora)
-    with FakeTensorMode(allow_non_fake_inputs=True), Ledger() as ledger:
-        engine = Engine(
-            built,
-            [work.state_share for work in works],
-            wire=FakeWire(rank, len(works)),
-            dtype=dtype,
-            offload=offload,
-        )
-        optimizer = make_optimizer(engine.parameter_groups())
-        work, length = works[rank], recipe.seq_len + 1
-        sizes = [work.micro_batch] * (work.batch // max(work.micro_batch, 1))
-        sizes += (
-            [work.batch % work.micro_batch] if work.batch and work.batch % work.micro_batch else []
-        )
-        batches = [torch.zeros(size, length, dtype=torch.long) for size in sizes]
-        for _ in range(2):
-            ledger.reset_peak()
-            state = ledger.live_bytes
-            engine.compute_gradients(batches)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        return FakePeak(state_bytes=state, peak_bytes=ledger.peak_bytes)
+    return built
+
+
+def _step_peaks(
+    engine: Engine,
+    works: Sequence[RankWork],
+    seq_len: int,
+    ledger: Ledger,
+    make_optimizer: MakeOptimizer,
+) -> tuple[int, int, int]:
+    """Peaks to the second reduction, between, and from the last but one on; of the second step."""
+    wire = engine.wire
+    assert isinstance(wire, FakeWire)
+    optimizer = make_optimizer(engine.parameter_groups())
+    runs = micro_batches(works, wire.rank, 0)
+    batches = [torch.zeros(len(run), seq_len + 1, dtype=torch.long) for run in runs]
+    for _ in range(2):
+        wire.peaks.clear()
+        ledger.reset_peak()
+        engine.compute_gradients(batches)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    peaks = [*wire.peaks, ledger.peak_bytes]
+    return max(peaks[:2]), max(peaks[2:-2], default=0), max(peaks[-2:])

@@ -37,13 +37,13 @@ def joined(*, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS) -> Iterator[Wire
     else:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     timeout = timedelta(seconds=timeout_seconds)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
     try:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
         yield Wire(timeout=timeout)
+        dist.barrier()
+        dist.destroy_process_group()
     except BaseException as error:
         _leave_at_once(error)
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def this_device() -> torch.device:

@@ -89,7 +89,8 @@ class Stepper:
                 if self.loss_scale != 1.0:
                     one.value.grad /= self.loss_scale
                 if one.is_counted:
-                    squares += one.value.grad.square().sum(dtype=torch.float64)
+                    norm = torch.linalg.vector_norm(one.value.grad, dtype=torch.float64)
+                    squares += norm.square()  # without a tensor as large as the gradient
         costs = self._pacer.measured_seconds() if self._pacer else {}
         mine = [
             self._seconds["forward"] + self._seconds["backward"],

@@ -191,9 +191,12 @@ class Controller:
         return [event for _, event in events if isinstance(event, Launched)]
 
     def read_log(
-        self, job_id: str, *, rank: int = 0, epoch: int = 0, offset: int = 0
+        self, job_id: str, *, rank: int = 0, epoch: int = 0, offset: int = 0, stream: str = "log"
     ) -> tuple[str, int, int]:
-        """Lines of one rank's log, where the next ones begin, and of which launch they are."""
+        """Lines of one rank, where the next ones begin, and of which launch they are.
+
+        The stream `log` is what it wrote to standard error, `out` what to standard output.
+        """
         launches = self.launches_of(job_id)
         wanted = [one for one in launches if epoch in (0, one.epoch)]
         if not wanted:
@@ -203,11 +206,9 @@ class Controller:
             raise InvalidSpec(f"job {job_id} has ranks 0 to {len(launch.devices) - 1}")
         # Requests come from other threads: a connection of their own, and no orders.
         client = AgentClient(self.settings.folder / "agents" / launch.devices[rank][0])
-        is_command = self.journal.live.jobs[job_id].job.is_command
-        ending = "out" if is_command else "log"
         try:
             answer = client.ask(
-                "read", job_id=job_id, epoch=launch.epoch, name=f"rank-{rank}.{ending}",
+                "read", job_id=job_id, epoch=launch.epoch, name=f"rank-{rank}.{stream}",
                 offset=offset,
             )  # fmt: skip
         except (AgentGone, AgentRefused):

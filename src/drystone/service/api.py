@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import Body, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
@@ -145,10 +145,13 @@ def _add_jobs(app: FastAPI, controller: Controller) -> None:
         rank: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
         epoch: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
         offset: Annotated[int, Query(ge=0, le=_MOST_SEQUENCE)] = 0,
+        stream: Annotated[Literal["log", "out"], Query()] = "log",
     ) -> Response:
         """Lines of a log from an offset on."""
         record = _found(lambda: controller.find(job_id))
-        text, end, of_epoch = controller.read_log(job_id, rank=rank, epoch=epoch, offset=offset)
+        text, end, of_epoch = controller.read_log(
+            job_id, rank=rank, epoch=epoch, offset=offset, stream=stream
+        )
         is_over = record.state in TERMINAL
         return _json({"text": text, "offset": end, "is_over": is_over, "epoch": of_epoch})
 

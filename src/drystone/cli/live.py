@@ -1,0 +1,130 @@
+"""What the commands of the running system share: the connection, and jobs as rows of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from drystone.cli.output import Column
+
+if TYPE_CHECKING:
+    from drystone.service.client import Client
+
+Folder = Annotated[
+    Path | None, typer.Option(help="Of the running system (DRYSTONE_FOLDER, else ~/.drystone).")
+]
+JobIds = Annotated[list[str], typer.Argument(help="Numbers of jobs.", metavar="JOB...")]
+JobId = Annotated[str, typer.Argument(help="Number of a job.", metavar="JOB")]
+Table = Mapping[str, Any]
+
+JOB_COLUMNS: Final = (
+    Column(header="id", justify="right", style="bold green"),
+    Column(header="name", rank=1, justify="left"),
+    Column(header="owner", rank=3, justify="left"),
+    Column(header="state", justify="left", style="cyan"),
+    Column(header="GPUs", rank=1, justify="left"),
+    Column(header="plan", rank=5, justify="left", style="dim"),
+    Column(header="progress", rank=1, style="yellow"),
+    Column(header="loss", rank=4),
+    Column(header="ends", rank=2),
+    Column(header="cost", rank=2),
+    Column(header="reason", rank=3, justify="left", style="dim"),
+)
+_LONGEST_REASON: Final = 60
+
+
+@contextmanager
+def connected(folder: Path | None) -> Iterator[Client]:
+    """A connection to the running system."""
+    from drystone.service.client import Client
+
+    with Client(folder.expanduser().absolute() if folder else None) as client:
+        yield client
+
+
+def change_jobs(folder: Path | None, job_ids: Sequence[str], verb: str, done: str) -> None:
+    """Do the same to every job named; the first that cannot be changed ends it."""
+    from drystone.cli.output import make_console
+
+    with connected(folder) as client:
+        for job_id in job_ids:
+            job = client.post(f"/v1/jobs/{quoted(job_id)}/{verb}")
+            make_console(stderr=True).print(f"Job {job['id']} ({job['name']}) is {done}.")
+
+
+def quoted(text: str) -> str:
+    """A name as part of an address."""
+    from urllib.parse import quote
+
+    return quote(text, safe="")
+
+
+def job_row(job: Table, now: float) -> tuple[str, ...]:
+    """One job as text, in the order of `JOB_COLUMNS`."""
+    state = job["state"] if job["phase"] in (job["state"], "training") else job["phase"]
+    return (
+        job["id"],
+        job["name"],
+        job["owner"] or "-",
+        state,
+        format_gpus(job["gpus"]) or "-",
+        job["plan"] or "-",
+        f"{job['step']}/{job['num_steps']} {job['progress']:.0%}",
+        "-" if job["loss"] is None else f"{job['loss']:.3f}",
+        format_end(job, now),
+        f"${job['dollars']:.2f}" if job["dollars"] >= 0.01 else f"${job['dollars']:.4f}",
+        shorten(job["reason"]),
+    )
+
+
+def format_end(job: Table, now: float) -> str:
+    """How long until it is done, or how long it took in all."""
+    from drystone.units import format_seconds
+
+    if job["end_seconds"] is not None:
+        return f"took {format_seconds(max(job['end_seconds'] - job['submit_seconds'], 0.0))}"
+    if job["eta_seconds"] is None:
+        return "-"
+    left = f"in {format_seconds(max(job['eta_seconds'] - now, 0.0))}"
+    is_late = job["deadline_seconds"] is not None and job["eta_seconds"] > job["deadline_seconds"]
+    return f"{left} (late)" if is_late else left
+
+
+def format_gpus(gpus: Mapping[str, int]) -> str:
+    """`2 A100-80GB-SXM + 1 T4-16GB`."""
+    return " + ".join(f"{count} {gpu}" for gpu, count in gpus.items())
+
+
+def shorten(text: str) -> str:
+    """The first line, and not all of it if it is long."""
+    line = text.splitlines()[0] if text else ""
+    return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 3] + "..."
+
+
+def say_emulated(is_emulated: bool) -> None:
+    """Nobody may take an emulated GPU for a real one."""
+    if is_emulated:
+        from drystone.cli.output import make_console
+
+        make_console(stderr=True).print(
+            "GPUs are emulated on this machine's processor.", style="yellow"
+        )
+
+
+def watch(show: Callable[[], None], *, every_seconds: float) -> None:
+    """Show again and again; Ctrl-C ends the watching, never the jobs."""
+    import time
+
+    from drystone.cli.output import make_console
+
+    try:
+        while True:
+            make_console().clear()
+            show()
+            time.sleep(every_seconds)
+    except KeyboardInterrupt:
+        make_console(stderr=True).print("Left. The jobs go on.", style="dim")

@@ -1,0 +1,108 @@
+"""`drystone submit`: a dry run that becomes a job when its owner agrees."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from drystone.cli.live import Folder, connected, format_gpus, say_emulated
+from drystone.cli.recipe_options import AsJson
+
+
+def submit(
+    file: Annotated[Path | None, typer.Argument(help="A job file (docs/jobs.md).")] = None,
+    model: Annotated[str, typer.Option(help="Without a file: what to train.")] = "",
+    data: Annotated[str, typer.Option(help="A token or text file; none: made-up tokens.")] = "",
+    steps: Annotated[str, typer.Option(help="How many steps, e.g. 1000.")] = "",
+    tokens: Annotated[str, typer.Option(help="Or how many tokens, e.g. 2B.")] = "",
+    batch: Annotated[int, typer.Option(help="Sequences in a step.", min=0)] = 0,
+    sequence: Annotated[int, typer.Option(help="Tokens in a sequence.", min=0)] = 0,
+    name: Annotated[str, typer.Option(help="For people.")] = "",
+    deadline: Annotated[str, typer.Option(help="E.g. 6h or 2026-11-20T18:00.")] = "",
+    max_cost: Annotated[float, typer.Option(help="Dollars.", min=0)] = 0.0,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show what it would get.")
+    ] = False,
+    folder: Folder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a job would get and cost, and submit it.
+
+    With --json nothing is asked: {id, is_new}; with --dry-run what it would get (docs/api.md).
+    """
+    import getpass
+    import uuid
+
+    from drystone.cli.output import make_console, print_json
+
+    body: dict[str, Any] = {"client_key": uuid.uuid4().hex, "owner": getpass.getuser()}
+    train = {"steps": steps, "tokens": tokens, "batch": batch, "sequence": sequence}
+    table = {"model": model, "data": data, "name": name, "deadline": deadline, "max_cost": max_cost}
+    body |= _described(file, table, train)
+    with connected(folder) as client:
+        if dry_run and as_json:
+            print_json(client.post("/v1/plan", body))
+            return
+        if not as_json:
+            _show_plan(client.post("/v1/plan", body))
+            say_emulated(client.get("/v1/health")["is_emulated"])
+        if dry_run or not (yes or as_json or _agrees()):
+            return
+        answer = client.post("/v1/jobs", body)
+    if as_json:
+        print_json(answer)
+    else:
+        job = answer["id"]
+        told = f"Submitted as job {job}. Follow it with: drystone logs -f {job}"
+        make_console(stderr=True).print(told, style="bold green")
+
+
+def _described(file: Path | None, table: dict[str, Any], train: dict[str, Any]) -> dict[str, Any]:
+    from drystone.describe.job_file import load_job, make_job
+    from drystone.errors import InvalidSpec
+
+    given = {key: value for key, value in table.items() if value}
+    trained = {key: value for key, value in train.items() if value}
+    here = Path.cwd()
+    if file is None:
+        job = given | {"train": trained}
+        make_job(job, folder=here)  # what is wrong is said here, with its place
+        return {"job": job, "folder": str(here)}
+    if given or trained:
+        raise InvalidSpec("give a job file or options, not both", where=str(file))
+    checked = load_job(file)
+    text = file.read_text(encoding="utf-8-sig")
+    if "\nname:" not in f"\n{text}":
+        text = f"name: {checked.name}\n{text}"
+    return {"text": text, "folder": str(file.resolve().parent)}
+
+
+def _show_plan(plan: dict[str, Any]) -> None:
+    from drystone.cli.options_table import print_options
+    from drystone.cli.output import make_console
+    from drystone.units import format_seconds
+
+    chosen, job = plan["chosen"], plan["job"]
+    what = job["model"] or " ".join(job["command"])
+    print_options(f"{job['name']}: {plan['steps']} steps of {what}", plan["options"])
+    console = make_console(stderr=True)
+    cost = "" if chosen["dollars"] is None else f", about ${chosen['dollars']:.2f}"
+    console.print(
+        f"Now it would get {format_gpus(chosen['gpus'])}: "
+        f"{format_seconds(chosen['seconds'])}{cost}. It may grow and shrink while it runs.",
+        style="bold",
+    )
+    if plan["num_waiting"]:
+        console.print(f"{plan['num_waiting']} jobs wait already.", style="yellow")
+
+
+def _agrees() -> bool:
+    from drystone.errors import InvalidSpec
+
+    if not sys.stdin.isatty():
+        raise InvalidSpec("nobody is there to be asked", hint="Add -y to submit without asking")
+    return typer.confirm("Submit?", default=True, err=True)

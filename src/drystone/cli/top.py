@@ -1,0 +1,119 @@
+"""`drystone top`: a live view of cluster, jobs and events."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from drystone.cli.live import JOB_COLUMNS, Folder, connected, job_row, shorten
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+    from drystone.service.client import Client
+
+_STYLES = ("green", "cyan", "magenta", "yellow", "blue", "red")
+_NUM_EVENTS = 8
+
+
+def top(
+    every: Annotated[float, typer.Option(help="Seconds between looks.", min=0.2)] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Show one picture and leave.")] = False,
+    folder: Folder = None,
+) -> None:
+    """Watch cluster, jobs and events.
+
+    Every device is a block in the colour of its job. Ctrl-C leaves; the jobs go on.
+    """
+    import time
+
+    from rich.live import Live
+
+    from drystone.cli.output import make_console
+
+    console = make_console()
+    with connected(folder) as client:
+        if once:
+            console.print(_picture(client, console.width))
+            return
+        try:
+            with Live(_picture(client, console.width), console=console, screen=True) as live:
+                while True:
+                    time.sleep(every)
+                    live.update(_picture(client, console.width))
+        except KeyboardInterrupt:
+            make_console(stderr=True).print("Left. The jobs go on.", style="dim")
+
+
+def _picture(client: Client, width: int) -> Group:
+    from rich.console import Group
+    from rich.text import Text
+
+    cluster, answer = client.get("/v1/cluster"), client.get("/v1/jobs", most=100_000)
+    health = client.get("/v1/health")
+    running = [one for one in answer["jobs"] if one["state"] == "running"]
+    others = [one for one in answer["jobs"] if one["state"] in ("queued", "paused")]
+    ended = [one for one in answer["jobs"] if one["end_seconds"] is not None][-5:]
+    head = Text.assemble(
+        (f"{len(running)} running, {len(others)} waiting, ", "bold"),
+        f"${cluster['dollars_per_hour']:.2f} an hour, ${cluster['dollars']:.2f} so far",
+        ("  GPUs are emulated" if cluster["is_emulated"] else "", "yellow"),
+        (f"  {health['last_error']}" if health["last_error"] else "", "red"),
+    )
+    shown = (running + others)[:30] + ended
+    return Group(
+        head,
+        *(_node(node) for node in cluster["nodes"]),
+        Text(),
+        _jobs(shown, answer["now_seconds"], width),
+        Text(),
+        *_events(client, health["last_sequence"]),
+    )
+
+
+def _node(node: dict[str, Any]) -> Any:
+    from rich.text import Text
+
+    line = Text(f"{node['id']:<12} {node['gpu']:<16} ")
+    for job in node["devices"]:
+        style = "dim" if job is None else _STYLES[int(job) % len(_STYLES)]
+        line.append("[    ] " if job is None else f"[{job:^4}] ", style=style)
+    states = [word for word in ("drained", "lost") if node[f"is_{word}"]]
+    line.append(" ".join(states), style="red")
+    return line
+
+
+def _jobs(jobs: list[dict[str, Any]], now: float, width: int) -> Table:
+    from rich.text import Text
+
+    from drystone.cli.output import HeadedTable, fit_columns, printable
+
+    rows = [job_row(job, now) for job in jobs]
+    kept = fit_columns(JOB_COLUMNS, rows, width=width)
+    table = HeadedTable("jobs")
+    for index in kept:
+        column = JOB_COLUMNS[index]
+        table.add_column(column.header, justify=column.justify, style=column.style, no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(printable(row[index])) for index in kept))
+    return table
+
+
+def _events(client: Client, last: int) -> list[Any]:
+    import datetime
+
+    from rich.text import Text
+
+    from drystone.cli.output import printable
+
+    found = client.get("/v1/events", after=max(0, last - 4 * _NUM_EVENTS))["events"]
+    told = [one for one in found if one["event"] not in ("Progressed", "Described", "Decided")]
+    lines = []
+    for event in told[-_NUM_EVENTS:]:
+        at = datetime.datetime.fromtimestamp(event["time_seconds"]).astimezone()
+        job = event.get("job_id") or (event.get("job") or {}).get("id", "")
+        what = f"{at:%H:%M:%S}  {event['event']:<12} {f'job {job}' if job else ''}"
+        lines.append(Text(printable(f"{what}  {shorten(event.get('reason', ''))}"), style="dim"))
+    return lines

@@ -30,7 +30,8 @@ def match_requests(
     for job in jobs:
         gpu = known.get(job.requested_gpu, "")
         foreign += bool(job.requested_gpu) and not gpu
-        if not gpu and job.requested_count and job.min_gpus < job.max_gpus:
+        is_free = len(totals) > 1 or job.min_gpus < job.max_gpus
+        if not gpu and job.requested_count and is_free:
             gpu = _fair_type(job, totals, taken)
             assigned += bool(gpu)
         matched.append(job if gpu == job.requested_gpu else replace(job, requested_gpu=gpu))

@@ -15,6 +15,7 @@ from drystone.describe.cluster import Machine
 from drystone.describe.layout import Layouts, Sharding
 from drystone.describe.model import ModelSpec
 from drystone.describe.recipe import Offload, Recipe, Recompute, RecomputeKind
+from drystone.estimate.layer_major import layer_major_memory
 from drystone.estimate.memory_stage import StageMemory, stage_memory
 from drystone.estimate.memory_terms import memory_terms
 from drystone.estimate.residuals import memory_range
@@ -105,7 +106,7 @@ def compute_memory_bytes(
     (Cephalo's way), so the number of micro-batches does not matter. The upper end of the range. A
     rank with a micro-batch of 0 computes nothing, but takes part in gathering layers. What comes
     and goes is counted at its own largest moment, whatever state lies beside it: with uneven shares
-    a rank may have hardly any.
+    a rank may have hardly any. Never less than what the engine takes (`layer_major.py`).
     """
     found = _layer_major(model, recipe, machine, num_ranks, most_micro_batch)
     fixed = found.context + found.workspace
@@ -115,9 +116,32 @@ def compute_memory_bytes(
         there = moment.activations + moment.logits + moment.gathered
         comes_and_goes = np.maximum(comes_and_goes, there.max(axis=0))
         gathered = np.maximum(gathered, moment.gathered.max(axis=0))
+    there = np.concatenate([gathered[:1], comes_and_goes])
+    if num_ranks > 1:
+        memory = layer_major_memory(
+            model, recipe, num_ranks=num_ranks, most_micro_batch=most_micro_batch
+        )
+        there = np.maximum(there, memory.apart_bytes())
     _, high = memory_range()
-    idle = fixed[:1] + gathered[:1]
-    return np.concatenate([idle, fixed + comes_and_goes]) * high
+    return (np.concatenate([fixed[:1], fixed]) + there) * high
+
+
+def rank_bytes(
+    model: ModelSpec,
+    recipe: Recipe,
+    machine: Machine,
+    *,
+    num_ranks: int,
+    micro_batch: int,
+    state_share: float,
+) -> float:
+    """What one rank takes at its peak, expected: tensors, workspaces and context."""
+    memory = layer_major_memory(
+        model, recipe, num_ranks=num_ranks, most_micro_batch=max(micro_batch, 1)
+    )
+    found = _layer_major(model, recipe, machine, num_ranks, 1)
+    fixed = float(found.context[0]) + found.workspace
+    return fixed + float(memory.peak_bytes(state_share)[micro_batch])
 
 
 def sharded_state_bytes(model: ModelSpec, recipe: Recipe, machine: Machine) -> float:

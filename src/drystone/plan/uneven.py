@@ -28,6 +28,7 @@ from drystone.estimate.layer import (
     LayerSeconds,
     compute_memory_bytes,
     layer_seconds,
+    rank_bytes,
     sharded_state_bytes,
 )
 from drystone.estimate.network import START_SECONDS
@@ -207,7 +208,7 @@ def _make_plan(
         model=model,
         recipe=recipe,
         stages=(StagePlan(first_layer=0, end_layer=model.num_layers, ranks=shares),),
-        needs=_needs(pool, spec, found),
+        needs=_needs(model, recipe, pool, spec, found),
         step_seconds=sum(items.values()),
         time_items=items,
         sharding=Sharding.ZERO3,
@@ -273,7 +274,10 @@ def _optimizer_seconds(prepared: Prepared) -> float:
     return moved / prepared.device.bandwidth_bytes_per_second
 
 
-def _needs(pool: Pool, spec: AssignmentSpec, found: Assignment) -> tuple[GpuNeed, ...]:
+def _needs(
+    model: ModelSpec, recipe: Recipe, pool: Pool, spec: AssignmentSpec, found: Assignment
+) -> tuple[GpuNeed, ...]:
+    """Of the hungriest rank of each type; the search counted with no less."""
     _, high = memory_range()
     needs = []
     for index, group in enumerate(pool.groups):
@@ -281,15 +285,23 @@ def _needs(pool: Pool, spec: AssignmentSpec, found: Assignment) -> tuple[GpuNeed
         worst = max(
             mine, key=lambda one: one.compute_memory_bytes + one.state_share * spec.state_bytes
         )
-        state = worst.state_share * spec.state_bytes
+        state = worst.state_share * spec.state_bytes / high
+        required = rank_bytes(
+            model,
+            recipe,
+            group.machine,
+            num_ranks=pool.num_gpus,
+            micro_batch=worst.micro_batch,
+            state_share=worst.state_share,
+        )
         needs.append(
             GpuNeed(
                 gpu=group.gpu.name,
                 count=group.count,
-                required_bytes=(worst.compute_memory_bytes + state) / high,
-                high_bytes=worst.compute_memory_bytes + state,
+                required_bytes=required,
+                high_bytes=required * high,
                 usable_bytes=float(group.gpu.usable_bytes),
-                items={"compute": worst.compute_memory_bytes / high, "state": state / high},
+                items={"compute": required - state, "state": state},
             )
         )
     return tuple(needs)

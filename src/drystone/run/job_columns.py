@@ -17,6 +17,7 @@ from drystone.run.state import JobRecord
 from drystone.schedule.snapshot import FloatArray, IntArray, JobStatus, Placement, WaitingJob
 
 _CHUNK = 32
+_THERE = (JobState.QUEUED, JobState.RUNNING)
 
 
 class Number(IntEnum):
@@ -54,7 +55,7 @@ class JobColumns:
         self._sequence: dict[str, int] = {}
         self._order = np.zeros(64, dtype=np.int64)
         self._num_jobs = 0
-        self._changed: dict[str, JobRecord] = {}
+        self._changed: dict[str, JobRecord] = {}  # since columns were read last
         self._records: dict[str, JobRecord] = {}
 
     def touch(self, record: JobRecord) -> None:
@@ -66,7 +67,7 @@ class JobColumns:
         if not self._changed:
             return
         for job_id, record in self._changed.items():
-            is_there = record.state is JobState.QUEUED or record.state is JobState.RUNNING
+            is_there = record.state in _THERE
             sequence = self._sequence.get(job_id)
             if is_there:
                 if sequence is None:
@@ -124,9 +125,8 @@ class JobColumns:
 
     def status(self, job_id: str) -> JobStatus | None:
         """What one job does."""
-        self.flush()
-        record = self._records.get(job_id)
-        if record is None:
+        record = self._changed.get(job_id) or self._records.get(job_id)
+        if record is None or record.state not in _THERE:
             return None
         option_set = self.book.row_of(record.spec, record.phase)
         return JobStatus(record.option, option_set, record.placement)

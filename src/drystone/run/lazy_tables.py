@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -23,9 +23,7 @@ from drystone.schedule.snapshot import (
     JobStatus,
     JobTable,
     NodeTable,
-    OptionTable,
     Placement,
-    Snapshot,
     WaitingJob,
 )
 
@@ -192,32 +190,3 @@ class LazyNodeTable(NodeTable):
         """`free` of one node."""
         free = self.__dict__.get("_free")
         return int(self.free[node]) if free is None else free[node]
-
-
-class LazySnapshot(Snapshot):
-    """A snapshot whose tables are lazy. A table of options only grows: it can be made any time."""
-
-    if TYPE_CHECKING:
-        _columns: JobColumns
-
-    @classmethod
-    def of(
-        cls,
-        columns: JobColumns,
-        same: dict[str, Any],
-        now_seconds: float,
-        nodes: NodeTable,
-        jobs: JobTable,
-    ) -> LazySnapshot:
-        """`same` has all other fields; to set them one by one takes longer than a decision may."""
-        snapshot = object.__new__(cls)
-        own = snapshot.__dict__
-        own.update(same)
-        own["now_seconds"], own["nodes"], own["jobs"] = now_seconds, nodes, jobs
-        own["_columns"] = columns
-        return snapshot
-
-    @cached_property
-    def options(self) -> OptionTable:
-        self._columns.flush()
-        return self._columns.book.table()

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
 from drystone.describe.job import JobSpec
-from drystone.schedule.phases import Options, PhasedOptions, phase_end_samples, phase_set
-from drystone.schedule.snapshot import FloatArray, OptionSet, OptionTable
+from drystone.schedule.phases import Options, phase_end_samples, phase_set
+from drystone.schedule.snapshot import FloatArray, OptionFacts, OptionSet, OptionTable
+
+
+class RunFacts(NamedTuple):
+    """What the options of a job say in one of its phases."""
+
+    samples_per_second: list[float]  # by option
+    end_samples: float  # the work done when the phase ends; infinity for the last one
+    row: int  # of the table
+    options: Options
 
 
 class OptionBook:
@@ -21,7 +31,7 @@ class OptionBook:
         self._options: dict[str, Options] = {}  # by job
         self._sets: list[OptionSet] = []
         self._rows: dict[int, int] = {}  # by identity of the set
-        self._speeds: dict[int, list[float]] = {}  # by identity of the set
+        self._runs: dict[tuple[int, int], RunFacts] = {}  # by identity of the options, and phase
         self._requested: dict[tuple[int, str, int], int] = {}
         self._table = OptionTable(
             counts=np.zeros((0, 0, len(gpu_types)), dtype=np.int64),
@@ -38,27 +48,35 @@ class OptionBook:
             found = self._options[job.id] = self._options_of(job)
         return found
 
-    def speed(self, job: JobSpec, option: int, phase: int = 0) -> float:
-        """Samples a second of one option in a phase of a job."""
+    def run_facts(self, job: JobSpec, phase: int) -> RunFacts:
+        """The speeds of a job in a phase, and when the phase ends."""
         options = self.options(job)
-        one = options.sets[phase] if isinstance(options, PhasedOptions) else options
-        speeds = self._speeds.get(id(one))
-        if speeds is None:
-            self.row(one)  # which keeps its identity from being used again
-            speeds = self._speeds[id(one)] = one.samples_per_second.tolist()
-        return speeds[option]
+        facts = self._runs.get((id(options), phase))
+        if facts is None:
+            one = phase_set(options, phase)
+            speeds: list[float] = one.samples_per_second.tolist()
+            # Holding the options keeps their identity from being used again.
+            facts = RunFacts(speeds, phase_end_samples(options, phase), self.row(one), options)
+            self._runs[id(options), phase] = facts
+        return facts
 
-    def phase_end_samples(self, job: JobSpec, phase: int) -> float:
-        """The work done when a phase of a job ends; infinity for the last one."""
-        return phase_end_samples(self.options(job), phase)
-
-    def forget(self, job_id: str) -> None:
-        """A job has ended."""
-        self._options.pop(job_id, None)
+    def facts(self, option_set: int, option: int) -> OptionFacts | None:
+        """What `OptionTable.facts` says, without a table."""
+        known = self._facts.get((option_set, option))
+        if known is None:
+            one = self._sets[option_set]
+            if not 0 <= option < len(one):
+                return None
+            known = self._facts[option_set, option] = OptionFacts(
+                tuple(one.counts[option].tolist()),
+                float(one.samples_per_second[option]),
+                float(one.memory_bytes[option]),
+            )
+        return known if known.samples_per_second > 0 else None
 
     def row_of(self, job: JobSpec, phase: int) -> int:
         """The row of a job's options."""
-        return self.row(phase_set(self.options(job), phase))
+        return self.run_facts(job, phase).row
 
     def row(self, options: OptionSet) -> int:
         """The row of a set; a new one gets the next."""

@@ -1,12 +1,16 @@
 """From the state of a cluster to what a policy sees: tables, made as far as they are read."""
 
+# ruff: noqa: D102 - what the fields of a snapshot mean stands in `schedule/snapshot.py`
+
 from __future__ import annotations
 
+import dataclasses
 import math
 import weakref
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from itertools import groupby
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -14,13 +18,22 @@ from drystone.describe.job import JobSpec
 from drystone.describe.market import Offer
 from drystone.describe.trace_cluster import NodeSpec
 from drystone.run.job_columns import JobColumns
-from drystone.run.lazy_tables import LazyJobTable, LazyNodeTable, LazySnapshot
+from drystone.run.lazy_tables import LazyJobTable, LazyNodeTable
 from drystone.run.node_columns import NodeColumns, node_columns
 from drystone.run.option_book import OptionBook
 from drystone.run.rentals import RentalState
 from drystone.run.state import ClusterState, JobRecord
 from drystone.schedule.phases import Options
-from drystone.schedule.snapshot import ComingNodes, Rentals, Snapshot, StartupCost
+from drystone.schedule.snapshot import (
+    ComingNodes,
+    JobTable,
+    NodeTable,
+    OptionFacts,
+    OptionTable,
+    Rentals,
+    Snapshot,
+    StartupCost,
+)
 
 _NOTHING_RENTED: Final = Rentals()
 
@@ -45,29 +58,22 @@ class SnapshotMaker:
         hard_cap_dollars_per_hour: float = math.inf,
     ) -> None:
         self.book = OptionBook(gpu_types, options_of)
-        self._gpu_types, self._knows_lengths = gpu_types, knows_lengths
+        self.gpu_types, self.startup, self.knows_lengths = gpu_types, startup, knows_lengths
+        self.budget_dollars_per_hour = budget_dollars_per_hour
+        self.hard_cap_dollars_per_hour = hard_cap_dollars_per_hour
         self._listed = tuple(offers)
+        self._offers = tuple(one.seen_at(one.price_dollars_per_hour) for one in offers)
         self._offer_rows = {offer.name: row for row, offer in enumerate(offers)}
         self._prices: dict[str, float] = {}  # that differ from the listed ones
         self._columns = JobColumns(self.book)
         self._node_columns: NodeColumns | None = None
-        # Fields of every snapshot, until something changes them.
-        self._same: dict[str, Any] = {
-            "gpu_types": gpu_types,
-            "startup": startup,
-            "offers": tuple(one.seen_at(one.price_dollars_per_hour) for one in offers),
-            "rentals": _NOTHING_RENTED,
-            "spent_dollars": 0.0,
-            "budget_dollars_per_hour": budget_dollars_per_hour,
-            "hard_cap_dollars_per_hour": hard_cap_dollars_per_hour,
-            "knows_lengths": knows_lengths,
-        }
-        self._held_jobs: weakref.ref[LazyJobTable] | None = None
-        self._held_nodes: weakref.ref[LazyNodeTable] | None = None
+        # What the last look gave out: whether somebody still holds it is known when it matters.
+        self._held: list[weakref.ref[Any]] = []
+        self.is_held = False
 
     def speed(self, job: JobSpec, option: int, phase: int = 0) -> float:
         """Samples a second of one option in a phase of a job."""
-        return self.book.speed(job, option, phase)
+        return self.book.run_facts(job, phase).samples_per_second[option]
 
     def update(self, record: JobRecord) -> None:
         """Take notice of what an event did to a job."""
@@ -80,39 +86,53 @@ class SnapshotMaker:
         return snapshot
 
     def look(self, state: ClusterState, now_seconds: float) -> Snapshot:
-        """The same, with columns that are made when they are read."""
-        columns = self._node_columns
-        if columns is None or columns.num_node_changes != state.num_node_changes:
-            columns = self._node_columns = node_columns(state, self._gpu_types)
-        if self._listed:
-            self._update_market(state.rentals, now_seconds)
-        nodes = LazyNodeTable.of(columns, state.free)
-        jobs = LazyJobTable.of(self._columns, now_seconds, state.num_requeued, self._knows_lengths)
-        self._held_nodes, self._held_jobs = weakref.ref(nodes), weakref.ref(jobs)
-        return LazySnapshot.of(self._columns, self._same, now_seconds, nodes, jobs)
+        """The same, with tables and columns that are made when they are read."""
+        snapshot = object.__new__(LazySnapshot)
+        own = snapshot.__dict__  # past the constructor, which would set all fields one by one
+        own["now_seconds"], own["_maker"], own["_state"] = now_seconds, self, state
+        self._held = [weakref.ref(snapshot)]
+        self.is_held = True
+        return snapshot
 
     def keep(self) -> None:
         """Complete the last snapshot, if somebody still holds it: the state is about to change."""
-        if self._held_jobs is None or self._held_nodes is None:
-            return
-        jobs, nodes = self._held_jobs(), self._held_nodes()
-        if jobs is not None:
-            jobs.keep()
-        if nodes is not None:
-            nodes.keep()
-        self._held_jobs = self._held_nodes = None
+        for held in self._held:
+            one = held()
+            if one is not None:
+                one.keep()
+        self._held, self.is_held = [], False
 
-    def _update_market(self, rentals: RentalState, now_seconds: float) -> None:
+    def job_table(self, state: ClusterState, now_seconds: float) -> JobTable:
+        """The jobs of now."""
+        table = LazyJobTable.of(self._columns, now_seconds, state.num_requeued, self.knows_lengths)
+        self._held.append(weakref.ref(table))
+        return table
+
+    def node_table(self, state: ClusterState) -> NodeTable:
+        """The nodes of now."""
+        columns = self._node_columns
+        if columns is None or columns.num_node_changes != state.num_node_changes:
+            columns = self._node_columns = node_columns(state, self.gpu_types)
+        table = LazyNodeTable.of(columns, state.free)
+        self._held.append(weakref.ref(table))
+        return table
+
+    def option_table(self) -> OptionTable:
+        """The options of all jobs. It only grows, and so need not be kept."""
+        self._columns.flush()
+        return self.book.table()
+
+    def offers(self, rentals: RentalState) -> tuple[Offer, ...]:
+        """At their prices of now, without what will be."""
         if rentals.prices != self._prices:
             self._prices = rentals.prices.copy()
-            self._same["offers"] = tuple(
+            self._offers = tuple(
                 one.seen_at(self._prices.get(one.name, one.price_dollars_per_hour))
                 for one in self._listed
             )
-        self._same["rentals"] = self._rentals(rentals)
-        self._same["spent_dollars"] = rentals.spent_dollars(now_seconds)
+        return self._offers
 
-    def _rentals(self, rentals: RentalState) -> Rentals:
+    def rentals(self, rentals: RentalState) -> Rentals:
         if not rentals.rented and not rentals.asked:
             return _NOTHING_RENTED
         rows = self._offer_rows
@@ -132,3 +152,66 @@ class SnapshotMaker:
             ),
             dollars_per_hour=rentals.dollars_per_hour(),
         )
+
+
+class LazySnapshot(Snapshot):
+    """A snapshot of now. A copy made by `dataclasses.replace` has all fields, and is not lazy."""
+
+    if TYPE_CHECKING:
+        _maker: SnapshotMaker
+        _state: ClusterState
+
+    def keep(self) -> None:
+        """Read all that was not read yet: the state is about to change."""
+        for one in dataclasses.fields(Snapshot):
+            getattr(self, one.name)
+
+    @cached_property
+    def gpu_types(self) -> tuple[str, ...]:
+        return self._maker.gpu_types
+
+    @cached_property
+    def nodes(self) -> NodeTable:
+        return self._maker.node_table(self._state)
+
+    @cached_property
+    def jobs(self) -> JobTable:
+        return self._maker.job_table(self._state, self.now_seconds)
+
+    @cached_property
+    def options(self) -> OptionTable:
+        return self._maker.option_table()
+
+    @cached_property
+    def startup(self) -> StartupCost:
+        return self._maker.startup
+
+    @cached_property
+    def offers(self) -> tuple[Offer, ...]:
+        return self._maker.offers(self._state.rentals)
+
+    @cached_property
+    def rentals(self) -> Rentals:
+        return self._maker.rentals(self._state.rentals)
+
+    @cached_property
+    def spent_dollars(self) -> float:
+        return self._state.rentals.spent_dollars(self.now_seconds)
+
+    @cached_property
+    def budget_dollars_per_hour(self) -> float:
+        return self._maker.budget_dollars_per_hour
+
+    @cached_property
+    def hard_cap_dollars_per_hour(self) -> float:
+        return self._maker.hard_cap_dollars_per_hour
+
+    @cached_property
+    def knows_lengths(self) -> bool:
+        return self._maker.knows_lengths
+
+    def option_facts(self, option_set: int, option: int) -> OptionFacts | None:
+        maker: SnapshotMaker | None = self.__dict__.get("_maker")
+        if maker is None:
+            return super().option_facts(option_set, option)
+        return maker.book.facts(option_set, option)

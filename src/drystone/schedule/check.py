@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from drystone.schedule.check_rentals import check_rentals
 from drystone.schedule.decision import (
@@ -24,6 +25,11 @@ from drystone.schedule.decision import (
 )
 from drystone.schedule.snapshot import JobStatus, Snapshot
 
+# Spelt out once: to join types with | at every decision takes longer than the check.
+_RENTALS: Final = (Rent, Release)
+_FOR_WAITING: Final = (Start, Refuse)
+_WITHOUT_PLACEMENT: Final = (Preempt, Refuse)
+
 
 def check_decisions(snapshot: Snapshot, decisions: Sequence[Decision]) -> list[str]:
     """Everything that is wrong with the list, in words; empty where it may be carried out.
@@ -35,7 +41,7 @@ def check_decisions(snapshot: Snapshot, decisions: Sequence[Decision]) -> list[s
     changes: dict[int, int] = {}  # by node: free GPUs that the list makes, or takes
     has_rentals = False
     for decision in decisions:
-        if isinstance(decision, Rent | Release):
+        if isinstance(decision, _RENTALS):
             has_rentals = True
         elif isinstance(decision, Wake):
             problems.extend(_check_wake(snapshot, decision))
@@ -58,12 +64,12 @@ def _check_job(
     status = snapshot.jobs.status(decision.job_id)
     if status is None:
         return [f"{_name(decision)}: there is no job {decision.job_id!r}"]
-    if isinstance(decision, Start | Refuse) != (status.option < 0):
+    if isinstance(decision, _FOR_WAITING) != (status.option < 0):
         state = "runs" if status.option >= 0 else "waits"
         return [f"{_name(decision)}: job {decision.job_id} {state}"]
     for node, count in status.placement:
         changes[node] = changes.get(node, 0) + count
-    if isinstance(decision, Preempt | Refuse):
+    if isinstance(decision, _WITHOUT_PLACEMENT):
         return []
     for node, count in decision.placement:
         changes[node] = changes.get(node, 0) - count
@@ -96,27 +102,29 @@ def _check_placement(
 ) -> list[str]:
     """The placement must be the option: as many GPUs of each type, and enough memory on each."""
     option = status.option if isinstance(decision, Move) else decision.option
-    facts = snapshot.options.facts(status.option_set, option)
-    who, kinds = f"{_name(decision)}: job {decision.job_id}", snapshot.nodes.kinds
+    facts = snapshot.option_facts(status.option_set, option)
+    kinds = snapshot.nodes.kinds
     if facts is None:
-        return [f"{who} has no option {option}"]
+        return [f"{_who(decision)} has no option {option}"]
     placed = [0] * len(facts.counts)
     for node, count in decision.placement:
         if not 0 <= node < len(kinds) or count < 1:
-            return [f"{who} is placed on a node that does not exist, or on less than one GPU"]
+            what = "is placed on a node that does not exist, or on less than one GPU"
+            return [f"{_who(decision)} {what}"]
         placed[kinds[node]] += count
     if len(dict(decision.placement)) < len(decision.placement):
-        return [f"{who} names a node twice"]
+        return [f"{_who(decision)} names a node twice"]
     problems = []
     if tuple(placed) != facts.counts:
-        wanted = list(facts.counts)
-        problems.append(f"{who} is placed on {placed} GPUs by type, but needs {wanted}")
+        what = f"is placed on {placed} GPUs by type, but needs {list(facts.counts)}"
+        problems.append(f"{_who(decision)} {what}")
     if facts.memory_bytes > 0:
         room = [float(snapshot.nodes.memory_bytes[node]) for node, _ in decision.placement]
         least = min((one for one in room if one > 0), default=math.inf)
         if least < facts.memory_bytes:
             problems.append(
-                f"{who} needs {facts.memory_bytes:.0f} bytes on a GPU that has {least:.0f}"
+                f"{_who(decision)} needs {facts.memory_bytes:.0f} bytes on a GPU that has "
+                f"{least:.0f}"
             )
     return problems
 
@@ -125,6 +133,10 @@ def _check_wake(snapshot: Snapshot, decision: Wake) -> list[str]:
     if snapshot.now_seconds < decision.at_seconds < math.inf:
         return []
     return [f"Wake: at {decision.at_seconds} s, but it is {snapshot.now_seconds} s already"]
+
+
+def _who(decision: Start | Resize | Move) -> str:
+    return f"{_name(decision)}: job {decision.job_id}"
 
 
 def _name(decision: Decision) -> str:

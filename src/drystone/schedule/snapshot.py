@@ -307,6 +307,10 @@ class Snapshot:
         seconds: FloatArray = np.where(own >= 0, own, self.startup.seconds(self.job_num_gpus))
         return seconds
 
+    def option_facts(self, option_set: int, option: int) -> OptionFacts | None:
+        """One option of one set; None where there is no such."""
+        return self.options.facts(option_set, option)
+
     def counts(self, row: int, option: int) -> IntArray:
         """GPUs of each type that one option of one job takes."""
         counts: IntArray = self.options.counts[self.jobs.option_set[row], option]

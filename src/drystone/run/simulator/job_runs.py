@@ -36,7 +36,7 @@ class JobRuns:
         startup: StartupCost,
     ) -> None:
         self._time, self._dice, self._startup = time, dice, startup
-        self._gpu_types = gpu_types
+        self._gpu_types, self._book = gpu_types, time.maker.book
         self.num_to_come = self.num_unsettled = num_jobs
         self._speed_factors: dict[str, dict[str, float]] = {}  # by job and GPU type
         # An end that was planned is void once its job was started or changed again.
@@ -55,7 +55,7 @@ class JobRuns:
         record, now = self._time.state.jobs[job_id], self._time.now_seconds
         delay = record.spec.startup_seconds
         if delay < 0:
-            delay = self._startup.seconds_on(sum(count for _, count in placement))
+            delay = self._startup.seconds_on(sum([count for _, count in placement]))
         self._time.record(
             Started(
                 time_seconds=now,
@@ -110,10 +110,12 @@ class JobRuns:
         if fails:
             self._time.later(record.counted_seconds, self._fail, record, version)
             return
-        phase_end = self._time.maker.book.phase_end_samples(record.spec, record.phase)
-        left = min(phase_end, total) - record.done_samples
-        end = record.counted_seconds + max(left, 0.0) / record.samples_per_second
-        action = self._enter_next_phase if phase_end < total else self._finish
+        action = self._finish
+        phase_end = self._book.run_facts(record.spec, record.phase).end_samples
+        if phase_end < total:
+            action, total = self._enter_next_phase, phase_end
+        left = max(total - record.done_samples, 0.0)
+        end = record.counted_seconds + left / record.samples_per_second
         self._time.later(end, action, record, version)
 
     def _is_void(self, record: JobRecord, version: int) -> bool:
@@ -141,7 +143,7 @@ class JobRuns:
                 job_id=record.spec.id,
                 samples_per_second=self._true_speed(record, record.option, record.placement, phase),
                 phase=phase,
-                done_samples=self._time.maker.book.phase_end_samples(record.spec, record.phase),
+                done_samples=self._book.run_facts(record.spec, record.phase).end_samples,
             )
         )
         self._plan_end(record)
@@ -162,7 +164,7 @@ class JobRuns:
         self, record: JobRecord, option: int, placement: Placement, phase: int
     ) -> float:
         """What the option says, times how wrong it is, times how slow the nodes are."""
-        speed = self._time.maker.book.speed(record.spec, option, phase)
+        speed = self._book.run_facts(record.spec, phase).samples_per_second[option]
         factors, state = self._speed_factors.get(record.spec.id), self._time.state
         if factors is None and not state.speed_share:
             return speed

@@ -33,9 +33,19 @@ class TimeQueue(Generic[Item]):
         first = self._known[-1][0] if self._known else math.inf
         return min(first, self._heap[0][0]) if self._heap else first
 
+    def pop_by(self, then_seconds: float) -> tuple[float, Item] | None:
+        """The next thing, if it happens by then."""
+        known, heap = self._known, self._heap
+        if known and (not heap or known[-1][0] <= heap[0][0]):
+            return known.pop() if known[-1][0] <= then_seconds else None
+        if heap and heap[0][0] <= then_seconds:
+            time_seconds, _, item = heapq.heappop(heap)
+            return time_seconds, item
+        return None
+
     def pop(self) -> tuple[float, Item]:
         """The next thing and its time."""
-        if self._known and (not self._heap or self._known[-1][0] <= self._heap[0][0]):
-            return self._known.pop()
-        time_seconds, _, item = heapq.heappop(self._heap)
-        return time_seconds, item
+        found = self.pop_by(math.inf)
+        if found is None:
+            raise IndexError("nothing will happen any more")
+        return found

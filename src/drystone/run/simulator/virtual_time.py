@@ -35,11 +35,13 @@ class VirtualTime:
 
     def record(self, event: Event) -> None:
         """Take notice of something that happens now."""
-        self.maker.keep()
+        maker = self.maker
+        if maker.is_held:
+            maker.keep()
         touched = self.state.record(event)
         self.log.append(event)
         if touched is not None:
-            self.maker.update(touched)
+            maker.update(touched)
 
     def next_seconds(self) -> float:
         """When the next thing happens; infinity where nothing will."""
@@ -47,8 +49,11 @@ class VirtualTime:
 
     def run_until(self, then_seconds: float) -> None:
         """Let everything happen that is due by then."""
-        coming, state = self._coming, self.state
-        while coming.next_seconds() <= then_seconds + _SAME_SECONDS:
-            time_seconds, (action, args) = coming.pop()
-            action(max(time_seconds, state.now_seconds), *args)
-        self.now_seconds = state.now_seconds = max(self.now_seconds, then_seconds)
+        state, pop_by, until = self.state, self._coming.pop_by, then_seconds + _SAME_SECONDS
+        while (due := pop_by(until)) is not None:
+            time_seconds, (action, args) = due
+            now = state.now_seconds
+            action(time_seconds if time_seconds > now else now, *args)
+        if then_seconds > self.now_seconds:
+            self.now_seconds = then_seconds
+        state.now_seconds = self.now_seconds

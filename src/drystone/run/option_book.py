@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from drystone.describe.job import JobSpec
-from drystone.schedule.phases import Options, phase_end_samples, phase_set
+from drystone.schedule.phases import Options, PhasedOptions, phase_end_samples, phase_set
 from drystone.schedule.snapshot import FloatArray, OptionFacts, OptionSet, OptionTable
 
 
@@ -30,7 +31,10 @@ class OptionBook:
         self._gpu_types, self._options_of = gpu_types, options_of
         self._options: dict[str, Options] = {}  # by job
         self._sets: list[OptionSet] = []
-        self._rows: dict[int, int] = {}  # by identity of the set
+        self._rows: dict[int, int] = {}  # by identity of the options: the row of the first phase
+        self._next_set: list[int] = []  # by row: that of the next phase, or -1
+        self._end_samples: list[float] = []  # by row: the work done when its phase ends
+        self._has_phases = False
         self._runs: dict[tuple[int, int], RunFacts] = {}  # by identity of the options, and phase
         self._requested: dict[tuple[int, str, int], int] = {}
         self._table = OptionTable(
@@ -56,7 +60,8 @@ class OptionBook:
             one = phase_set(options, phase)
             speeds: list[float] = one.samples_per_second.tolist()
             # Holding the options keeps their identity from being used again.
-            facts = RunFacts(speeds, phase_end_samples(options, phase), self.row(one), options)
+            row = self._row(options, phase)
+            facts = RunFacts(speeds, phase_end_samples(options, phase), row, options)
             self._runs[id(options), phase] = facts
         return facts
 
@@ -78,13 +83,19 @@ class OptionBook:
         """The row of a job's options."""
         return self.run_facts(job, phase).row
 
-    def row(self, options: OptionSet) -> int:
-        """The row of a set; a new one gets the next."""
-        row = self._rows.get(id(options))
-        if row is None:
-            row = self._rows[id(options)] = len(self._sets)
-            self._sets.append(options)
-        return row
+    def _row(self, options: Options, phase: int) -> int:
+        """The row of a set; a new one gets the next, and all phases of a job their rows at once."""
+        sets = options.sets if isinstance(options, PhasedOptions) else (options,)
+        first = self._rows.get(id(options))
+        if first is None:
+            first = self._rows[id(options)] = len(self._sets)
+            self._sets.extend(sets)
+            for number in range(len(sets)):
+                is_last = number + 1 == len(sets)
+                self._next_set.append(-1 if is_last else first + number + 1)
+                self._end_samples.append(phase_end_samples(options, number))
+            self._has_phases |= len(sets) > 1
+        return first + phase
 
     def requested(self, job: JobSpec) -> int:
         """The option with just the GPUs that the owner named: -1 if it cannot run, -2 if none."""
@@ -93,7 +104,7 @@ class OptionBook:
         if job.requested_gpu not in self._gpu_types:
             return -1
         options = phase_set(self.options(job), 0)
-        key = (self.row(options), job.requested_gpu, job.requested_count)
+        key = (self.row_of(job, 0), job.requested_gpu, job.requested_count)
         if key not in self._requested:
             wanted = np.zeros(len(self._gpu_types), dtype=np.int64)
             wanted[self._gpu_types.index(job.requested_gpu)] = job.requested_count
@@ -118,6 +129,12 @@ class OptionBook:
                 samples_per_second=self._room.samples_per_second[:number],
                 memory_bytes=self._room.memory_bytes[:number],
             )
+            if self._has_phases:
+                self._table = replace(
+                    self._table,
+                    next_set=np.array(self._next_set, dtype=np.int64),
+                    end_samples=np.array(self._end_samples),
+                )
             self._table.__dict__["_known_facts"] = self._facts
         return self._table
 

@@ -6,8 +6,9 @@ prices give the frontier, and the frontier says what a dollar is worth: mu (`sch
 (2) Correct mu by the money really spent (`schedule/budget_feedback.py`). (3) Every new job picks
 the option with the least (w + mu price) (work / speed + startup): boa.md 2.3, with a start as in
 2.4. (4) Picks are packed onto the nodes that are here; for those that do not fit, nodes are rented,
-and what has been idle too long is given back. (5) A running job changes its option only if that
-lowers the same sum for its remaining work, restart included, by `LEAST_GAIN`.
+and what has been idle too long is given back. (5) A running job changes its option where that
+lowers the same sum for its remaining work, restart and later phases included, but not within
+`KEEP_STARTUPS` times what its start cost.
 
 Where lengths are not known, mu is what makes the jobs that are present spend the budget, and nobody
 is resized. While more than `MOST_DEBT_HORIZONS` of budget is owed, nodes are rented for no job that
@@ -17,7 +18,7 @@ could wait for another to end: jobs queue where a budget is below what their che
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -26,11 +27,13 @@ from drystone.errors import NothingFits
 from drystone.schedule.budget import trace_frontier
 from drystone.schedule.budget_arrivals import (
     Arrivals,
+    Paths,
     believed_classes,
     count_arrivals,
     first_arrivals,
 )
 from drystone.schedule.budget_feedback import BudgetBalance, update_balance
+from drystone.schedule.budget_paths import RestOfJobs, weigh_rest
 from drystone.schedule.budget_rental import (
     Rental,
     Wanted,
@@ -42,14 +45,16 @@ from drystone.schedule.budget_rental import (
 from drystone.schedule.decision import Decision, Refuse, Resize, Start
 from drystone.schedule.packing import Room, make_room
 from drystone.schedule.policy import Memory
-from drystone.schedule.snapshot import BoolArray, FloatArray, Snapshot
+from drystone.schedule.snapshot import BoolArray, FloatArray, IntArray, Placement, Snapshot
 from drystone.units import HOUR_SECONDS
 
 # The horizon of the feedback: so many mean completion times, within bounds.
 HORIZON_COMPLETIONS: Final = 4.0
 LEAST_HORIZON_SECONDS: Final = HOUR_SECONDS
 MOST_HORIZON_SECONDS: Final = 24 * HOUR_SECONDS
-LEAST_GAIN: Final = 0.2
+# A job keeps its option for so many times what a start costs, so that restarts take a small share.
+KEEP_STARTUPS: Final = 4.0
+KEEP_SECONDS: Final = 60.0  # and at least for so long
 MOST_DEBT_HORIZONS: Final = 1.0
 _NUM_HALVINGS: Final = 40
 
@@ -62,6 +67,7 @@ class BudgetMemory:
     rental: Rental | None
     balance: BudgetBalance | None  # None: there is no limit on money
     picks: Mapping[str, int]  # of the jobs that still wait
+    paths: Paths = field(default_factory=dict)
 
 
 def budget(snapshot: Snapshot, memory: Memory) -> tuple[list[Decision], Memory]:
@@ -71,22 +77,24 @@ def budget(snapshot: Snapshot, memory: Memory) -> tuple[list[Decision], Memory]:
     rental = observe_rental(before.rental, snapshot)
     offers = cheapest_offers(snapshot)
     prices = _option_prices(snapshot, type_prices(snapshot, offers))
-    theory, horizon_seconds = _theory(snapshot, arrivals, prices)
+    theory, horizon_seconds, paths = _theory(snapshot, arrivals, prices, before.paths)
     balance = _balance_now(before.balance, snapshot, horizon_seconds)
     multiplier = 0.0 if balance is None else theory * balance.correction
-    values = _job_values(snapshot, prices, multiplier)
+    rest = weigh_rest(snapshot, _job_prices(snapshot, prices), multiplier)
 
     room = make_room(snapshot)
     wanted = Wanted(snapshot, offers, _most_rentals(snapshot, balance))
     numbers = {"job_hours_per_dollar": multiplier}
     # Who waits for nodes that are on their way keeps its pick; anybody else picks again.
     kept = before.picks if snapshot.rentals.coming else {}
-    starts, picks = _start(snapshot, values, kept, room, wanted, numbers)
-    resizes = _resize(snapshot, values, room, numbers) if snapshot.knows_lengths else []
+    starts, picks = _start(snapshot, rest.start, kept, room, wanted, numbers)
+    resizes = _resize(snapshot, rest, room, wanted, numbers) if snapshot.knows_lengths else []
     rentals = rent_and_release(
         snapshot, rental, wanted=wanted.num_nodes(), offers=offers, room=room
     )
-    after = BudgetMemory(arrivals=arrivals, rental=rental, balance=balance, picks=picks)
+    after = BudgetMemory(
+        arrivals=arrivals, rental=rental, balance=balance, picks=picks, paths=paths
+    )
     return [*_refuse(snapshot), *starts, *resizes, *rentals], after
 
 
@@ -146,16 +154,18 @@ def _option_prices(snapshot: Snapshot, prices: FloatArray) -> FloatArray:
     return np.where(missing, np.inf, counts @ known)
 
 
-def _theory(snapshot: Snapshot, arrivals: Arrivals, prices: FloatArray) -> tuple[float, float]:
+def _theory(
+    snapshot: Snapshot, arrivals: Arrivals, prices: FloatArray, paths: Paths
+) -> tuple[float, float, Paths]:
     """What a dollar is worth in job-hours by what was seen so far, and the feedback's horizon."""
     limit = snapshot.budget_dollars_per_hour
     if not np.isfinite(limit):
-        return 0.0, MOST_HORIZON_SECONDS
+        return 0.0, MOST_HORIZON_SECONDS, paths
     if not snapshot.knows_lengths:
-        return _instant_multiplier(snapshot, prices, limit), 6 * LEAST_HORIZON_SECONDS
-    classes = believed_classes(arrivals, snapshot, prices)
+        return _instant_multiplier(snapshot, prices, limit), 6 * LEAST_HORIZON_SECONDS, paths
+    classes, paths = believed_classes(arrivals, snapshot, prices, paths)
     if classes is None:
-        return 0.0, MOST_HORIZON_SECONDS
+        return 0.0, MOST_HORIZON_SECONDS, paths
     frontier = trace_frontier(classes)
     slopes = frontier.job_hours_per_dollar
     try:
@@ -168,17 +178,18 @@ def _theory(snapshot: Snapshot, arrivals: Arrivals, prices: FloatArray) -> tuple
         mean = float(frontier.mean_completion_seconds[0])
         theory = float(10 * slopes[0]) if len(slopes) else 0.0
     horizon_seconds = HORIZON_COMPLETIONS * mean
-    return theory, min(max(horizon_seconds, LEAST_HORIZON_SECONDS), MOST_HORIZON_SECONDS)
+    horizon_seconds = min(max(horizon_seconds, LEAST_HORIZON_SECONDS), MOST_HORIZON_SECONDS)
+    return theory, horizon_seconds, paths
 
 
 def _instant_multiplier(snapshot: Snapshot, prices: FloatArray, limit: float) -> float:
     """The least multiplier at which the jobs that are present spend no more than the budget."""
     rows = np.arange(len(snapshot.jobs))
-    job_prices = prices[snapshot.jobs.option_set]
+    job_prices = _job_prices(snapshot, prices)
     low, high = -20.0, 20.0
     for _ in range(_NUM_HALVINGS):
         middle = (low + high) / 2
-        values = _job_values(snapshot, prices, float(np.exp(middle)))
+        values = weigh_rest(snapshot, job_prices, float(np.exp(middle))).start
         able = np.isfinite(values).any(axis=1)
         picked = job_prices[rows, values.argmin(axis=1)] if values.size else np.zeros(len(rows))
         if float(np.where(able, picked, 0.0).sum()) > limit:
@@ -188,21 +199,9 @@ def _instant_multiplier(snapshot: Snapshot, prices: FloatArray, limit: float) ->
     return float(np.exp(high))
 
 
-def _job_values(snapshot: Snapshot, prices: FloatArray, multiplier: float) -> FloatArray:
-    """(w + mu price) (work / speed + startup), (jobs, options); infinite: no option.
-
-    Where lengths are unknown it is (w + mu price) / speed: a start weighs nothing then.
-    """
-    jobs, speeds = snapshot.jobs, snapshot.job_speeds
-    job_prices = prices[jobs.option_set]
-    able = (speeds > 0) & np.isfinite(job_prices) & _allowed(snapshot)
-    known = snapshot.knows_lengths
-    work = np.maximum(jobs.remaining_samples, 0.0) if known else np.ones(len(jobs))
-    seconds = np.broadcast_to(work[:, None], speeds.shape) / np.where(able, speeds, 1.0)
-    if known:
-        seconds = seconds + snapshot.startup.seconds(snapshot.job_num_gpus)
-    rate = jobs.weights[:, None] + multiplier * np.where(able, job_prices, 0.0)
-    return np.where(able, rate * seconds, np.inf)
+def _job_prices(snapshot: Snapshot, prices: FloatArray) -> FloatArray:
+    """Dollars an hour, (jobs, options); infinite where a job cannot or may not have an option."""
+    return np.where(_allowed(snapshot), prices[snapshot.jobs.option_set], np.inf)
 
 
 def _allowed(snapshot: Snapshot) -> BoolArray:
@@ -259,32 +258,50 @@ def _start(
 
 
 def _resize(
-    snapshot: Snapshot, values: FloatArray, room: Room, numbers: Mapping[str, float]
+    snapshot: Snapshot,
+    rest: RestOfJobs,
+    room: Room,
+    wanted: Wanted,
+    numbers: Mapping[str, float],
 ) -> list[Decision]:
-    """Running jobs whose remaining work is clearly better done on another option that fits here."""
+    """Running jobs whose rest is clearly better done on another option: here, or once rented."""
     decisions: list[Decision] = []
     jobs = snapshot.jobs
-    for row in np.flatnonzero(jobs.is_running).tolist():
-        now, best = int(jobs.option[row]), int(values[row].argmin())
-        restart = float(snapshot.startup.seconds(snapshot.job_num_gpus[row])[now])
-        left = max(float(jobs.remaining_samples[row]), 0.0) / snapshot.speed(row, now)
-        # The sum without the startup, which a job that stays does not pay.
-        stays = float(values[row, now]) * left / (left + restart) if left > 0 else 0.0
-        if best == now or not float(values[row, best]) < (1 - LEAST_GAIN) * stays:
-            continue
-        room.give_back(jobs.placements[row])
-        placement = room.place(snapshot.counts(row, best))
+    if not len(jobs):
+        return decisions
+    best = rest.start.argmin(axis=1)
+    least = rest.start[np.arange(len(jobs)), best]
+    ran = snapshot.now_seconds - np.nan_to_num(jobs.running_since_seconds, nan=np.inf)
+    startup = snapshot.startup_seconds[np.arange(len(jobs)), np.maximum(jobs.option, 0)]
+    is_settled = ran >= np.maximum(KEEP_STARTUPS * startup, KEEP_SECONDS)
+    gains = jobs.is_running & is_settled & (best != jobs.option) & (least < rest.stay)
+    for row in np.flatnonzero(gains).tolist():
+        option, held = int(best[row]), jobs.placements[row]
+        counts = snapshot.counts(row, option)
+        room.give_back(held)
+        placement = room.place(counts)
         if placement is None:
-            room.take(jobs.placements[row])
+            room.take(held)
+            wanted.add(np.maximum(counts - _whole_nodes(snapshot, held), 0))
             continue
-        saving = 1 - float(values[row, best]) / stays
+        saving = 1 - float(least[row] / rest.stay[row])
         decisions.append(
             Resize(
                 job_id=jobs.specs[row].id,
-                option=best,
+                option=option,
                 placement=placement,
                 reason=f"{saving:.0%} less time and money for what is left, restart included",
                 numbers=numbers,
             )
         )
     return decisions
+
+
+def _whole_nodes(snapshot: Snapshot, held: Placement) -> IntArray:
+    """GPUs by type of the nodes that a job has for itself, which it would keep if it grew."""
+    nodes = snapshot.nodes
+    own = np.zeros(len(snapshot.gpu_types), dtype=np.int64)
+    for node, count in held:
+        if count + nodes.free[node] == nodes.num_gpus[node]:
+            own[nodes.type_index[node]] += nodes.num_gpus[node]
+    return own

@@ -31,6 +31,7 @@ POLICIES: Final[Mapping[str, str]] = MappingProxyType(
         "gavel": "drystone.schedule.policies.gavel:gavel",
         "gavel-throughput": "drystone.schedule.policies.gavel:gavel_throughput",
         "gavel-each-round": "drystone.schedule.policies.gavel:gavel_each_round",
+        "gavel-admission": "drystone.schedule.policies.gavel_admission:gavel_admission",
         "gavel-finish-time": "drystone.schedule.policies.gavel:gavel_finish_time",
         "cells-deadline": "drystone.schedule.policies.cells:cells_deadline",
         "pollux": "drystone.schedule.policies.pollux:pollux",

@@ -128,7 +128,9 @@ class CellEngine(Stepper):
         else:
             if is_last:
                 given = torch.tensor(self.loss_scale / self._total, device=self.device)
-            self._send(action, run.backward(action.micro, given))
+            # Every order takes the micro-batches of a chunk backward from first to last.
+            is_last_micro = action.micro == self.layout.num_micro - 1
+            self._send(action, run.backward(action.micro, given, is_last=is_last_micro))
 
     def _expect(self, action: Action, incoming: dict[Action, Incoming]) -> None:
         """Begin to receive what an action needs, if that comes from elsewhere."""

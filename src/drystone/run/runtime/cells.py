@@ -132,7 +132,7 @@ def cell_layout(plan: Plan) -> CellLayout:
         chunks=_chunks(plan),
         global_batch=plan.recipe.global_batch,
         num_micro=counts.pop(),
-        sharding=plan.sharding,
+        sharding=_sharding(plan),
         schedule=plan.schedule,
         splits_sequence=plan.sequence_parallel,
     )
@@ -143,6 +143,12 @@ def cell_layout(plan: Plan) -> CellLayout:
                 f"a micro-batch has {layout.micro_batch}"
             )
     return layout
+
+
+def _sharding(plan: Plan) -> Sharding:
+    """ZeRO-3 that keeps what it gathered is ZeRO-2 with a late beginning."""
+    keeps = plan.layout is not None and plan.layout.keep_gathered
+    return min(plan.sharding, Sharding.ZERO2) if keeps else plan.sharding
 
 
 def _stages(plan: Plan) -> tuple[Stage, ...]:

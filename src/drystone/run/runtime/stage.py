@@ -90,15 +90,13 @@ class StagePart:
             self.finish_reduction()
             self._layer.begin_gradients()
 
-    def end_backward(self) -> None:
-        """After it."""
-        if self._sharding >= Sharding.ZERO2:
+    def end_backward(self, *, is_last: bool) -> None:
+        """After it; after the last one of a step nothing more is added to the gradients."""
+        if is_last or self._sharding >= Sharding.ZERO2:
             self._start_reduction()
 
     def end_step(self) -> None:
         """After the last micro-batch; `finish_reduction` comes later."""
-        if self._sharding < Sharding.ZERO2:
-            self._start_reduction()
         self._layer.free()
 
     def finish_reduction(self) -> None:
@@ -173,7 +171,9 @@ class ChunkRun:
             segment.part.leave()
         return None if is_empty else hidden
 
-    def backward(self, micro: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    def backward(
+        self, micro: int, gradient: torch.Tensor | None, *, is_last: bool
+    ) -> torch.Tensor | None:
         """The gradient of what entered, from that of what left."""
         kept, batch = self._kept.pop(micro), self._batches.pop(micro)
         for index in reversed(range(len(self._segments))):
@@ -184,7 +184,8 @@ class ChunkRun:
             if kept:
                 with self._timed("backward"), self._section(segment.kinds[1], kept[-1].entered):
                     gradient = _run_backward(segment, kept.pop(), batch, gradient)
-            segment.part.end_backward()
+            is_used_again = any(one.part is segment.part for one in self._segments[:index])
+            segment.part.end_backward(is_last=is_last and not is_used_again)
             segment.part.leave()
         return gradient
 

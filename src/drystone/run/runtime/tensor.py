@@ -218,7 +218,7 @@ def _plain_leaf(name: str, parameter: nn.Parameter, *, is_partial: bool = False)
 def _bring_back(module: nn.Module, leaves: dict[str, tuple[Leaf, DTensor]]) -> None:
     """When the module is called, its parameters are DTensors made of the leaves."""
     for key in leaves:
-        del module._parameters[key]
+        delattr(module, key)
 
     def install(called: nn.Module, _: Any) -> None:
         for key, (leaf, like) in leaves.items():

@@ -2,15 +2,21 @@
 
 Clusters and jobs are drawn from a seed, in the proportions of Arena's simulated cluster (1,280 GPUs
 of four types); a fifth of the jobs are new, the others run what an earlier decision gave them.
-Seconds are CPU seconds.
+Seconds are CPU seconds. Then the choice itself is compared with HiGHS's integer programme, on
+markets of six types with more wanted than there is.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "oracles"))
+from price_markets import make_market
 
 from drystone.describe.job import JobSpec
 from drystone.describe.trace_cluster import NodeSpec, make_nodes
@@ -19,17 +25,22 @@ from drystone.run.snapshots import SnapshotMaker
 from drystone.run.state import ClusterState
 from drystone.schedule.check import check_decisions
 from drystone.schedule.decision import Start
+from drystone.schedule.exact_prices import choose_exactly
+from drystone.schedule.integral import choose_within, value_of
 from drystone.schedule.policies.prices import prices
+from drystone.schedule.prices import solve_prices
 from drystone.schedule.snapshot import OptionSet, Snapshot, StartupCost
 
 GPU_TYPES = ("A100", "V100", "A40", "A10")
 STARTUP = StartupCost(seconds_per_gpu=10, most_seconds=40)
 LIMIT_SECONDS = {1280: 0.020, 10_240: 1.0, 102_400: 15.0}
+MOST_LOSS = 0.01
 
 
 def main() -> None:
     """Print a line for each size; fail where a decision takes longer than promised."""
     print(f"{'GPUs':>8} {'jobs':>7} {'first':>9} {'next':>9} {'gap':>7}")
+    measure(_nodes(1), 20)  # what is loaded at the first use is no part of a decision
     for scale, num_jobs in ((1, 150), (8, 2000), (80, 20_000)):
         nodes = _nodes(scale)
         num_gpus = sum(node.num_gpus for node in nodes)
@@ -38,8 +49,14 @@ def main() -> None:
             f"{num_gpus:>8} {num_jobs:>7} {first * 1e3:>6.1f} ms "
             f"{second * 1e3:>6.1f} ms {gap:>7.2%}"
         )
-        if second > LIMIT_SECONDS[num_gpus]:
+        if max(first, second) > LIMIT_SECONDS[num_gpus]:
             raise SystemExit(f"a decision at {num_gpus} GPUs takes too long")
+    print()
+    print(f"{'jobs':>6} {'ours':>9} {'HiGHS':>9} {'below the best':>15} {'proved gap':>11}")
+    for num_jobs in (100, 200, 500, 1000, 2000):
+        losses = [compare_with_highs(seed, num_jobs) for seed in range(3)]
+        if max(losses) > MOST_LOSS:
+            raise SystemExit(f"at {num_jobs} jobs a choice is {max(losses):.2%} below the best")
 
 
 def measure(nodes: list[NodeSpec], num_jobs: int) -> tuple[float, float, float]:
@@ -76,6 +93,25 @@ def measure(nodes: list[NodeSpec], num_jobs: int) -> tuple[float, float, float]:
     problems = check_decisions(snapshot, decisions)
     assert not problems, problems[:3]
     return first, float(np.median(seconds)), after.gap
+
+
+def compare_with_highs(seed: int, num_jobs: int) -> float:
+    """How far our choice is below the best that HiGHS finds in a minute, as a share of it."""
+    market = make_market(seed, num_jobs)
+    before = time.process_time()
+    solution = solve_prices(market)
+    value = value_of(market, choose_within(market, solution))
+    ours = time.process_time() - before
+    before = time.process_time()
+    exact = choose_exactly(market, most_gap=1e-3, most_seconds=60.0)
+    theirs = time.process_time() - before
+    loss = 1 - value / exact.value
+    print(
+        f"{num_jobs:>6} {ours * 1e3:>6.1f} ms {theirs:>7.2f} s {loss:>15.2%} "
+        f"{1 - value / solution.bound:>11.2%}",
+        flush=True,
+    )
+    return loss
 
 
 def _nodes(scale: int) -> list[NodeSpec]:

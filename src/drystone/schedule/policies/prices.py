@@ -36,7 +36,6 @@ from drystone.units import HOUR_SECONDS
 PATIENCE_SECONDS: Final = 24 * 3600.0
 PROTECTED_SECONDS: Final = 2 * 3600.0
 KEEP_SECONDS: Final = 60.0
-_NUM_FIRST_ROUNDS: Final = 1  # without prices of before, worth and prices take turns so often
 _OVERDUE: Final = f"it has waited for {PATIENCE_SECONDS / 3600:.0f} h, and nobody waits longer"
 
 
@@ -101,8 +100,7 @@ def _decide(
     if len(snapshot.jobs) == 0:
         return [], before
     view = _look(snapshot, before, settings)
-    known = before.prices if before is not None else None
-    worth = _find_worth(snapshot, view, known)
+    worth, start = _find_worth(snapshot, view, before)
     hand_out = HandOut(snapshot, worth, spread_speed_share=settings.spread_speed_share)
     protected = _still_protected(snapshot, before)
     for row in _left_alone(snapshot, worth, protected):
@@ -113,7 +111,7 @@ def _decide(
             protected[snapshot.jobs.specs[row].id] = until
     market = make_market(snapshot, worth.values, hand_out.settled())
     settled_value = hand_out.value()
-    solution = solve_prices(market, known)
+    solution = solve_prices(market, start)
     hand_out.price(solution.prices)
     hand_out.place(choose_within(market, solution))
     hand_out.leave_nothing_over()
@@ -155,14 +153,16 @@ def _look(snapshot: Snapshot, before: PricesMemory | None, settings: Settings) -
     return _View(speeds=speeds, weights=weights, limits=limits, ratios=ratios, usage=usage)
 
 
-def _find_worth(snapshot: Snapshot, view: _View, known: FloatArray | None) -> Worth:
-    """What options are worth at the prices of before; at first these must be found as well."""
-    at = np.zeros(len(snapshot.gpu_types)) if known is None else known
-    worth = worth_of_options(snapshot, view.speeds, view.weights, at)
-    for _ in range(_NUM_FIRST_ROUNDS if known is None else 0):
-        at = solve_prices(make_market(snapshot, worth.values), at).prices
-        worth = worth_of_options(snapshot, view.speeds, view.weights, at)
-    return worth
+def _find_worth(
+    snapshot: Snapshot, view: _View, before: PricesMemory | None
+) -> tuple[Worth, FloatArray]:
+    """What options are worth at the prices of before, and these; at first they must be found."""
+    if before is not None:
+        return worth_of_options(snapshot, view.speeds, view.weights, before.prices), before.prices
+    none = np.zeros(len(snapshot.gpu_types))
+    worth = worth_of_options(snapshot, view.speeds, view.weights, none)
+    found = solve_prices(make_market(snapshot, worth.values)).prices
+    return worth_of_options(snapshot, view.speeds, view.weights, found), found
 
 
 def make_market(

@@ -19,7 +19,7 @@ from drystone.observe.report import Scenario, reachable_nodes
 from drystone.run.simulator.faults import FaultSpec
 from drystone.schedule.durations import Scaling, duration_options
 from drystone.schedule.estimated import estimated_options, kind_of
-from drystone.schedule.measured import measured_options
+from drystone.schedule.measured import measured_options, types_of, types_that_do
 from drystone.schedule.snapshot import StartupCost
 
 if TYPE_CHECKING:
@@ -77,9 +77,10 @@ def set_up(request: Request) -> Setup:
         most_jobs=request.most_jobs,
     )
     reachable = reachable_nodes(nodes, offers)
-    jobs, request_notes = match_requests(trace.jobs, reachable)
     options_of, words, notes = _options(request, trace, reachable)
-    _plan_kinds(jobs, options_of)
+    _plan_kinds(trace.jobs, options_of)
+    runs_on = types_that_do(options_of, types_of(reachable))
+    jobs, request_notes = match_requests(trace.jobs, reachable, runs_on)
     scenario = Scenario(
         jobs=jobs,
         nodes=nodes,
@@ -95,11 +96,13 @@ def set_up(request: Request) -> Setup:
     )
 
     def on_nodes(others: tuple[NodeSpec, ...]) -> Scenario:
+        theirs = _options(request, trace, others)[0]
+        runs_on = types_that_do(theirs, types_of(others))
         return replace(
             scenario,
-            jobs=match_requests(trace.jobs, others)[0],
+            jobs=match_requests(trace.jobs, others, runs_on)[0],
             nodes=others,
-            options_of=_options(request, trace, others)[0],
+            options_of=theirs,
             offers=(),
             budget_dollars_per_hour=math.inf,
         )
@@ -145,7 +148,9 @@ def _options(
         steps = load_speeds(request.speeds, source=trace.source)
         if request.arena:
             steps = fill_sizes(steps)
-        steps, num_filled = fill_batches(steps, trace.jobs)
+        # Pollux and Sia tune batches; what they measured is a grid of them.
+        tunes = trace.source in ("pollux", "sia")
+        steps, num_filled = fill_batches(steps, trace.jobs, at_every_size=tunes)
         if num_filled:
             notes.append(f"{num_filled} kinds of work take the speed of the nearest measured batch")
         by_model = measured_options(steps, nodes)

@@ -7,7 +7,7 @@ change nothing about a job need one type of the cluster; nobody else looks at it
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from drystone.describe.catalogue import find_gpu
@@ -17,9 +17,14 @@ from drystone.errors import UnknownName
 
 
 def match_requests(
-    jobs: Sequence[JobSpec], nodes: Sequence[NodeSpec]
+    jobs: Sequence[JobSpec],
+    nodes: Sequence[NodeSpec],
+    runs_on: Callable[[JobSpec], Collection[str]] | None = None,
 ) -> tuple[tuple[JobSpec, ...], tuple[str, ...]]:
-    """The jobs with types of the cluster where they named any, and what has to be said of it."""
+    """The jobs with types of the cluster where they named any, and what has to be said of it.
+
+    `runs_on` says on which types a job can run in the number that it asked for; else on all.
+    """
     totals = Counter[str]()
     for node in nodes:
         totals[node.gpu] += node.num_gpus
@@ -32,7 +37,8 @@ def match_requests(
         foreign += bool(job.requested_gpu) and not gpu
         is_free = len(totals) > 1 or job.min_gpus < job.max_gpus
         if not gpu and job.requested_count and is_free:
-            gpu = _fair_type(job, totals, taken)
+            able = totals if runs_on is None else runs_on(job)
+            gpu = _fair_type(job, totals, taken, able)
             assigned += bool(gpu)
         matched.append(job if gpu == job.requested_gpu else replace(job, requested_gpu=gpu))
     notes = []
@@ -65,10 +71,16 @@ def _catalogue_name(name: str) -> str:
         return ""
 
 
-def _fair_type(job: JobSpec, totals: Counter[str], taken: Counter[str]) -> str:
-    """The type that has had the least asked of it for its size, of those with enough GPUs."""
+def _fair_type(
+    job: JobSpec, totals: Counter[str], taken: Counter[str], able: Collection[str]
+) -> str:
+    """The type that has had the least asked of it for its size, of those that do."""
     count = job.requested_count
-    fits = [gpu for gpu, total in totals.items() if total >= count and job.allows(gpu, count)]
+    fits = [
+        gpu
+        for gpu, total in totals.items()
+        if total >= count and gpu in able and job.allows(gpu, count)
+    ]
     if not fits:
         return ""
     gpu = min(fits, key=lambda one: (taken[one] + count) / totals[one])

@@ -68,6 +68,8 @@ def _parse(row: Row) -> MeasuredStep | None:
         return None
     if row.text("node_desc") == "unconsolidated":
         return None
+    if row.text("kind") and row.text("iter_time_s") in ("", "nan"):  # gathered, never measured
+        return None
     return MeasuredStep(
         model=row.text("model"),
         global_batch=row.count("global_batch", 1),
@@ -79,29 +81,30 @@ def _parse(row: Row) -> MeasuredStep | None:
 
 
 def fill_batches(
-    steps: Iterable[MeasuredStep], jobs: Iterable[JobSpec]
+    steps: Iterable[MeasuredStep], jobs: Iterable[JobSpec], *, at_every_size: bool = False
 ) -> tuple[tuple[MeasuredStep, ...], int]:
     """Steps also for batches that were not measured, and for how many kinds of work that was.
 
     On each number of GPUs the measured batch nearest to the wanted one gives the samples a second.
+    Work that was measured at all is left as it is, unless `at_every_size`: then numbers of GPUs on
+    which just its batch is missing are filled too.
     """
     known = tuple(steps)
     measured = {(one.model, one.global_batch) for one in known}
-    models = {one.model for one in known}
-    wanted = {(job.model, job.global_batch) for job in jobs} - measured
-    wanted = {work for work in wanted if work[0] in models}
+    wanted = {(job.model, job.global_batch) for job in jobs}
     by_place: dict[tuple[str, str, int, int], list[MeasuredStep]] = defaultdict(list)
     for one in known:
         if one.succeeded:
             by_place[one.model, one.gpu, one.num_gpus, one.num_nodes].append(one)
     filled = []
-    for model, batch in sorted(wanted):
+    for model, batch in sorted(wanted if at_every_size else wanted - measured):
         for place, found in by_place.items():
             if place[0] == model:
                 near = min(found, key=lambda one: abs(one.global_batch - batch))
-                seconds = near.step_seconds * batch / near.global_batch
-                filled.append(replace(near, global_batch=batch, step_seconds=seconds))
-    return (*known, *filled), len(wanted)
+                if near.global_batch != batch:
+                    seconds = near.step_seconds * batch / near.global_batch
+                    filled.append(replace(near, global_batch=batch, step_seconds=seconds))
+    return (*known, *filled), len({(one.model, one.global_batch) for one in filled})
 
 
 # Arena's models by size, and what it assumes for a size that was not measured: a model one step

@@ -13,6 +13,7 @@ from drystone.describe.trace_cluster import NodeSpec
 from drystone.describe.trace_speeds import MeasuredStep
 from drystone.errors import UnknownName
 from drystone.schedule.durations import duration_options as duration_options
+from drystone.schedule.phases import Options, phase_set
 from drystone.schedule.snapshot import OptionSet
 
 
@@ -50,6 +51,26 @@ def measured_options(
 def types_of(nodes: Sequence[NodeSpec]) -> tuple[str, ...]:
     """The GPU types of some nodes, in order of appearance."""
     return tuple(dict.fromkeys(node.gpu for node in nodes))
+
+
+def types_that_do(
+    options_of: Callable[[JobSpec], Options], gpu_types: Sequence[str]
+) -> Callable[[JobSpec], frozenset[str]]:
+    """A function from a job to the types on which it can run in the number that it asked for."""
+    cache: dict[tuple[int, int], frozenset[str]] = {}  # by identity of the options, and count
+
+    def runs_on(job: JobSpec) -> frozenset[str]:
+        options = phase_set(options_of(job), 0)
+        key = (id(options), job.requested_count)
+        if key not in cache:
+            alone = (options.counts > 0).sum(axis=1) == 1
+            columns = (options.counts[alone] == job.requested_count).any(axis=0)
+            cache[key] = frozenset(gpu_types[kind] for kind in np.flatnonzero(columns).tolist())
+            kept.append(options)  # so that its identity is not used again
+        return cache[key]
+
+    kept: list[OptionSet] = []
+    return runs_on
 
 
 def _option_set(

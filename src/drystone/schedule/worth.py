@@ -7,7 +7,8 @@ earlier. At GPU prices p (job seconds that a GPU second is worth) the cheapest w
 
 so a sample done now is worth that much, and an option is worth cost * speed a second. What counts
 are the prices when the job will end, p(end): there a sample more or less lengthens or shortens the
-job. As jobs end, GPUs get cheaper: p(end) = p(now) * the part of the jobs that will still be there.
+job. As jobs end, GPUs get cheaper: p(end) = p(now) * the part of the jobs that will still be there
+(by weight).
 So in a crowd short jobs come first, and at low prices all get wide. With linear speedup on equal
 GPUs this is "least remaining time first"; where more GPUs help nobody, all jobs count the same.
 
@@ -60,9 +61,20 @@ def _sample_costs(
         return np.zeros(len(seconds))
     best = ((weights + paid) / speeds).argmin(axis=1)
     end = np.maximum(seconds[np.arange(len(best)), best], _SHORTEST_SECONDS)
-    still_there = 1.0 - np.searchsorted(np.sort(end), end, side="left") / max(len(end), 1)
+    still_there = _still_there(end / weights[:, 0], weights[:, 0])
     costs: FloatArray = ((weights + still_there[:, None] * paid) / speeds).min(axis=1)
     return costs
+
+
+def _still_there(turn: FloatArray, weights: FloatArray) -> FloatArray:
+    """By job: the part of the weight of all jobs that ends with it or later.
+
+    Jobs end in the order of time over weight: Smith's rule (1956) for the least weighted delay.
+    """
+    order = np.argsort(turn, kind="stable")
+    before = np.concatenate(([0.0], np.cumsum(weights[order])))
+    part: FloatArray = 1.0 - before[np.searchsorted(turn[order], turn, side="left")] / before[-1]
+    return part
 
 
 def _deadline_factors(snapshot: Snapshot, seconds: FloatArray) -> FloatArray | float:

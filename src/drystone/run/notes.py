@@ -112,7 +112,22 @@ def parse(line: str) -> Event:
     del table["event"]
     if kind is Decided:
         return Decided(**table)
+    if kind is Described:
+        return Described(**(table | {"job": _read_job(table["job"])}))
     return from_plain(kind, table, where=f"event {kind.__name__}")
+
+
+def _read_job(table: dict[str, Any]) -> TrainingJob:
+    """A description, without the checks of `from_plain`: it is our own writing, and there are many.
+
+    Keys that a later version has are an error all the same.
+    """
+    environment = tuple((name, value) for name, value in table["environment"])
+    tuples = {name: tuple(table[name]) for name in ("allowed_gpus", "denied_gpus", "command")}
+    try:
+        return TrainingJob(**(table | tuples | {"environment": environment}))
+    except TypeError as error:
+        raise UnreadableFile(f"not a description of a job: {error}") from None
 
 
 def job_of(event: Event) -> str:

@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -32,6 +33,8 @@ Counts = tuple[int, ...]  # GPUs of each type of the cluster
 # An assumption about scripts whose model nobody told us: each doubling of the GPUs gains this much.
 # It only decides what is tried first; what is measured replaces it.
 _SCRIPT_EFFICIENCY: Final = 0.9
+
+_NOTHING_LEARNED: Final = Lesson()
 
 
 @dataclass(slots=True)
@@ -81,7 +84,7 @@ class OptionBook:
 
     def options(self, job: TrainingJob, lesson: Lesson | None = None) -> OptionSet:
         """Resources against speed, with what was learned."""
-        kind, lesson = kind_of(job), lesson or Lesson()
+        kind, lesson = kind_of(job), lesson or _NOTHING_LEARNED
         known = self._sets.get(kind)
         if known is None or known[0] is not lesson:
             listed = self._list(job, kind, lesson)
@@ -113,7 +116,7 @@ class OptionBook:
         shape = self.shape(job)
         if shape is None:
             return None
-        share = (lesson or Lesson()).memory_share
+        share = (lesson or _NOTHING_LEARNED).memory_share
         key = (kind_of(job), counts, share)
         if key not in self._plans:
             pool = self._pool(dict(self.named(counts)), share)
@@ -214,12 +217,14 @@ def _rate(cluster: ClusterSpec, name: str) -> float:
     return gpu.bf16_flops or gpu.fp16_flops or gpu.fp32_flops
 
 
+@lru_cache(maxsize=65_536)
 def kind_of(job: TrainingJob) -> str:
     """Jobs of one kind have the same options: the same work within the same limits."""
     limits = (sorted(job.allowed_gpus), sorted(job.denied_gpus), job.min_gpus, job.max_gpus)
     return _digest([work_of(job), *limits])
 
 
+@lru_cache(maxsize=65_536)
 def work_of(job: TrainingJob) -> str:
     """Jobs that do the same work teach about each other."""
     return _digest(

@@ -120,18 +120,18 @@ class Controller:
 
     def submit(self, job: TrainingJob, *, client_key: str = "") -> tuple[str, bool]:
         """Take a job in; its id, and whether it is new. The same key gives the same job."""
-        shape = self.journal.book.shape(job)
-        lesson = self.journal.live.lessons.get(work_of(job))
-        options = self.journal.book.options(job, lesson)
-        if not len(options) or not (options.samples_per_second > 0).any():
-            raise NothingFits(
-                f"{job.name}: no GPUs of this cluster suffice",
-                hint="`drystone plan` shows what would; or allow more GPUs",
-            )
         with self.journal.lock:
             known = self.store.find_key(client_key) if client_key else None
             if known is not None:
                 return known, False
+            shape = self.journal.book.shape(job)
+            lesson = self.journal.live.lessons.get(work_of(job))
+            options = self.journal.book.options(job, lesson)
+            if not len(options) or not (options.samples_per_second > 0).any():
+                raise NothingFits(
+                    f"{job.name}: no GPUs of this cluster suffice",
+                    hint="`drystone plan` shows what would; or allow more GPUs",
+                )
             now = self.journal.now()
             job_id = str(len(self.journal.live.state.jobs) + 1)
             spec = make_spec(job, shape, job_id=job_id, submit_seconds=now)

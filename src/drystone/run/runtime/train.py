@@ -14,6 +14,7 @@ import torch
 from drystone.describe.recipe import Offload, Optimizer, Precision, Recipe, StepKernel, Tuning
 from drystone.errors import InvalidSpec
 from drystone.plan.plan import Plan
+from drystone.run.fence import check_lease
 from drystone.run.runtime.batch import rank_works
 from drystone.run.runtime.cell_trainer import CellTrainer
 from drystone.run.runtime.cells import cell_layout, is_cell
@@ -76,6 +77,7 @@ def _run(trainer: Trainer, plan: Plan, settings: TrainSettings, stream: TextIO) 
     if is_speaker:
         write_event(stream, "started", step=trainer.progress.step, ranks=wire.num_ranks)
     for batches in trainer.iterate(source.read, num_steps=settings.num_steps):
+        check_lease()  # a process that was given up stops itself
         report = trainer.step(batches)
         if is_speaker:
             write_report(stream, report)

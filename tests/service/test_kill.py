@@ -54,7 +54,7 @@ def check_audit(lines: list[str], num_steps: int) -> None:
 @pytest.mark.slow
 def test_a_controller_killed_at_any_event_loses_nothing(tmp_path):
     (tmp_path / "c.yaml").write_text(CLUSTER)
-    num_jobs, num_steps = 4 + NUM_KILLS, 40
+    num_jobs, num_steps = 4 + 2 * NUM_KILLS, 40
     jobs = [
         {
             "command": f"python {HERE / 'trainer.py'}",

@@ -53,11 +53,11 @@ def frontier(
 
     With --json: {trace, market, num_jobs, notes, theory: {spend_dollars_per_hour: [...],
     mean_completion_seconds: [...]}, points: [...], target: null or {hours,
-    theory_dollars_per_hour, policies: {name: point or null}}}.
+    theory_dollars_per_hour, theory_dollars, policies: {name: point or null}}}.
     """
     from drystone.cli.simulate import find_policies, find_scaling
     from drystone.cli.simulate_setup import Request, set_up
-    from drystone.observe.frontier import theoretical_frontier
+    from drystone.observe.frontier import arrival_hours, theoretical_frontier
     from drystone.run.simulator.faults import FaultSpec
     from drystone.schedule.snapshot import StartupCost
 
@@ -88,7 +88,7 @@ def frontier(
 
     print_points(f"{trace.name}: {len(setup.scenario.jobs)} jobs", theory, points, setup.notes)
     if target_hours:
-        print_target(theory, points, names, target_seconds)
+        print_target(theory, points, names, target_seconds, arrival_hours(setup.scenario))
 
 
 def _budgets(text: str, theory: Frontier) -> list[float]:
@@ -134,14 +134,16 @@ def _print_json(
     target_hours: float,
 ) -> None:
     from drystone.cli.output import print_json
-    from drystone.observe.frontier import cheapest_meeting
+    from drystone.observe.frontier import arrival_hours, cheapest_meeting
 
     target = None
     if target_hours:
+        least = theory.least_budget(target_hours * 3600)
         met = {name: cheapest_meeting(points, name, target_hours * 3600) for name in names}
         target = {
             "hours": target_hours,
-            "theory_dollars_per_hour": theory.least_budget(target_hours * 3600),
+            "theory_dollars_per_hour": least,
+            "theory_dollars": least * arrival_hours(setup.scenario),
             "policies": {name: one.to_json() if one else None for name, one in met.items()},
         }
     print_json(

@@ -52,14 +52,21 @@ def print_points(
 
 
 def print_target(
-    theory: Frontier, points: Sequence[FrontierPoint], names: Sequence[str], target_seconds: float
+    theory: Frontier,
+    points: Sequence[FrontierPoint],
+    names: Sequence[str],
+    target_seconds: float,
+    arrival_hours: float,
 ) -> None:
     """The least money for a wanted mean completion time."""
     console = make_console()
     least = theory.least_budget(target_seconds)
     console.print()
     console.print(Text(f"For {format_seconds(target_seconds)} on average", style="bold"))
-    console.print(f"  in theory at least ${least:,.2f} an hour", soft_wrap=True)
+    console.print(
+        f"  in theory at least ${least:,.2f} an hour, ${least * arrival_hours:,.2f} in all",
+        soft_wrap=True,
+    )
     for name in names:
         found = cheapest_meeting(points, name, target_seconds)
         if found is None:
@@ -67,7 +74,8 @@ def print_target(
             continue
         mean = format_seconds(found.mean_completion_seconds)
         console.print(
-            f"  {name}: ${found.spent_dollars_per_hour:,.2f} an hour spent, {mean} on average",
+            f"  {name}: a budget of ${found.budget_dollars_per_hour:,.2f} an hour, "
+            f"${found.spent_dollars:,.2f} in all; {mean} on average",
             soft_wrap=True,
         )
 

@@ -29,6 +29,9 @@ def simulate(
     budget: Annotated[
         float, typer.Option(help="Dollars an hour, on average; 0: no limit.", min=0)
     ] = 0.0,
+    hard_cap: Annotated[
+        float, typer.Option(help="Dollars an hour, never to be exceeded; 0: none.", min=0)
+    ] = 0.0,
     speeds: Annotated[
         Path | None,
         typer.Option(
@@ -110,6 +113,7 @@ def simulate(
         trace=trace, cluster=cluster, market=market, speeds=speeds, part=part, arena=arena,
         divide_work=divide_work, most_jobs=most_jobs, scaling=find_scaling(scaling, type_speeds),
         budget_dollars_per_hour=budget or math.inf,
+        hard_cap_dollars_per_hour=hard_cap or math.inf,
         startup=StartupCost(
             seconds_per_gpu=restart_seconds_per_gpu, most_seconds=restart_most_seconds
         ),
@@ -211,6 +215,7 @@ def _print_json(request: Request, setup: Setup, runs: list[PolicyRun]) -> None:
         "restart_most_seconds": scenario.startup.most_seconds,
         "horizon_seconds": _finite(scenario.horizon_seconds),
         "budget_dollars_per_hour": _finite(scenario.budget_dollars_per_hour),
+        "hard_cap_dollars_per_hour": _finite(scenario.hard_cap_dollars_per_hour),
         "faults": asdict(scenario.faults),
         "policies_know_lengths": scenario.knows_lengths,
         "scaling": asdict(request.scaling),

@@ -33,6 +33,8 @@ _USES: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
         "sia": frozenset({"speeds"}),
         "gavel": frozenset({"speeds"}),
         "gavel-throughput": frozenset({"speeds"}),
+        "gavel-each-round": frozenset({"speeds"}),
+        "gavel-admission": frozenset({"speeds"}),
         "gavel-finish-time": frozenset({"speeds", "lengths"}),
     }
 )

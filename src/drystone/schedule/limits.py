@@ -134,7 +134,8 @@ class _Job:
         )
 
     def _money(self, used: Used) -> FloatArray:
-        more = self._dollars_per_second * self._seconds if self._knows_lengths else 0.0
+        seconds = np.where(self._speeds > 0, self._seconds, 0.0)  # padding takes for ever
+        more = self._dollars_per_second * seconds if self._knows_lengths else 0.0
         total: FloatArray = used.dollars + np.zeros(len(self._speeds)) + more
         return total
 

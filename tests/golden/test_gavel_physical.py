@@ -5,7 +5,7 @@ the solver ECOS, gives mean completion times and makespans of 4.06 h and 17.8 h 
 4.74 h and 17.8 h (sum of throughput), 4.17 h and 18.0 h (finish-time fairness).
 
 Max-min fairness and sum of throughput: within 6 %, since programmes of this kind have many answers.
-Breaking ties by the sum of speeds, as we do, gives 3.85 h; without it HiGHS gives 4.11 h.
+Breaking ties by the sum of speeds, as we do, gives 3.86 h; without it HiGHS gives 4.11 h.
 Finish-time fairness is 14 % slower than theirs: only the worst ratio is made small, and
 what that leaves open is handed out otherwise than an inner point of ECOS would.
 """

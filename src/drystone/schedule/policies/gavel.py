@@ -14,8 +14,9 @@ all types in one order of priority.
 
 Where this differs, and why: ties of the programme are broken by the sum of normalised speeds (the
 authors' solver happens to return an inner point, HiGHS a corner); GPUs that fall free within a
-round are given to waiting jobs at once, which favours Gavel a little; GPUs that a count does not
-need are never shared by two jobs (their packing policies are not here). A job whose owner named no
+round are given to waiting jobs at once, which favours Gavel a little; who has no share comes last
+of all, on the type where it is quickest (there, on the first type that has room, which is the
+quickest for everybody on their GPUs); two jobs never share a GPU (their packing is not here). A job whose owner named no
 count takes the one with the most work from each GPU.
 """
 
@@ -264,8 +265,11 @@ def _order(
     found: list[tuple[int, int]] = []
     for kind in fastest_first.tolist():
         rows = np.lexsort((np.arange(len(specs)), -shares[:, kind], -priority[:, kind]))
-        found.extend((int(row), kind) for row in rows if speeds[row, kind] > 0)
-    return found
+        found.extend((int(row), kind) for row in rows if shares[row, kind] * speeds[row, kind] > 0)
+    # Who has no share comes last, on the type where it is quickest.
+    rows, kinds = np.nonzero((shares <= 0) & (speeds > 0))
+    last = np.lexsort((rows, kinds, -(speeds / best)[rows, kinds]))
+    return found + list(zip(rows[last].tolist(), kinds[last].tolist(), strict=True))
 
 
 def _choose(

@@ -16,8 +16,8 @@ Where this differs, and why: ties of the programme are broken by the sum of norm
 authors' solver happens to return an inner point, HiGHS a corner); GPUs that fall free within a
 round are given to waiting jobs at once, which favours Gavel a little; who has no share comes last
 of all, on the type where it is quickest (there, on the first type that has room, which is the
-quickest for everybody on their GPUs); two jobs never share a GPU (their packing is not here). A job whose owner named no
-count takes the one with the most work from each GPU.
+quickest for everybody on their GPUs); two jobs never share a GPU (their packing is not here). A
+job whose owner named no count takes the one with the most work from each GPU.
 """
 
 from __future__ import annotations

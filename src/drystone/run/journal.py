@@ -20,10 +20,20 @@ from drystone.run.events import Event, Interrupted, Progressed, Submitted
 from drystone.run.lifecycle import TERMINAL, JobState
 from drystone.run.live_state import LiveState
 from drystone.run.local.options import OptionBook, work_of
-from drystone.run.notes import ClusterDescribed, Described, Learned, Note, job_of
+from drystone.run.notes import (
+    ClusterDescribed,
+    Decided,
+    Described,
+    Launched,
+    Learned,
+    Note,
+    job_of,
+)
 from drystone.run.snapshots import SnapshotMaker
 from drystone.run.store import JobRow, Lease, Store
 from drystone.schedule.snapshot import JobTable, OptionSet, Snapshot, StartupCost
+
+_NO_CHANGE = (Progressed, Decided, Launched, Described)  # for policies
 
 
 class Journal:
@@ -43,7 +53,7 @@ class Journal:
         self.changed = threading.Condition(self.lock)
         self.live = LiveState(cluster)
         self.book = OptionBook(cluster)
-        self.version = 0  # grows with every event
+        self.version = 0  # grows with every event that may change a decision
         self.sequence = 0  # of the last event in the log
         self._startup, self._clock = startup or StartupCost(), clock
         self._maker: SnapshotMaker | None = None
@@ -69,7 +79,7 @@ class Journal:
                     self._maker = None  # other options
                 elif record is not None and self._maker is not None:
                     self._maker.update(record)
-            self.version += 1
+            self.version += any(not isinstance(event, _NO_CHANGE) for event in events)
             self.changed.notify_all()
 
     def wake(self) -> None:

@@ -133,7 +133,7 @@ def make_order(
         "MASTER_PORT": str(_free_port()),
         "WORLD_SIZE": str(len(seats)),
         "PYTHONUNBUFFERED": "1",
-        "PYTHONPATH": _python_path(),
+        "PYTHONPATH": _python_path(dict(job.environment)),
     }
     if plan is not None:
         save_plan(plan, home / "plan.json")
@@ -273,8 +273,9 @@ def _free_port() -> int:
         return port
 
 
-def _python_path() -> str:
-    """Where this package is, for processes that start in other folders."""
+def _python_path(environment: Mapping[str, str]) -> str:
+    """Where this package is, for processes that start in other folders; then the job's own."""
     root = str(Path(__file__).resolve().parents[3])
-    known = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
+    given = environment.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    known = [one for one in given.split(os.pathsep) if one]
     return os.pathsep.join([root, *(one for one in known if one != root)])

@@ -15,21 +15,14 @@ from pathlib import Path
 
 from drystone.errors import DrystoneError, NothingFits
 from drystone.run.agent.client import AgentGone, AgentRefused
-from drystone.run.events import (
-    Event,
-    Failed,
-    Finished,
-    Interrupted,
-    NodeBack,
-    NodeLost,
-    Progressed,
-)
+from drystone.run.events import Event, Finished, NodeBack, NodeLost, Progressed
 from drystone.run.journal import Journal
 from drystone.run.lifecycle import TERMINAL, JobState
 from drystone.run.local.agents import AgentPool, Key, Seen
-from drystone.run.local.failures import Fault, FaultKind, is_hopeless, judge, wait_seconds
+from drystone.run.local.ends import ending_events
+from drystone.run.local.failures import Fault, FaultKind, judge
 from drystone.run.local.launching import LaunchOrder, load_order
-from drystone.run.local.lessons import memory_lesson, speed_lesson
+from drystone.run.local.lessons import speed_lesson
 from drystone.run.local.limits import limits_reached
 from drystone.run.local.ordering import order_launch
 from drystone.run.local.progress import RunProgress
@@ -108,7 +101,7 @@ class Reconciler:
             for key, parts in seen.items():
                 record = wanted.get(key[0])
                 if record is None or record.num_starts != key[1]:
-                    self._see_off(key, parts, is_silent=bool(poll.silent))
+                    self._see_off(key, parts, is_silent=bool(poll.silent - self._lost()))
             for job_id, record in wanted.items():
                 self._look_after(job_id, record, seen, poll.silent)
 
@@ -153,7 +146,11 @@ class Reconciler:
         key = (job_id, record.num_starts)
         run = self._runs.get(job_id)
         if run is None or run.order.epoch != record.num_starts:
-            others = [one for one in seen if one[0] == job_id and one != key]
+            others = [
+                one
+                for one, parts in seen.items()
+                if one[0] == job_id and one != key and not all(part.is_over for part in parts)
+            ]
             run = None if others else self._order(job_id, record, seen)
             if run is None:
                 return
@@ -271,16 +268,18 @@ class Reconciler:
             logs = self._logs(job_id, run) if any(codes.values()) else {}
             self._end(job_id, record, run.fault or judge(codes, logs, run.note), run)
             return
-        run.fault = run.fault or self._impatience(run)
+        run.fault = run.fault or self._impatience(job_id, run)
         if run.fault is not None:
             self._stop_all(run, 0.0)
         elif any(codes.values()):
             self._stop_all(run, 2.0)  # the others wait for a rank that will not come
 
-    def _impatience(self, run: _Run) -> Fault | None:
-        """Whether it has been silent for too long."""
+    def _impatience(self, job_id: str, run: _Run) -> Fault | None:
+        """Whether it has been silent for too long; a script need not say anything at all."""
         patience, progress = self._patience, run.progress
         if progress.step < 0:
+            if self._journal.live.jobs[job_id].job.is_command:
+                return None
             waited = time.monotonic() - run.ordered
             if waited > patience.start_seconds:
                 return Fault(kind=FaultKind.HANG, reason=f"it did not start within {waited:.0f} s")
@@ -293,6 +292,10 @@ class Reconciler:
             return Fault(kind=FaultKind.HANG, reason=reason)
         return None
 
+    def _lost(self) -> frozenset[str]:
+        state = self._journal.live.state
+        return frozenset(state.nodes[row].id for row in state.lost)
+
     def _stop_all(self, run: _Run, grace_seconds: float) -> None:
         for node in run.order.requests:
             self._ask(node, "stop", job_id=run.order.job_id, epoch=run.order.epoch,
@@ -300,25 +303,8 @@ class Reconciler:
 
     def _end(self, job_id: str, record: JobRecord, fault: Fault, run: _Run | None = None) -> None:
         """The run is over: try again later, otherwise, or not at all."""
-        journal = self._journal
-        live, now = journal.live.jobs[job_id], journal.now()
-        events: list[Event] = []
-        if fault.kind is FaultKind.OUT_OF_MEMORY and run is not None:
-            events += memory_lesson(journal, job_id, record)
-        number = live.faults.get(fault.kind.value, 0) + 1
-        if is_hopeless(fault.kind, number):
-            tries = f" (tried {number} times)" if number > 1 else ""
-            events.append(
-                Failed(
-                    time_seconds=now,
-                    job_id=job_id,
-                    reason=f"{fault.kind.value}{tries}: {fault.reason}",
-                    kind=fault.kind.value,
-                )
-            )
-        else:
-            events += _interruption(job_id, record, fault, run, now, number)
-        self._commit(*events)
+        progress = run.progress if run is not None else None
+        self._commit(*ending_events(self._journal, record, fault, progress))
 
     def _logs(self, job_id: str, run: _Run) -> dict[int, str]:
         """The end of each rank's log."""
@@ -372,27 +358,3 @@ class Reconciler:
 
     def _commit(self, *events: Event) -> None:
         self._journal.commit(events)
-
-
-def _interruption(
-    job_id: str, record: JobRecord, fault: Fault, run: _Run | None, now: float, number: int
-) -> list[Event]:
-    """How far it came, and what of that is lost."""
-    events: list[Event] = []
-    done, saved = record.done_samples, record.done_samples
-    if run is not None and run.progress.step >= 0:
-        batch = record.spec.global_batch
-        done = float(run.progress.step * batch)
-        saved = float(max(run.progress.checkpoint_step, run.progress.first_step) * batch)
-    events.append(Progressed(time_seconds=now, job_id=job_id, done_samples=done))
-    events.append(
-        Interrupted(
-            time_seconds=now,
-            job_id=job_id,
-            lost_samples=max(0.0, done - saved),
-            reason=f"{fault.kind.value}: {fault.reason}",
-            kind=fault.kind.value,
-            retry_seconds=now + wait_seconds(fault.kind, number),
-        )
-    )
-    return events

@@ -1,0 +1,45 @@
+"""What follows from the end of a run that did not finish? Another try, another plan, or the end."""
+
+from __future__ import annotations
+
+from drystone.run.events import Event, Failed, Interrupted, Progressed
+from drystone.run.journal import Journal
+from drystone.run.local.failures import Fault, FaultKind, is_hopeless, wait_seconds
+from drystone.run.local.lessons import memory_lesson
+from drystone.run.local.progress import RunProgress
+from drystone.run.state import JobRecord
+
+
+def ending_events(
+    journal: Journal, record: JobRecord, fault: Fault, progress: RunProgress | None
+) -> list[Event]:
+    """How far it came, what was learned, and whether it is tried again."""
+    job_id, now = record.spec.id, journal.now()
+    events: list[Event] = []
+    if fault.kind is FaultKind.OUT_OF_MEMORY and progress is not None:
+        events += memory_lesson(journal, job_id, record)
+    number = journal.live.jobs[job_id].faults.get(fault.kind.value, 0) + 1
+    if is_hopeless(fault.kind, number):
+        tries = f" (tried {number} times)" if number > 1 else ""
+        reason = f"{fault.kind.value}{tries}: {fault.reason}"
+        return [
+            *events,
+            Failed(time_seconds=now, job_id=job_id, reason=reason, kind=fault.kind.value),
+        ]
+    done, saved = record.done_samples, record.done_samples
+    if progress is not None and progress.step >= 0:
+        batch = record.spec.global_batch
+        done = float(progress.step * batch)
+        saved = float(max(progress.checkpoint_step, progress.first_step) * batch)
+    return [
+        *events,
+        Progressed(time_seconds=now, job_id=job_id, done_samples=done),
+        Interrupted(
+            time_seconds=now,
+            job_id=job_id,
+            lost_samples=max(0.0, done - saved),
+            reason=f"{fault.kind.value}: {fault.reason}",
+            kind=fault.kind.value,
+            retry_seconds=now + wait_seconds(fault.kind, number),
+        ),
+    ]

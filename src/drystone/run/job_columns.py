@@ -55,18 +55,18 @@ class JobColumns:
         self._sequence: dict[str, int] = {}
         self._order = np.zeros(64, dtype=np.int64)
         self._num_jobs = 0
-        self._changed: dict[str, JobRecord] = {}  # since columns were read last
+        self.changed: dict[str, JobRecord] = {}  # since columns were read last
         self._records: dict[str, JobRecord] = {}
 
     def touch(self, record: JobRecord) -> None:
         """An event has changed a job."""
-        self._changed[record.spec.id] = record
+        self.changed[record.spec.id] = record
 
     def flush(self) -> None:
         """Write the jobs that have changed."""
-        if not self._changed:
+        if not self.changed:
             return
-        for job_id, record in self._changed.items():
+        for job_id, record in self.changed.items():
             is_there = record.state in _THERE
             sequence = self._sequence.get(job_id)
             if is_there:
@@ -81,7 +81,7 @@ class JobColumns:
                     self._remove(sequence)
                 if record.state in TERMINAL:
                     del self._sequence[job_id]
-        self._changed.clear()
+        self.changed.clear()
 
     @property
     def num_jobs(self) -> int:
@@ -125,7 +125,7 @@ class JobColumns:
 
     def status(self, job_id: str) -> JobStatus | None:
         """What one job does."""
-        record = self._changed.get(job_id) or self._records.get(job_id)
+        record = self.changed.get(job_id) or self._records.get(job_id)
         if record is None or record.state not in _THERE:
             return None
         option_set = self.book.row_of(record.spec, record.phase)

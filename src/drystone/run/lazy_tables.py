@@ -180,13 +180,7 @@ class LazyNodeTable(NodeTable):
     def keep(self) -> None:
         """Read all that was not read yet: the state is about to change."""
         _ = self.free
-        self.__dict__["_free"] = self.free.tolist()
 
     @cached_property
     def free(self) -> IntArray:
         return np.array(self._free, dtype=np.int64)
-
-    def num_free(self, node: int) -> int:
-        """`free` of one node."""
-        free = self.__dict__.get("_free")
-        return int(self.free[node]) if free is None else free[node]

@@ -65,7 +65,7 @@ TRANSITIONS: Final[Mapping[tuple[JobState, type[Event]], JobState]] = MappingPro
     }
 )
 
-_NEXT: Final = dict(TRANSITIONS)  # which is quicker to read
+NEXT_STATES: Final = dict(TRANSITIONS)  # the same, quicker to read
 
 
 class IllegalTransition(DrystoneError):
@@ -85,7 +85,7 @@ def next_state(
     job_id: str, state: JobState, event: Event, history: Sequence[Event] = ()
 ) -> JobState:
     """The state after an event; an event that is not in the table is an error."""
-    after = _NEXT.get((state, type(event)))
+    after = NEXT_STATES.get((state, type(event)))
     if after is None:
         raise IllegalTransition(job_id, state, event, history)
     return after

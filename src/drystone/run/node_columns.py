@@ -15,6 +15,7 @@ class NodeColumns:
     """What the tables of nodes share until the next such change."""
 
     num_node_changes: int  # that the state had seen
+    kinds: list[int]  # `type_index`
     shared: dict[str, Any]  # fields of `NodeTable`, and `kinds`
 
 
@@ -27,6 +28,7 @@ def node_columns(state: ClusterState, gpu_types: tuple[str, ...]) -> NodeColumns
     num_gpus[sorted(state.lost | state.gone)] = 0
     return NodeColumns(
         num_node_changes=state.num_node_changes,
+        kinds=type_index.tolist(),
         shared={
             "ids": tuple(node.id for node in nodes),
             "type_index": type_index,

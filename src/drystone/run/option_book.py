@@ -36,6 +36,7 @@ class OptionBook:
         self._end_samples: list[float] = []  # by row: the work done when its phase ends
         self._has_phases = False
         self._runs: dict[tuple[int, int], RunFacts] = {}  # by identity of the options, and phase
+        self._first_runs: dict[str, RunFacts] = {}  # by job, of its first phase
         self._requested: dict[tuple[int, str, int], int] = {}
         self._table = OptionTable(
             counts=np.zeros((0, 0, len(gpu_types)), dtype=np.int64),
@@ -54,6 +55,8 @@ class OptionBook:
 
     def run_facts(self, job: JobSpec, phase: int) -> RunFacts:
         """The speeds of a job in a phase, and when the phase ends."""
+        if phase == 0 and (first := self._first_runs.get(job.id)) is not None:
+            return first
         options = self.options(job)
         facts = self._runs.get((id(options), phase))
         if facts is None:
@@ -63,6 +66,8 @@ class OptionBook:
             row = self._row(options, phase)
             facts = RunFacts(speeds, phase_end_samples(options, phase), row, options)
             self._runs[id(options), phase] = facts
+        if phase == 0:
+            self._first_runs[job.id] = facts
         return facts
 
     def facts(self, option_set: int, option: int) -> OptionFacts | None:

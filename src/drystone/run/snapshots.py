@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from drystone.run.state import ClusterState, JobRecord
 from drystone.schedule.phases import Options
 from drystone.schedule.snapshot import (
     ComingNodes,
+    JobStatus,
     JobTable,
     NodeTable,
     OptionFacts,
@@ -66,9 +67,11 @@ class SnapshotMaker:
         self._offer_rows = {offer.name: row for row, offer in enumerate(offers)}
         self._prices: dict[str, float] = {}  # that differ from the listed ones
         self._columns = JobColumns(self.book)
+        self.changed = self._columns.changed  # jobs that events have changed, by id
         self._node_columns: NodeColumns | None = None
         # What the last look gave out: whether somebody still holds it is known when it matters.
-        self._held: list[weakref.ref[Any]] = []
+        self._held_snapshot: weakref.ref[LazySnapshot] | None = None
+        self._held_tables: list[weakref.ref[LazyJobTable] | weakref.ref[LazyNodeTable]] = []
         self.is_held = False
 
     def speed(self, job: JobSpec, option: int, phase: int = 0) -> float:
@@ -90,31 +93,47 @@ class SnapshotMaker:
         snapshot = object.__new__(LazySnapshot)
         own = snapshot.__dict__  # past the constructor, which would set all fields one by one
         own["now_seconds"], own["_maker"], own["_state"] = now_seconds, self, state
-        self._held = [weakref.ref(snapshot)]
+        self._held_snapshot = weakref.ref(snapshot)
         self.is_held = True
         return snapshot
 
     def keep(self) -> None:
         """Complete the last snapshot, if somebody still holds it: the state is about to change."""
-        for held in self._held:
-            one = held()
-            if one is not None:
-                one.keep()
-        self._held, self.is_held = [], False
+        self.is_held = False
+        if self._held_snapshot is not None and (snapshot := self._held_snapshot()) is not None:
+            snapshot.keep()
+        if self._held_tables:
+            for held in self._held_tables:
+                if (table := held()) is not None:
+                    table.keep()
+            self._held_tables = []
+
+    def is_now(self, snapshot: LazySnapshot) -> bool:
+        """Whether this is the last look, and nothing has changed since."""
+        held = self._held_snapshot
+        return self.is_held and held is not None and held() is snapshot
 
     def job_table(self, state: ClusterState, now_seconds: float) -> JobTable:
         """The jobs of now."""
         table = LazyJobTable.of(self._columns, now_seconds, state.num_requeued, self.knows_lengths)
-        self._held.append(weakref.ref(table))
+        self._held_tables.append(weakref.ref(table))
         return table
 
-    def node_table(self, state: ClusterState) -> NodeTable:
-        """The nodes of now."""
+    def node_columns(self, state: ClusterState) -> NodeColumns:
+        """What all tables of nodes share until a node comes, goes or is lost."""
         columns = self._node_columns
         if columns is None or columns.num_node_changes != state.num_node_changes:
             columns = self._node_columns = node_columns(state, self.gpu_types)
-        table = LazyNodeTable.of(columns, state.free)
-        self._held.append(weakref.ref(table))
+        return columns
+
+    def job_status(self, job_id: str) -> JobStatus | None:
+        """What one job does now."""
+        return self._columns.status(job_id)
+
+    def node_table(self, state: ClusterState) -> NodeTable:
+        """The nodes of now."""
+        table = LazyNodeTable.of(self.node_columns(state), state.free)
+        self._held_tables.append(weakref.ref(table))
         return table
 
     def option_table(self) -> OptionTable:
@@ -210,8 +229,24 @@ class LazySnapshot(Snapshot):
     def knows_lengths(self) -> bool:
         return self._maker.knows_lengths
 
+    # What a checker asks for, of a few jobs and nodes: without tables, while this is the present.
+
+    @property
+    def _is_live(self) -> bool:
+        return "_maker" in self.__dict__ and self._maker.is_now(self)
+
+    def job_status(self, job_id: str) -> JobStatus | None:
+        return self._maker.job_status(job_id) if self._is_live else super().job_status(job_id)
+
     def option_facts(self, option_set: int, option: int) -> OptionFacts | None:
-        maker: SnapshotMaker | None = self.__dict__.get("_maker")
-        if maker is None:
+        if "_maker" not in self.__dict__:
             return super().option_facts(option_set, option)
-        return maker.book.facts(option_set, option)
+        return self._maker.book.facts(option_set, option)
+
+    def node_kinds(self) -> Sequence[int]:
+        if not self._is_live:
+            return super().node_kinds()
+        return self._maker.node_columns(self._state).kinds
+
+    def free_by_node(self) -> Sequence[int]:
+        return self._state.free if self._is_live else super().free_by_node()

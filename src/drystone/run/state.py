@@ -31,7 +31,7 @@ from drystone.run.events import (
     Started,
     Submitted,
 )
-from drystone.run.lifecycle import TERMINAL, JobState, next_state
+from drystone.run.lifecycle import NEXT_STATES, TERMINAL, JobState, next_state
 from drystone.run.rentals import RentalState
 from drystone.schedule.snapshot import Placement
 
@@ -160,13 +160,15 @@ class ClusterState:
         self.nodes[event.node] = event.spec
         self.free[event.node] = event.spec.num_gpus
 
-    def _job_after(self, event: Event) -> JobRecord:
+    def _job_after(self, event: Any) -> JobRecord:
         """The job that an event is about, in the state that it leads to."""
-        job_id: str = getattr(event, "job_id", "")
-        job = self.jobs.get(job_id)
-        if job is None:
-            raise DrystoneError(f"{type(event).__name__}: there is no job {job_id!r}")
-        job.state = next_state(job_id, job.state, event, job.history)
+        try:
+            job = self.jobs[event.job_id]
+        except (AttributeError, KeyError):
+            name = getattr(event, "job_id", "")
+            raise DrystoneError(f"{type(event).__name__}: there is no job {name!r}") from None
+        after = NEXT_STATES.get((job.state, type(event)))
+        job.state = after or next_state(job.spec.id, job.state, event, job.history)
         if self.keeps_history:
             job.history = (*job.history, event)
         return job

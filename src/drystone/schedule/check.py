@@ -61,7 +61,7 @@ def _check_job(
     changes: dict[int, int],
 ) -> list[str]:
     """Whether the job is there, in the right state, and well placed; notes what it takes where."""
-    status = snapshot.jobs.status(decision.job_id)
+    status = snapshot.job_status(decision.job_id)
     if status is None:
         return [f"{_name(decision)}: there is no job {decision.job_id!r}"]
     if isinstance(decision, _FOR_WAITING) != (status.option < 0):
@@ -83,17 +83,19 @@ def _check_room(
     has_rentals: bool,
 ) -> list[str]:
     """No node gives out more GPUs than it has, once all that is taken away is free."""
-    nodes = snapshot.nodes
+    free_by_node = snapshot.free_by_node()
     problems: list[str] = []
     for node, change in changes.items():
-        free = nodes.num_free(node) + change
+        free = free_by_node[node] + change
         if free < 0:
-            problems.append(f"node {nodes.ids[node]} gives out {-free} GPUs more than it has")
+            name = snapshot.nodes.ids[node]
+            problems.append(f"node {name} gives out {-free} GPUs more than it has")
     for decision in decisions if has_rentals else ():
         if isinstance(decision, Release):
-            free = nodes.num_free(decision.node) + changes.get(decision.node, 0)
-            if free < nodes.num_gpus[decision.node]:
-                problems.append(f"Release: jobs run on node {nodes.ids[decision.node]}")
+            free = free_by_node[decision.node] + changes.get(decision.node, 0)
+            if free < snapshot.nodes.num_gpus[decision.node]:
+                name = snapshot.nodes.ids[decision.node]
+                problems.append(f"Release: jobs run on node {name}")
     return problems
 
 
@@ -103,7 +105,7 @@ def _check_placement(
     """The placement must be the option: as many GPUs of each type, and enough memory on each."""
     option = status.option if isinstance(decision, Move) else decision.option
     facts = snapshot.option_facts(status.option_set, option)
-    kinds = snapshot.nodes.kinds
+    kinds = snapshot.node_kinds()
     if facts is None:
         return [f"{_who(decision)} has no option {option}"]
     placed = [0] * len(facts.counts)
@@ -112,7 +114,7 @@ def _check_placement(
             what = "is placed on a node that does not exist, or on less than one GPU"
             return [f"{_who(decision)} {what}"]
         placed[kinds[node]] += count
-    if len(dict(decision.placement)) < len(decision.placement):
+    if len(decision.placement) > 1 and len(dict(decision.placement)) < len(decision.placement):
         return [f"{_who(decision)} names a node twice"]
     problems = []
     if tuple(placed) != facts.counts:

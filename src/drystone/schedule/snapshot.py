@@ -133,10 +133,6 @@ class NodeTable:
         kinds: list[int] = self.type_index.tolist()
         return kinds
 
-    def num_free(self, node: int) -> int:
-        """`free` of one node."""
-        return int(self.free[node])
-
 
 class JobStatus(NamedTuple):
     """What one job does now."""
@@ -307,9 +303,22 @@ class Snapshot:
         seconds: FloatArray = np.where(own >= 0, own, self.startup.seconds(self.job_num_gpus))
         return seconds
 
+    def job_status(self, job_id: str) -> JobStatus | None:
+        """What a job does; None where there is no such job."""
+        return self.jobs.status(job_id)
+
     def option_facts(self, option_set: int, option: int) -> OptionFacts | None:
         """One option of one set; None where there is no such."""
         return self.options.facts(option_set, option)
+
+    def node_kinds(self) -> Sequence[int]:
+        """By node: its GPU type."""
+        return self.nodes.kinds
+
+    def free_by_node(self) -> Sequence[int]:
+        """By node: GPUs that are free."""
+        free: list[int] = self.nodes.free.tolist()
+        return free
 
     def counts(self, row: int, option: int) -> IntArray:
         """GPUs of each type that one option of one job takes."""

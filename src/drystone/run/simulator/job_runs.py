@@ -37,6 +37,7 @@ class JobRuns:
     ) -> None:
         self._time, self._dice, self._startup = time, dice, startup
         self._gpu_types, self._book = gpu_types, time.maker.book
+        self._can_fail = dice.spec.failed_start_share > 0
         self.num_to_come = self.num_unsettled = num_jobs
         self._speed_factors: dict[str, dict[str, float]] = {}  # by job and GPU type
         # An end that was planned is void once its job was started or changed again.
@@ -55,7 +56,9 @@ class JobRuns:
         record, now = self._time.state.jobs[job_id], self._time.now_seconds
         delay = record.spec.startup_seconds
         if delay < 0:
-            delay = self._startup.seconds_on(sum([count for _, count in placement]))
+            delay = 0.0
+            if self._startup.most_seconds > 0:
+                delay = self._startup.seconds_on(sum([count for _, count in placement]))
         self._time.record(
             Started(
                 time_seconds=now,
@@ -67,7 +70,7 @@ class JobRuns:
                 reason=reason,
             )
         )
-        self._plan_end(record, fails=self._dice.start_fails())
+        self._plan_end(record, fails=self._can_fail and self._dice.start_fails())
 
     def stop(self, job_id: str, reason: str) -> None:
         """Take a running job's GPUs; its progress is kept."""
@@ -114,8 +117,10 @@ class JobRuns:
         phase_end = self._book.run_facts(record.spec, record.phase).end_samples
         if phase_end < total:
             action, total = self._enter_next_phase, phase_end
-        left = max(total - record.done_samples, 0.0)
-        end = record.counted_seconds + left / record.samples_per_second
+        left = total - record.done_samples
+        end = record.counted_seconds
+        if left > 0:
+            end += left / record.samples_per_second
         self._time.later(end, action, record, version)
 
     def _is_void(self, record: JobRecord, version: int) -> bool:
@@ -129,8 +134,9 @@ class JobRuns:
             )
 
     def _finish(self, time_seconds: float, record: JobRecord, version: int) -> None:
-        if not self._is_void(record, version):
-            self._time.record(Finished(time_seconds=time_seconds, job_id=record.spec.id))
+        job_id = record.spec.id
+        if self._versions[job_id] == version and record.state is JobState.RUNNING:
+            self._time.record(Finished(time_seconds=time_seconds, job_id=job_id))
             self.num_unsettled -= 1
 
     def _enter_next_phase(self, time_seconds: float, record: JobRecord, version: int) -> None:

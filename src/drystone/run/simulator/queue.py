@@ -30,14 +30,19 @@ class TimeQueue(Generic[Item]):
 
     def next_seconds(self) -> float:
         """When the next thing happens; infinity where nothing will."""
-        first = self._known[-1][0] if self._known else math.inf
-        return min(first, self._heap[0][0]) if self._heap else first
+        known, heap = self._known, self._heap
+        if not known:
+            return heap[0][0] if heap else math.inf
+        first = known[-1][0]
+        return heap[0][0] if heap and heap[0][0] < first else first
 
     def pop_by(self, then_seconds: float) -> tuple[float, Item] | None:
         """The next thing, if it happens by then."""
         known, heap = self._known, self._heap
-        if known and (not heap or known[-1][0] <= heap[0][0]):
-            return known.pop() if known[-1][0] <= then_seconds else None
+        if known:
+            first = known[-1][0]
+            if not heap or first <= heap[0][0]:
+                return known.pop() if first <= then_seconds else None
         if heap and heap[0][0] <= then_seconds:
             time_seconds, _, item = heapq.heappop(heap)
             return time_seconds, item

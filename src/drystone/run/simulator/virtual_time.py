@@ -24,10 +24,12 @@ class VirtualTime:
         self.state, self.maker = state, maker
         self.now_seconds = 0.0
         self._coming: TimeQueue[tuple[Action, tuple[object, ...]]] = TimeQueue()
+        self.next_seconds = self._coming.next_seconds
 
     def expect(self, jobs: Sequence[JobSpec], submit: Action) -> None:
         """Let `submit` be called with every job at its time: before anything else is planned."""
         self._coming = TimeQueue([(job.submit_seconds, (submit, (job,))) for job in jobs])
+        self.next_seconds = self._coming.next_seconds
 
     def later(self, time_seconds: float, action: Action, *args: object) -> None:
         """Let this happen then."""
@@ -41,19 +43,17 @@ class VirtualTime:
         touched = self.state.record(event)
         self.log.append(event)
         if touched is not None:
-            maker.update(touched)
-
-    def next_seconds(self) -> float:
-        """When the next thing happens; infinity where nothing will."""
-        return self._coming.next_seconds()
+            maker.changed[touched.spec.id] = touched
 
     def run_until(self, then_seconds: float) -> None:
         """Let everything happen that is due by then."""
         state, pop_by, until = self.state, self._coming.pop_by, then_seconds + _SAME_SECONDS
-        while (due := pop_by(until)) is not None:
+        due = pop_by(until)
+        while due is not None:
             time_seconds, (action, args) = due
             now = state.now_seconds
             action(time_seconds if time_seconds > now else now, *args)
+            due = pop_by(until)
         if then_seconds > self.now_seconds:
             self.now_seconds = then_seconds
         state.now_seconds = self.now_seconds

@@ -136,7 +136,9 @@ class SimulatedWorld:
 
     def advance(self) -> None:
         """Jump to the next event, or to the first round boundary after it."""
-        if self._runs.num_unsettled == 0 or self._waits_for_nothing():
+        if self._runs.num_unsettled == 0 or (
+            self._time.state.num_running == 0 and self._waits_for_nothing()
+        ):
             self._is_over = True
             return
         then = self._time.next_seconds()
@@ -144,7 +146,9 @@ class SimulatedWorld:
             then = math.ceil(then / self._round_seconds - 1e-9) * self._round_seconds
             if self._decides_every_round and self.state.active:
                 then = min(then, self.now_seconds + self._round_seconds)
-        self._time.run_until(min(then, self._horizon_seconds))
+        if then > self._horizon_seconds:
+            then = self._horizon_seconds
+        self._time.run_until(then)
         if self._on_time is not None:
             self._on_time(self.now_seconds, self._runs.num_unsettled)
 
@@ -152,11 +156,10 @@ class SimulatedWorld:
         self._wakes.discard(at_seconds)
 
     def _waits_for_nothing(self) -> bool:
-        """Whether nobody runs or will come, no node is away or on its way, and no call is due."""
+        """If nobody runs: whether none will come, no node is away or on its way, no call is due."""
         state = self._time.state
         return (
-            state.num_running == 0
-            and self._runs.num_to_come == 0
+            self._runs.num_to_come == 0
             and not state.lost
             and not state.rentals.asked
             and not self._wakes

@@ -9,7 +9,7 @@ import numpy as np
 
 from drystone.schedule.decision import Decision, Move, Numbers, Preempt, Resize, Start
 from drystone.schedule.defragment import Lodger, clear_node
-from drystone.schedule.packing import make_room
+from drystone.schedule.packing import Room, make_room
 from drystone.schedule.snapshot import BoolArray, FloatArray, IntArray, Placement, Snapshot
 
 # A job that is placed takes a better option only if it is better by this much.
@@ -35,13 +35,19 @@ class HandOut:
     """Settles jobs one by one. A running job holds its GPUs until it is settled or let go."""
 
     def __init__(
-        self, snapshot: Snapshot, worth: Worth, *, spread_speed_share: float = 0.0
+        self,
+        snapshot: Snapshot,
+        worth: Worth,
+        *,
+        spread_speed_share: float = 0.0,
+        closed: Placement = (),  # GPUs that nobody is put on
     ) -> None:
         self._snapshot, self._jobs, self._worth = snapshot, snapshot.jobs, worth
         self._values = worth.values
         self._counts = snapshot.options.counts[self._jobs.option_set]
         self._spread_speed_share = spread_speed_share
-        self._room = make_room(snapshot)
+        self._room, self._closed = make_room(snapshot), closed
+        self._room.take(closed)
         self._option = np.full(len(self._jobs), -1, dtype=np.int64)
         self._placements: dict[int, Placement] = {}
         self._reasons: dict[int, str] = {}
@@ -239,6 +245,11 @@ class HandOut:
                 self._give(row, option, placement, reason)
                 return
         self._room.take(given)
+
+    def room(self) -> Room:
+        """What is left at the end, with the GPUs that nobody is put on."""
+        self._room.give_back(self._closed)
+        return self._room
 
     def decisions(self) -> list[Decision]:
         """Everything that changes."""

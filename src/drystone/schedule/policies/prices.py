@@ -21,15 +21,17 @@ from typing import Final
 
 import numpy as np
 
+from drystone.schedule.budget_rental import Rental, rent_and_release
 from drystone.schedule.corrected import Ratios, corrected_speeds, update_ratios
-from drystone.schedule.decision import Decision, Refuse, Start
+from drystone.schedule.decision import Decision, Refuse, Rent, Start
 from drystone.schedule.fair_shares import owner_weights, type_values, update_usage
 from drystone.schedule.hand_out import HandOut, Worth
 from drystone.schedule.integral import choose_within
 from drystone.schedule.limits import Limits, Used, check_limits
 from drystone.schedule.policy import Memory, Policy
 from drystone.schedule.prices import Market, solve_prices
-from drystone.schedule.snapshot import FloatArray, IntArray, Snapshot
+from drystone.schedule.rent_or_wait import RentMemory, RentPlan, plan_rent
+from drystone.schedule.snapshot import FloatArray, IntArray, Placement, Snapshot
 from drystone.schedule.worth import seconds_late, worth_of_options
 from drystone.units import HOUR_SECONDS
 
@@ -63,6 +65,7 @@ class PricesMemory:
     ratios: Ratios = field(default_factory=dict)
     used: Mapping[str, Used] = field(default_factory=dict)  # by jobs with limits
     usage: Mapping[str, float] = field(default_factory=dict)  # by owner
+    rent: RentMemory | None = None
 
     @property
     def gap(self) -> float:
@@ -97,11 +100,22 @@ class _View:
 def _decide(
     snapshot: Snapshot, before: PricesMemory | None, settings: Settings
 ) -> tuple[list[Decision], Memory]:
-    if len(snapshot.jobs) == 0:
+    rents = bool(snapshot.offers) or len(snapshot.rentals.nodes) > 0
+    if len(snapshot.jobs) == 0 and not rents:
         return [], before
     view = _look(snapshot, before, settings)
     worth, start = _find_worth(snapshot, view, before)
-    hand_out = HandOut(snapshot, worth, spread_speed_share=settings.spread_speed_share)
+    rent = None
+    if rents:
+        rent = plan_rent(
+            snapshot,
+            make_market(snapshot, worth.values),
+            before.rent if before is not None else None,
+        )
+    closed = _closed(snapshot, rent)
+    hand_out = HandOut(
+        snapshot, worth, spread_speed_share=settings.spread_speed_share, closed=closed
+    )
     protected = _still_protected(snapshot, before)
     for row in _left_alone(snapshot, worth, protected):
         hand_out.leave_alone(int(row))
@@ -109,13 +123,15 @@ def _decide(
         if hand_out.serve(row, _OVERDUE):
             until = snapshot.now_seconds + PROTECTED_SECONDS
             protected[snapshot.jobs.specs[row].id] = until
-    market = make_market(snapshot, worth.values, hand_out.settled())
+    market = make_market(snapshot, worth.values, hand_out.settled(), closed)
     settled_value = hand_out.value()
     solution = solve_prices(market, start)
     hand_out.price(solution.prices)
     hand_out.place(choose_within(market, solution))
     hand_out.leave_nothing_over()
     decisions = [_with_warning(one, snapshot, view) for one in hand_out.decisions()]
+    if rent is not None:
+        decisions += _rent_decisions(snapshot, rent, hand_out)
     return [*decisions, *_refusals(snapshot, view)], PricesMemory(
         prices=solution.prices,
         now_seconds=snapshot.now_seconds,
@@ -125,6 +141,7 @@ def _decide(
         ratios=view.ratios,
         used=view.limits.used,
         usage=view.usage,
+        rent=rent.memory if rent is not None else None,
     )
 
 
@@ -166,11 +183,19 @@ def _find_worth(
 
 
 def make_market(
-    snapshot: Snapshot, values: FloatArray, settled: Mapping[int, int] | None = None
+    snapshot: Snapshot,
+    values: FloatArray,
+    settled: Mapping[int, int] | None = None,
+    closed: Placement = (),
 ) -> Market:
-    """The problem of prices: what options are worth and take, without jobs that are settled."""
+    """The problem of prices: what options are worth and take, without jobs that are settled.
+
+    The GPUs of `closed` are not to be given out.
+    """
     by_type = np.ascontiguousarray(snapshot.options.counts.transpose(2, 0, 1), dtype=np.float64)
     capacity = snapshot.capacity.astype(np.float64)
+    for node, count in closed:
+        capacity[snapshot.nodes.type_index[node]] -= count
     left = values
     if settled:
         rows = np.fromiter(settled, dtype=np.int64, count=len(settled))
@@ -183,6 +208,34 @@ def make_market(
         counts=tuple(by_type[:, snapshot.jobs.option_set]),
         capacity=np.maximum(capacity, 0.0),
     )
+
+
+def _closed(snapshot: Snapshot, rent: RentPlan | None) -> Placement:
+    """The idle GPUs of nodes that are to be given back."""
+    rows = rent.closed.tolist() if rent is not None else []
+    return tuple((row, int(snapshot.nodes.free[row])) for row in rows if snapshot.nodes.free[row])
+
+
+def _rent_decisions(snapshot: Snapshot, rent: RentPlan, hand_out: HandOut) -> list[Decision]:
+    """Rent what jobs are worth; give back what has been idle as long as a new one takes."""
+    found = rent_and_release(
+        snapshot,
+        rent.memory.rental or Rental(),
+        wanted=rent.num_wanted,
+        offers=rent.offers,
+        room=hand_out.room(),
+    )
+    mu = rent.memory.job_hours_per_dollar
+    return [
+        replace(
+            one,
+            reason=f"at {mu:.3g} job hours a dollar jobs want them; {one.reason}",
+            numbers={**one.numbers, "job_hours_per_dollar": mu},
+        )
+        if isinstance(one, Rent)
+        else one
+        for one in found
+    ]
 
 
 def overdue(snapshot: Snapshot) -> list[int]:

@@ -1,0 +1,217 @@
+"""Own GPUs, and rented ones when the queue is worth it: how many nodes of each offer?
+
+A rented GPU of type k has the price mu * dollars an hour, with mu the job hours that a dollar must
+save (BOA's multiplier). A GPU costs the smaller of its shadow price and that: where own GPUs alone
+would be dearer, as much is rented as jobs want at the price of renting. mu is moved until the nodes
+wanted cost what the budget allows now: the budget, and what was left over or overspent so far, made
+good within `_MAKE_GOOD_SECONDS`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+
+from drystone.describe.market import Offer
+from drystone.schedule.budget_rental import Rental, cheapest_offers, observe_rental
+from drystone.schedule.prices import Market, choose_options, solve_prices
+from drystone.schedule.snapshot import FloatArray, IntArray, Snapshot
+from drystone.units import HOUR_SECONDS
+
+_MAKE_GOOD_SECONDS: Final = 6 * 3600.0
+_STEP: Final = 1.25  # mu is raised or lowered by this factor at a time
+_MOST_STEPS: Final = 2  # at one decision; the next goes on from there
+_MOST_FIRST_STEPS: Final = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RentMemory:
+    """What is remembered about renting."""
+
+    rental: Rental | None = None
+    job_hours_per_dollar: float = 0.0  # mu; 0: not known yet
+    since_seconds: float = 0.0
+    spent_before_dollars: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RentPlan:
+    """What is to be rented, and which rented nodes nobody should be put on."""
+
+    offers: Mapping[int, Offer]  # by type
+    num_wanted: Mapping[int, int]  # nodes by type, beyond those that are here
+    closed: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    memory: RentMemory
+
+
+def plan_rent(snapshot: Snapshot, market: Market, before: RentMemory | None) -> RentPlan:
+    """How many nodes of each offer jobs are worth now. `market` is of all jobs."""
+    now, spent = snapshot.now_seconds, snapshot.spent_dollars
+    memory = before or RentMemory(since_seconds=now, spent_before_dollars=spent)
+    offers = {
+        kind: offer
+        for kind, offer in cheapest_offers(snapshot).items()
+        # With larger nodes of its type about, a job would ask for whole ones of their size.
+        if _largest_node(snapshot, kind) <= offer.num_gpus
+    }
+    dollars = np.full(len(snapshot.gpu_types), np.inf)
+    for kind, offer in offers.items():
+        dollars[kind] = offer.price_dollars_per_hour / offer.num_gpus
+    wants = _Wants(replace(market, capacity=own_capacity(snapshot)), offers, dollars)
+    allowance = _allowance(snapshot, memory)
+    if len(snapshot.jobs) == 0 or allowance <= 0:
+        mu, nodes = memory.job_hours_per_dollar, dict.fromkeys(offers, 0)
+    elif math.isinf(allowance):
+        mu, nodes = 0.0, wants.nodes_at(0.0)
+    else:
+        known = memory.job_hours_per_dollar
+        mu, nodes = _move_multiplier(
+            wants,
+            allowance,
+            known or len(snapshot.jobs) / allowance,
+            _MOST_STEPS if known else _MOST_FIRST_STEPS,
+        )
+    here = _here(snapshot, offers)
+    return RentPlan(
+        offers=offers,
+        num_wanted={kind: max(0, number - here[kind]) for kind, number in nodes.items()},
+        closed=_surplus_nodes(snapshot, offers, nodes),
+        memory=replace(
+            memory,
+            rental=observe_rental(memory.rental, snapshot),
+            job_hours_per_dollar=mu,
+        ),
+    )
+
+
+def _largest_node(snapshot: Snapshot, kind: int) -> int:
+    return int(snapshot.nodes.num_gpus[snapshot.nodes.rows_by_type[kind]].max(initial=0))
+
+
+def own_capacity(snapshot: Snapshot) -> FloatArray:
+    """GPUs by type on nodes that are not rented."""
+    own = snapshot.capacity.astype(np.float64)
+    rows = snapshot.rentals.nodes
+    np.subtract.at(own, snapshot.nodes.type_index[rows], snapshot.nodes.num_gpus[rows])
+    return np.maximum(own, 0.0)
+
+
+def _allowance(snapshot: Snapshot, memory: RentMemory) -> float:
+    """Dollars an hour that may be spent now."""
+    budget, cap = snapshot.budget_dollars_per_hour, snapshot.hard_cap_dollars_per_hour
+    if math.isinf(budget):
+        return cap
+    hours = (snapshot.now_seconds - memory.since_seconds) / HOUR_SECONDS
+    saved = budget * hours - (snapshot.spent_dollars - memory.spent_before_dollars)
+    return min(max(0.0, budget + saved / (_MAKE_GOOD_SECONDS / HOUR_SECONDS)), cap)
+
+
+class _Wants:
+    """Which nodes jobs want, for any value of a dollar."""
+
+    def __init__(self, market: Market, offers: Mapping[int, Offer], dollars: FloatArray) -> None:
+        self._market, self._offers, self._dollars = market, offers, dollars
+        self._prices: FloatArray | None = None  # of the last time: a place to start from
+
+    def nodes_at(self, job_hours_per_dollar: float) -> dict[int, int]:
+        """Nodes of each offer if a dollar must save so many job hours."""
+        wanted = self._demand(self._dollars * job_hours_per_dollar) - self._market.capacity
+        return {
+            kind: min(max(0, math.ceil(wanted[kind] / offer.num_gpus)), offer.most_nodes)
+            for kind, offer in self._offers.items()
+        }
+
+    def cost(self, nodes: Mapping[int, int]) -> float:
+        """Dollars an hour."""
+        return sum(
+            number * self._offers[kind].price_dollars_per_hour for kind, number in nodes.items()
+        )
+
+    def within(self, nodes: Mapping[int, int], allowance: float) -> dict[int, int]:
+        """As many of these nodes as may be paid, in the same proportions.
+
+        Where many jobs are alike, all want GPUs at one price and none a little above it.
+        """
+        cost = self.cost(nodes)
+        if cost <= allowance:
+            return dict(nodes)
+        found = {kind: int(number * allowance / cost) for kind, number in nodes.items()}
+        for kind, offer in self._offers.items():
+            left = allowance - self.cost(found)
+            more = int(left / max(offer.price_dollars_per_hour, 1e-9) + 1e-9)
+            found[kind] = min(found[kind] + more, nodes[kind])
+        return found
+
+    def _demand(self, rent_prices: FloatArray) -> FloatArray:
+        """GPUs by type that jobs want, where every type costs at most what renting it costs."""
+        market, fixed = self._market, np.zeros(len(rent_prices), dtype=np.bool_)
+        values, prices = market.values, np.zeros(len(rent_prices))
+        for _ in range(len(rent_prices) + 1):
+            # A type that is rented has that price, and there is no end of it.
+            capacity = np.where(fixed, 1e12, market.capacity)
+            problem = replace(market, values=values, capacity=capacity)
+            prices = solve_prices(problem, self._prices if not fixed.any() else None).prices
+            if not fixed.any():
+                self._prices = prices
+            dearer = ~fixed & (prices > rent_prices)
+            if not dearer.any():
+                break
+            for kind in np.flatnonzero(dearer):
+                paid = rent_prices[kind] * market.counts[kind]
+                values = np.where(values > paid, values - paid, 0.0)
+            fixed |= dearer
+            if fixed.all():
+                break
+        picks, _ = choose_options(replace(market, values=values), np.where(fixed, 0.0, prices))
+        rows = np.flatnonzero(picks >= 0)
+        wanted = [one[rows, picks[rows]].sum() for one in market.counts]
+        return np.where(fixed, np.array(wanted), 0.0)
+
+
+def _move_multiplier(
+    wants: _Wants, allowance: float, mu: float, most_steps: int
+) -> tuple[float, dict[int, int]]:
+    """Raise or lower mu until the nodes wanted cost what is allowed, or nearly."""
+    nodes = wants.nodes_at(mu)
+    is_dear = wants.cost(nodes) > allowance
+    for _ in range(most_steps):
+        other = mu * _STEP if is_dear else mu / _STEP
+        changed = wants.nodes_at(other)
+        if (wants.cost(changed) > allowance) != is_dear:
+            # Between the two: as many of the larger number as can be paid.
+            return (
+                (other, wants.within(nodes, allowance))
+                if is_dear
+                else (
+                    mu,
+                    wants.within(changed, allowance),
+                )
+            )
+        mu, nodes = other, changed
+    return mu, wants.within(nodes, allowance)
+
+
+def _here(snapshot: Snapshot, offers: Mapping[int, Offer]) -> dict[int, int]:
+    """Rented nodes by type."""
+    kinds = snapshot.nodes.type_index[snapshot.rentals.nodes]
+    return {kind: int((kinds == kind).sum()) for kind in offers}
+
+
+def _surplus_nodes(
+    snapshot: Snapshot, offers: Mapping[int, Offer], nodes: Mapping[int, int]
+) -> IntArray:
+    """Idle rented nodes beyond what is wanted: nobody is put on them, so that they can go."""
+    found: list[int] = []
+    rows = snapshot.rentals.nodes
+    kinds = snapshot.nodes.type_index[rows]
+    is_idle = snapshot.nodes.free[rows] == snapshot.nodes.num_gpus[rows]
+    for kind in offers:
+        surplus = int((kinds == kind).sum()) - nodes.get(kind, 0)
+        idle = rows[(kinds == kind) & is_idle].tolist()
+        if surplus > 0:
+            found += idle[len(idle) - min(surplus, len(idle)) :]
+    return np.array(sorted(found), dtype=np.int64)

@@ -58,10 +58,9 @@ def test_fifty_kills_at_any_moment_leave_the_losses_as_they_were(tmp_path: Path)
             wait_for_lines(output, chance.randint(1, 8))
         time.sleep(chance.random() * 0.3)
         ranks[chance.randrange(NUM_RANKS)].kill()
-        killed = time.monotonic()
-        codes = join(ranks, seconds=3 * TIMEOUT_SECONDS)
-        # What runs out is one collective; leaving takes a moment on a busy machine.
-        assert time.monotonic() - killed < TIMEOUT_SECONDS + 10
+        # Each wait for others ends with the timeout. Joining has two of them, and on a busy machine
+        # a rank may only begin to join when another is dead already.
+        codes = join(ranks, seconds=2 * TIMEOUT_SECONDS + 20)
         assert 0 not in codes
         for step, loss in losses_of(output).items():
             assert found.setdefault(step, loss) == pytest.approx(loss, abs=1e-5), (kill, step)

@@ -110,7 +110,7 @@ def load_latest(folder: Path, engine: Stepper, optimizer: torch.optim.Optimizer)
 
 def load_checkpoint(path: Path, engine: Stepper, optimizer: torch.optim.Optimizer) -> Progress:
     """Load one checkpoint, whatever split it was saved from."""
-    _make_optimizer_state(optimizer)
+    make_optimizer_state(optimizer)
     wire = engine.wire
     with host_memory():
         dcp.load(
@@ -173,7 +173,7 @@ def checkpoint_state(
             yield name, one.slice_of(entry) if is_piece else entry
 
 
-def _make_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
+def make_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
     """A step of length 0, so that there is something to load into."""
     lengths = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:

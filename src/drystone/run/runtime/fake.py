@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from drystone.describe.model import ModelSpec
 from drystone.describe.recipe import Recipe, Tuning
 from drystone.run.runtime.batch import RankWork, micro_batches
+from drystone.run.runtime.checkpoint import make_optimizer_state
 from drystone.run.runtime.collectives import (
     Form,
     Log,
@@ -123,9 +124,13 @@ def peak_of_rank(
     dtype: torch.dtype = torch.bfloat16,
     offload: bool = True,
 ) -> float:
-    """Bytes of tensors of a rank at most in its second step, when optimizer state is there."""
+    """Bytes of tensors of a rank at most in a step, with optimizer state.
+
+    Unequal shares are not asked at other depths, for they cut a short model in other places.
+    """
     depths = [model.num_layers]
-    if len(model.stack) == 1 and model.num_layers > _DEPTHS[-1]:
+    is_even = len({work.state_share for work in works}) == 1
+    if is_even and len(model.stack) == 1 and model.num_layers > _DEPTHS[-1]:
         depths = list(_DEPTHS)
     found = []
     for depth in depths:
@@ -161,17 +166,15 @@ def _step_peaks(
     ledger: Ledger,
     make_optimizer: MakeOptimizer,
 ) -> tuple[int, int, int]:
-    """Peaks to the second reduction, between, and from the last but one on; of the second step."""
+    """Peaks to the second reduction, between, and from the last but one on."""
     wire = engine.wire
     assert isinstance(wire, FakeWire)
     optimizer = make_optimizer(engine.parameter_groups())
     runs = micro_batches(works, wire.rank, 0)
     batches = [torch.zeros(len(run), seq_len + 1, dtype=torch.long) for run in runs]
-    for _ in range(2):
-        wire.peaks.clear()
-        ledger.reset_peak()
-        engine.compute_gradients(batches)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+    make_optimizer_state(optimizer)
+    ledger.reset_peak()
+    engine.compute_gradients(batches)
+    optimizer.step()
     peaks = [*wire.peaks, ledger.peak_bytes]
     return max(peaks[:2]), max(peaks[2:-2], default=0), max(peaks[-2:])

@@ -13,7 +13,12 @@ from pathlib import Path
 
 import torch
 
-from drystone.run.runtime.checkpoint import Progress, checkpoint_state, write_checkpoint
+from drystone.run.runtime.checkpoint import (
+    Progress,
+    checkpoint_state,
+    make_optimizer_state,
+    write_checkpoint,
+)
 from drystone.run.runtime.collectives import Wire
 from drystone.run.runtime.ledger import host_memory
 from drystone.run.runtime.slices import Slice
@@ -60,6 +65,8 @@ class BackgroundSaves:
 
     def _copied(self) -> dict[str, torch.Tensor]:
         """The rank's state in host memory; the memory is used again the next time."""
+        if not self._optimizer.state:
+            make_optimizer_state(self._optimizer)
         state: dict[str, torch.Tensor] = {}
         with host_memory(), torch.no_grad():
             for name, one in checkpoint_state(self._engine.counted, self._optimizer):

@@ -59,6 +59,8 @@ def save_checkpoint(
     keep: int = 3,
 ) -> Path:
     """Write a checkpoint together with all ranks; whole or not at all. The last `keep` stay."""
+    if not optimizer.state:
+        make_optimizer_state(optimizer)
     state = dict(checkpoint_state(engine.counted, optimizer))
     return write_checkpoint(folder, state, progress, wire=engine.wire, keep=keep)
 
@@ -174,7 +176,7 @@ def checkpoint_state(
 
 
 def make_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
-    """A step of length 0, so that there is something to load into."""
+    """A step of length 0 that does not count, so that there is something to save or load into."""
     lengths = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"] = 0.0
@@ -184,6 +186,9 @@ def make_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad(set_to_none=True)
     for group, length in zip(optimizer.param_groups, lengths, strict=True):
         group["lr"] = length
+    for state in optimizer.state.values():
+        if isinstance(state.get("step"), torch.Tensor):
+            state["step"].zero_()
 
 
 def _gather_hashes(wire: Wire, scratch: Path) -> dict[str, str]:

@@ -161,8 +161,12 @@ def enumerate_options(
     pool: Pool,
     *,
     dollars_per_gpu_hour: Mapping[str, float] | None = None,
+    prunes: bool = True,
 ) -> Options:
-    """Every option worth having on the pool: each type alone, and pairs of types."""
+    """Every option worth having on the pool: each type alone, and pairs of types.
+
+    With `prunes` without those that fewer GPUs beat; who may not take fewer wants them all.
+    """
     prices = dollars_per_gpu_hour or {}
     names = tuple(group.gpu.name for group in pool.groups)
     cells = tuple(_best_cells(model, recipe, group.machine, group.count) for group in pool.groups)
@@ -182,7 +186,7 @@ def enumerate_options(
         cell=np.concatenate([part.cell for part in parts]),
         cells=cells,
     )
-    return found.undominated()
+    return found.undominated() if prunes else found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -173,7 +173,8 @@ class OptionBook:
     ) -> None:
         most = {gpu: min(self._total(gpu), job.max_gpus, job.global_batch) for gpu in usable}
         pool = self._pool(most, lesson.memory_share)
-        found = enumerate_options(shape, self.recipe(job, shape), pool)
+        recipe = self.recipe(job, shape)
+        found = enumerate_options(shape, recipe, pool, prunes=job.min_gpus == 1)
         columns = [self.types.index(gpu) for gpu in found.gpus]
         for row in range(len(found)):
             whole = np.zeros(len(self.types), dtype=np.int64)

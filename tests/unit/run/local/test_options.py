@@ -50,6 +50,14 @@ def test_limits_of_a_job_are_kept(tmp_path):
     assert {sum(one) for one in by_counts(book, a_job(tmp_path, gpus={"min": 3}))} <= {3, 4, 5, 6}
 
 
+def test_who_must_take_many_may_mix_though_fewer_would_be_faster(tmp_path):
+    small = parse_cluster("nodes: [{gpu: A100, gpus_per_node: 2}, {gpu: T4, gpus_per_node: 2}]")
+    speeds = by_counts(OptionBook(small), a_job(tmp_path, gpus={"min": 3}))
+
+    assert set(speeds) == {(2, 1), (1, 2), (2, 2)}
+    assert min(speeds.values()) > 0
+
+
 def test_jobs_of_one_kind_share_one_set(tmp_path):
     book = OptionBook(CLUSTER)
     one, two = a_job(tmp_path, name="one"), a_job(tmp_path, name="two", priority=3)

@@ -17,7 +17,8 @@ from typing import Final
 import numpy as np
 
 from drystone.describe.market import Offer
-from drystone.schedule.budget_rental import Rental, cheapest_offers, observe_rental
+from drystone.schedule.decision import Decision, Release, Rent, Wake
+from drystone.schedule.packing import Room
 from drystone.schedule.prices import Market, choose_options, solve_prices
 from drystone.schedule.snapshot import FloatArray, IntArray, Snapshot
 from drystone.units import HOUR_SECONDS
@@ -32,7 +33,7 @@ _MOST_FIRST_STEPS: Final = 20
 class RentMemory:
     """What is remembered about renting."""
 
-    rental: Rental | None = None
+    idle_since_seconds: Mapping[str, float] = field(default_factory=dict)  # by id of the node
     job_hours_per_dollar: float = 0.0  # mu; 0: not known yet
     since_seconds: float = 0.0
     spent_before_dollars: float = 0.0
@@ -54,13 +55,13 @@ def plan_rent(snapshot: Snapshot, market: Market, before: RentMemory | None) -> 
     memory = before or RentMemory(since_seconds=now, spent_before_dollars=spent)
     offers = {
         kind: offer
-        for kind, offer in cheapest_offers(snapshot).items()
+        for kind, offer in _cheapest_offers(snapshot).items()
         # With larger nodes of its type about, a job would ask for whole ones of their size.
         if _largest_node(snapshot, kind) <= offer.num_gpus
     }
     dollars = np.full(len(snapshot.gpu_types), np.inf)
     for kind, offer in offers.items():
-        dollars[kind] = offer.price_dollars_per_hour / offer.num_gpus
+        dollars[kind] = _gpu_dollars(offer)
     wants = _Wants(replace(market, capacity=own_capacity(snapshot)), offers, dollars)
     allowance = _allowance(snapshot, memory)
     if len(snapshot.jobs) == 0 or allowance <= 0:
@@ -82,10 +83,85 @@ def plan_rent(snapshot: Snapshot, market: Market, before: RentMemory | None) -> 
         closed=_surplus_nodes(snapshot, offers, nodes),
         memory=replace(
             memory,
-            rental=observe_rental(memory.rental, snapshot),
+            idle_since_seconds=_idle_since(snapshot, memory.idle_since_seconds),
             job_hours_per_dollar=mu,
         ),
     )
+
+
+def rent_and_release(snapshot: Snapshot, plan: RentPlan, room: Room) -> list[Decision]:
+    """Rent what is wanted and not on its way; give back what has been idle for too long.
+
+    `room` is what is left after jobs are placed.
+    """
+    return [*_rents(snapshot, plan), *_releases(snapshot, plan.memory, room)]
+
+
+def _rents(snapshot: Snapshot, plan: RentPlan) -> list[Decision]:
+    found: list[Decision] = []
+    mu = plan.memory.job_hours_per_dollar
+    cap_left = snapshot.hard_cap_dollars_per_hour - snapshot.committed_dollars_per_hour
+    for kind, offer in sorted(plan.offers.items()):
+        row, price = snapshot.offers.index(offer), offer.price_dollars_per_hour
+        coming = sum(one.num_nodes for one in snapshot.rentals.coming if one.offer == row)
+        number = plan.num_wanted.get(kind, 0) - coming
+        if price > 0 and math.isfinite(cap_left):
+            number = min(number, int(max(cap_left, 0.0) / price))
+        if number > 0:
+            cap_left -= number * price
+            reason = (
+                f"jobs want {plan.num_wanted[kind]} more nodes where a dollar must save "
+                f"{mu:.3g} job hours; {coming} are on their way"
+            )
+            numbers = {"price_dollars_per_hour": price, "job_hours_per_dollar": mu}
+            found.append(Rent(offer=offer.name, num_nodes=number, reason=reason, numbers=numbers))
+    return found
+
+
+def _releases(snapshot: Snapshot, memory: RentMemory, room: Room) -> list[Decision]:
+    """A node goes once it has been idle for as long as a new one would take to start."""
+    found: list[Decision] = []
+    later: list[float] = []
+    now, nodes = snapshot.now_seconds, snapshot.nodes
+    for row in snapshot.rentals.nodes.tolist():
+        since = memory.idle_since_seconds.get(nodes.ids[row])
+        if since is None or room.free[row] < nodes.num_gpus[row]:
+            continue
+        patience = snapshot.offers[int(snapshot.node_offer[row])].start_delay_seconds
+        if now >= since + patience:
+            reason = f"idle for {now - since:.0f} s, and nobody is worth what it costs"
+            found.append(Release(node=row, reason=reason, numbers={"idle_seconds": now - since}))
+        else:
+            later.append(since + patience)
+    if later:
+        found.append(
+            Wake(at_seconds=min(later), reason="a rented node has been idle too long then")
+        )
+    return found
+
+
+def _idle_since(snapshot: Snapshot, before: Mapping[str, float]) -> dict[str, float]:
+    """Which rented nodes are idle, and since when."""
+    nodes, rows = snapshot.nodes, snapshot.rentals.nodes
+    idle = rows[nodes.free[rows] == nodes.num_gpus[rows]].tolist()
+    return {nodes.ids[row]: before.get(nodes.ids[row], snapshot.now_seconds) for row in idle}
+
+
+def _cheapest_offers(snapshot: Snapshot) -> dict[int, Offer]:
+    """By GPU type: the offer with the cheapest GPU that the hard cap allows at all."""
+    best: dict[int, Offer] = {}
+    for offer in snapshot.offers:
+        is_out = offer.price_dollars_per_hour > snapshot.hard_cap_dollars_per_hour
+        if offer.gpu not in snapshot.gpu_types or is_out or not offer.most_nodes:
+            continue
+        kind = snapshot.gpu_types.index(offer.gpu)
+        if kind not in best or _gpu_dollars(offer) < _gpu_dollars(best[kind]):
+            best[kind] = offer
+    return best
+
+
+def _gpu_dollars(offer: Offer) -> float:
+    return offer.price_dollars_per_hour / offer.num_gpus
 
 
 def _largest_node(snapshot: Snapshot, kind: int) -> int:

@@ -35,13 +35,21 @@ _AMPLE: Final = 4.0  # times the time that is needed at the fastest: no hurry ye
 
 
 def worth_of_options(
-    snapshot: Snapshot, speeds: FloatArray, weights: FloatArray, prices: FloatArray
+    snapshot: Snapshot,
+    speeds: FloatArray,
+    weights: FloatArray,
+    prices: FloatArray,
+    remaining_samples: FloatArray | None = None,
 ) -> Worth:
-    """The worth of each option, (jobs, options), for jobs of these weights at these prices."""
+    """The worth of each option, (jobs, options), for jobs of these weights at these prices.
+
+    `remaining_samples` is what is left of each job, where one knows better than the snapshot.
+    """
     jobs = snapshot.jobs
     usable = np.where(speeds > 0, speeds, 1e-100)
     paid = snapshot.options.counts[jobs.option_set] @ prices
-    remaining = np.maximum(jobs.remaining_samples, 1e-9)[:, None]
+    left = jobs.remaining_samples if remaining_samples is None else remaining_samples
+    remaining = np.maximum(left, 1e-9)[:, None]
     seconds = remaining / usable
     full = _sample_costs(weights[:, None], paid, usable, seconds)[:, None] * speeds
     full *= _deadline_factors(snapshot, seconds)

@@ -21,16 +21,16 @@ from typing import Final
 
 import numpy as np
 
-from drystone.schedule.budget_rental import Rental, rent_and_release
 from drystone.schedule.corrected import Ratios, corrected_speeds, update_ratios
-from drystone.schedule.decision import Decision, Refuse, Rent, Start
+from drystone.schedule.decision import Decision, Refuse, Start
 from drystone.schedule.fair_shares import owner_weights, type_values, update_usage
 from drystone.schedule.hand_out import HandOut, Worth
 from drystone.schedule.integral import choose_within
+from drystone.schedule.lengths import LengthMemory, guess_remaining, update_lengths
 from drystone.schedule.limits import Limits, Used, check_limits
 from drystone.schedule.policy import Memory, Policy
 from drystone.schedule.prices import Market, solve_prices
-from drystone.schedule.rent_or_wait import RentMemory, RentPlan, plan_rent
+from drystone.schedule.rent_or_wait import RentMemory, RentPlan, plan_rent, rent_and_release
 from drystone.schedule.snapshot import FloatArray, IntArray, Placement, Snapshot
 from drystone.schedule.worth import seconds_late, worth_of_options
 from drystone.units import HOUR_SECONDS
@@ -66,6 +66,7 @@ class PricesMemory:
     used: Mapping[str, Used] = field(default_factory=dict)  # by jobs with limits
     usage: Mapping[str, float] = field(default_factory=dict)  # by owner
     rent: RentMemory | None = None
+    lengths: LengthMemory | None = None  # where nobody says how long jobs are
 
     @property
     def gap(self) -> float:
@@ -95,6 +96,12 @@ class _View:
     limits: Limits
     ratios: Ratios
     usage: Mapping[str, float]
+    lengths: LengthMemory | None = None
+    remaining: FloatArray | None = None  # None: as the snapshot says
+
+    def worth_at(self, snapshot: Snapshot, prices: FloatArray) -> Worth:
+        """What options are worth at these prices."""
+        return worth_of_options(snapshot, self.speeds, self.weights, prices, self.remaining)
 
 
 def _decide(
@@ -131,7 +138,7 @@ def _decide(
     hand_out.leave_nothing_over()
     decisions = [_with_warning(one, snapshot, view) for one in hand_out.decisions()]
     if rent is not None:
-        decisions += _rent_decisions(snapshot, rent, hand_out)
+        decisions += rent_and_release(snapshot, rent, hand_out.room())
     return [*decisions, *_refusals(snapshot, view)], PricesMemory(
         prices=solution.prices,
         now_seconds=snapshot.now_seconds,
@@ -142,6 +149,7 @@ def _decide(
         used=view.limits.used,
         usage=view.usage,
         rent=rent.memory if rent is not None else None,
+        lengths=view.lengths,
     )
 
 
@@ -167,7 +175,18 @@ def _look(snapshot: Snapshot, before: PricesMemory | None, settings: Settings) -
         values = type_values(snapshot, speeds, dollars)
         usage = update_usage(snapshot, values, before.usage if before is not None else {}, elapsed)
         weights = weights * owner_weights(snapshot, settings.shares, usage)
-    return _View(speeds=speeds, weights=weights, limits=limits, ratios=ratios, usage=usage)
+    lengths = None
+    if not snapshot.knows_lengths:
+        lengths = update_lengths(snapshot, before.lengths if before is not None else None, elapsed)
+    return _View(
+        speeds=speeds,
+        weights=weights,
+        limits=limits,
+        ratios=ratios,
+        usage=usage,
+        lengths=lengths,
+        remaining=guess_remaining(snapshot, lengths) if lengths is not None else None,
+    )
 
 
 def _find_worth(
@@ -175,11 +194,11 @@ def _find_worth(
 ) -> tuple[Worth, FloatArray]:
     """What options are worth at the prices of before, and these; at first they must be found."""
     if before is not None:
-        return worth_of_options(snapshot, view.speeds, view.weights, before.prices), before.prices
+        return view.worth_at(snapshot, before.prices), before.prices
     none = np.zeros(len(snapshot.gpu_types))
-    worth = worth_of_options(snapshot, view.speeds, view.weights, none)
+    worth = view.worth_at(snapshot, none)
     found = solve_prices(make_market(snapshot, worth.values)).prices
-    return worth_of_options(snapshot, view.speeds, view.weights, found), found
+    return view.worth_at(snapshot, found), found
 
 
 def make_market(
@@ -214,28 +233,6 @@ def _closed(snapshot: Snapshot, rent: RentPlan | None) -> Placement:
     """The idle GPUs of nodes that are to be given back."""
     rows = rent.closed.tolist() if rent is not None else []
     return tuple((row, int(snapshot.nodes.free[row])) for row in rows if snapshot.nodes.free[row])
-
-
-def _rent_decisions(snapshot: Snapshot, rent: RentPlan, hand_out: HandOut) -> list[Decision]:
-    """Rent what jobs are worth; give back what has been idle as long as a new one takes."""
-    found = rent_and_release(
-        snapshot,
-        rent.memory.rental or Rental(),
-        wanted=rent.num_wanted,
-        offers=rent.offers,
-        room=hand_out.room(),
-    )
-    mu = rent.memory.job_hours_per_dollar
-    return [
-        replace(
-            one,
-            reason=f"at {mu:.3g} job hours a dollar jobs want them; {one.reason}",
-            numbers={**one.numbers, "job_hours_per_dollar": mu},
-        )
-        if isinstance(one, Rent)
-        else one
-        for one in found
-    ]
 
 
 def overdue(snapshot: Snapshot) -> list[int]:

@@ -93,8 +93,6 @@ class CellEngine(Stepper):
         """Forward and backward over all micro-batches: each owned piece gets its `grad`."""
         self._seconds = dict.fromkeys(_PARTS, 0.0)
         self._losses.zero_()
-        for part in self._parts:
-            part.begin_step()
         incoming: dict[Action, Incoming] = {}
         for action, following in zip(self._actions, [*self._actions[1:], None], strict=True):
             self._expect(action, incoming)

@@ -80,6 +80,8 @@ class Ledger(TorchDispatchMode):
         storage.resize_(num_bytes)
 
     def _see(self, tensor: torch.Tensor) -> None:
+        if tensor.device.type == "meta":
+            return
         # A tensor that is split over ranks says the size of the whole; here is its part.
         storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
         key = storage._cdata

@@ -186,6 +186,10 @@ class Unit:
         assert self._gradient is not None
         for parameter in self._parameters:
             parameter.grad = None
+        if self._wire.num_ranks == 1:
+            self._piece_gradient, self._gradient = self._gradient, None
+            self._wire.traffic.count("reduce", 0)
+            return Pending((), self._set_owned_gradients)
         self._piece_gradient = torch.empty_like(self._piece)
         summed = self._wire.reduce(self._gradient, self._piece_gradient, self.cuts)
         # The pending reduction keeps what it reads alive; the unit lets go of it.

@@ -63,13 +63,7 @@ class StagePart:
             for one in unit.owned
         ]
         self._reduction: Pending | None = None
-
-    def begin_step(self) -> None:
-        """Before the first micro-batch."""
-        if self._sharding < Sharding.ZERO3:
-            self._layer.start_gather()
-        if self._sharding < Sharding.ZERO2:
-            self._layer.begin_gradients()
+        self._has_gradients = False  # whole ones, to which micro-batches add
 
     def start_use(self) -> None:
         """It will be used next."""
@@ -86,9 +80,10 @@ class StagePart:
 
     def begin_backward(self) -> None:
         """Before the backward pass of one micro-batch."""
-        if self._sharding >= Sharding.ZERO2:
+        if not self._has_gradients:
             self.finish_reduction()
             self._layer.begin_gradients()
+            self._has_gradients = True
 
     def end_backward(self, *, is_last: bool) -> None:
         """After it; after the last one of a step nothing more is added to the gradients."""
@@ -111,6 +106,7 @@ class StagePart:
                 one.value.grad += gradient
 
     def _start_reduction(self) -> None:
+        self._has_gradients = False
         self._sum_partial()
         self._reduction = self._layer.start_reduce()
 
@@ -186,6 +182,10 @@ class ChunkRun:
                     gradient = _run_backward(segment, kept.pop(), batch, gradient)
             is_used_again = any(one.part is segment.part for one in self._segments[:index])
             segment.part.end_backward(is_last=is_last and not is_used_again)
+            if index + 1 < len(self._segments):
+                # One reduction is on its way at a time: each holds gradients that are whole.
+                with self._timed("reduce"):
+                    self._segments[index + 1].part.finish_reduction()
             segment.part.leave()
         return gradient
 

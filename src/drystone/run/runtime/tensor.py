@@ -11,7 +11,7 @@ shards and optimizes them need not know; a hook makes them DTensors when a modul
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -195,7 +195,7 @@ class TensorSplit:
             name=name,
             shape=parameter.shape,
             part=Box(tuple(offsets), tuple(lengths), 0),
-            value=nn.Parameter(torch.empty(lengths), requires_grad=parameter.requires_grad),
+            value=_unfilled(lengths, requires_grad=parameter.requires_grad),
             is_split=isinstance(placement, Shard),
         )
 
@@ -210,9 +210,14 @@ def _plain_leaves(module: nn.Module, name: str) -> Iterator[Leaf]:
 
 def _plain_leaf(name: str, parameter: nn.Parameter, *, is_partial: bool = False) -> Leaf:
     shape = parameter.shape
-    value = nn.Parameter(torch.empty(shape), requires_grad=parameter.requires_grad)
+    value = _unfilled(shape, requires_grad=parameter.requires_grad)
     whole = Box((0,) * len(shape), tuple(shape), 0)
     return Leaf(name=name, shape=shape, part=whole, value=value, is_partial=is_partial)
+
+
+def _unfilled(shape: Sequence[int], *, requires_grad: bool) -> nn.Parameter:
+    """A parameter of that shape that takes no memory."""
+    return nn.Parameter(torch.empty(()).expand(tuple(shape)), requires_grad=requires_grad)
 
 
 def _bring_back(module: nn.Module, leaves: dict[str, tuple[Leaf, DTensor]]) -> None:

@@ -14,6 +14,7 @@ import argparse
 import gc
 import math
 import time
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +41,7 @@ def main() -> None:
     parser.add_argument("--snapshots", type=int, default=20)
     parser.add_argument("--runner", default="cells", help="the policy whose run is looked at")
     parser.add_argument("--policies", default=",".join(sorted(POLICIES)))
-    parser.add_argument("--most-seconds", type=float, default=60.0, help="for each policy")
+    parser.add_argument("--most-seconds", type=float, default=20.0, help="for each policy")
     given = parser.parse_args()
     pairs = take_pairs(given.runner, given.active, given.snapshots)
     sizes = [len(after.jobs) for _, after in pairs]
@@ -63,7 +64,8 @@ def main() -> None:
         print(
             f"{name:20}{1e3 * median:11.2f}{1e3 * np.percentile(seconds, 95):11.2f}"
             f"{1e3 * max(seconds):11.2f}{median / reference:9.2f}"
-            f"  {num_decisions / len(seconds):.1f} on average, {len(seconds)} timed"
+            f"  {num_decisions / len(seconds):.1f} on average, {len(seconds)} timed",
+            flush=True,
         )
 
 
@@ -97,10 +99,10 @@ def take_pairs(runner: str, active: int, num_snapshots: int) -> list[Pair]:
 
 def time_policy(name: str, pairs: list[Pair], most_seconds: float) -> tuple[list[float], int]:
     """CPU seconds of each decision, and decisions made in all; stops when time is up."""
-    policy = find_policy(name)
+    policy, began = find_policy(name), time.process_time()
     policy(*_first(pairs))  # imports and the like are not timed
     seconds: list[float] = []
-    num_decisions, began = 0, time.process_time()
+    num_decisions = 0
     for before, after in pairs:
         _, memory = policy(_fresh(before), None)
         snapshot = _fresh(after)
@@ -120,8 +122,6 @@ def _first(pairs: list[Pair]) -> tuple[Snapshot, None]:
 
 def _fresh(snapshot: Snapshot) -> Snapshot:
     """The same without what it has computed and kept."""
-    from dataclasses import fields, replace
-
     jobs = snapshot.jobs
     new_jobs = type(jobs)(**{one.name: getattr(jobs, one.name) for one in fields(jobs)})
     return replace(snapshot, jobs=new_jobs)

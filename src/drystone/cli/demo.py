@@ -32,13 +32,16 @@ _ACTS = (
     ("The same for speed.", "check speed --worst 0"),
 )
 
+_LIVE = "Train, on two A100 and two T4 at once, and kill a process on purpose. What happens?"
+
 
 def demo(
     only: Annotated[int, typer.Option(help="Show this act alone; 0: all of them.", min=0)] = 0,
 ) -> None:
     """Show the best of what there is, on CPU.
 
-    Each act is a command that you can run yourself; it is shown before its answer.
+    Each act is a command that you can run yourself; it is shown before its answer. The last act runs
+    five jobs on an emulated mixed cluster and kills a process on purpose; it takes a few minutes.
     """
     from rich.rule import Rule
     from rich.text import Text
@@ -55,3 +58,23 @@ def demo(
         console.print(Text(f"$ drystone {command}", style="dim"))
         console.print()
         run(shlex.split(command))
+    if only in (0, len(_ACTS) + 1):
+        console.print()
+        console.print(Rule(Text(_LIVE, style="bold"), align="left", style="cyan"))
+        console.print(Text("$ drystone serve, submit, top (emulated GPUs)", style="dim"))
+        _show_live()
+
+
+def _show_live() -> None:
+    from importlib.util import find_spec
+
+    from drystone.errors import DrystoneError
+
+    if find_spec("torch") is None:
+        raise DrystoneError(
+            "the last act trains, and torch is not installed",
+            hint="pip install 'drystone[runtime]'",
+        )
+    from drystone.cli.demo_live import show_live
+
+    show_live()

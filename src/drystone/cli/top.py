@@ -36,18 +36,19 @@ def top(
     console = make_console()
     with connected(folder) as client:
         if once:
-            console.print(_picture(client, console.width))
+            console.print(picture(client, console.width))
             return
         try:
-            with Live(_picture(client, console.width), console=console, screen=True) as live:
+            with Live(picture(client, console.width), console=console, screen=True) as live:
                 while True:
                     time.sleep(every)
-                    live.update(_picture(client, console.width))
+                    live.update(picture(client, console.width))
         except KeyboardInterrupt:
             make_console(stderr=True).print("Left. The jobs go on.", style="dim")
 
 
-def _picture(client: Client, width: int) -> Group:
+def picture(client: Client, width: int) -> Group:
+    """Everything at this moment."""
     from rich.console import Group
     from rich.text import Text
 

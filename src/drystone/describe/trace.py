@@ -77,15 +77,18 @@ def settle_trace(
     first = min(job.submit_seconds for job in jobs)
     # Python's sort is stable: jobs of one instant stay in the order of the file.
     ordered = sorted(jobs, key=lambda job: job.submit_seconds)
-    shifted = [
+    if most_jobs:
+        ordered = ordered[:most_jobs]
+    if first == 0:
+        return tuple(ordered)
+    return tuple(
         replace(
             job,
             submit_seconds=job.submit_seconds - first,
             deadline_seconds=job.deadline_seconds - first,
         )
         for job in ordered
-    ]
-    return tuple(shifted[:most_jobs] if most_jobs else shifted)
+    )
 
 
 def render_trace(jobs: Sequence[JobSpec]) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from drystone.describe.job import JobSpec
 from drystone.observe.metrics import RunReport
 from drystone.observe.report import PolicyRun, Scenario
 from drystone.observe.report_lines import report_lines
@@ -33,16 +34,15 @@ def render_page(
     scenario: Scenario, runs: Sequence[PolicyRun], *, title: str, remarks: Sequence[str] = ()
 ) -> str:
     """The page."""
+    drawn = [_run(scenario, one) for one in runs]
     content = {
         "title": title,
         "headline": headline([one.report for one in runs]),
         "remarks": list(remarks),
         "table": _table([one.report for one in runs]),
-        "jobs": [
-            [job.id, job.model, job.owner, round(job.submit_seconds)] for job in scenario.jobs
-        ],
+        "jobs": _drawn_jobs(scenario.jobs, drawn),
         "budget": _finite(scenario.budget_dollars_per_hour),
-        "runs": [_run(scenario, one) for one in runs],
+        "runs": drawn,
     }
     # `<` would let a name in the data end the script element.
     text = json.dumps(content, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
@@ -103,6 +103,17 @@ def _run(scenario: Scenario, run: PolicyRun) -> dict[str, Any]:
         "prices": price_curves(run.record, end),
         "gpus": gpu_tiles(scenario.nodes, run.log, end, scenario.jobs),
     }
+
+
+def _drawn_jobs(jobs: Sequence[JobSpec], drawn: Sequence[dict[str, Any]]) -> list[list[Any]]:
+    """What the page says of the jobs that it draws; their tiles are numbered anew."""
+    tiles = [tile for one in drawn for tile in one["gpus"]["tiles"]]
+    rows = sorted({tile[5] for tile in tiles})
+    number = {row: index for index, row in enumerate(rows)}
+    for tile in tiles:
+        tile[5] = number[tile[5]]
+    chosen = [jobs[row] for row in rows]
+    return [[job.id, job.model, job.owner, round(job.submit_seconds)] for job in chosen]
 
 
 def _asset(name: str) -> str:

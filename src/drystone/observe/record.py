@@ -21,7 +21,6 @@ class RunRecord:
     gpu_types: tuple[str, ...] = ()
     times_seconds: list[float] = field(default_factory=list)
     decision_seconds: list[float] = field(default_factory=list)
-    num_waiting: list[int] = field(default_factory=list)
     spent_dollars: list[float] = field(default_factory=list)
     price_times_seconds: list[float] = field(default_factory=list)
     prices: list[list[float]] = field(default_factory=list)  # by GPU type, in the policy's units
@@ -43,7 +42,6 @@ class RunRecord:
     def _note(self, snapshot: Snapshot, memory: Memory) -> None:
         self.gpu_types = snapshot.gpu_types
         self.times_seconds.append(snapshot.now_seconds)
-        self.num_waiting.append(int((snapshot.jobs.option < 0).sum()))
         self.spent_dollars.append(snapshot.spent_dollars)
         prices = getattr(memory, "prices", None)
         if isinstance(prices, np.ndarray) and prices.shape == (len(snapshot.gpu_types),):

@@ -8,8 +8,11 @@ backend, on the sizes and on how unequal they are (docs/runtime.md,
 
 from __future__ import annotations
 
+import faulthandler
+import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
@@ -96,6 +99,24 @@ class Pending:
         self._finish = _nothing
 
 
+@contextmanager
+def ends_within(timeout: timedelta | None) -> Iterator[None]:
+    """End the process if what is inside takes longer.
+
+    When a rank dies while all connect to each other, gloo was seen to try on for five times its
+    timeout; no exception reaches a thread that waits there.
+    """
+    if timeout is None:
+        yield
+        return
+    seconds = timeout.total_seconds() + 1.0  # whoever gives up in time may say why
+    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
 class Wire:
     """The process group, for unequal pieces. Every rank calls in the same order."""
 
@@ -116,7 +137,8 @@ class Wire:
     ) -> dist.ProcessGroup:
         """Some of the ranks, or all; every rank calls. It waits no longer than this one does."""
         some = None if ranks is None else list(ranks)
-        return dist.new_group(some, backend=backend, timeout=self._timeout)
+        with ends_within(self._timeout):
+            return dist.new_group(some, backend=backend, timeout=self._timeout)
 
     def gather(
         self,

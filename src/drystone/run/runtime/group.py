@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from drystone.errors import DrystoneError, InvalidSpec
-from drystone.run.runtime.collectives import Wire
+from drystone.run.runtime.collectives import Wire, ends_within
 from drystone.run.runtime.step_report import write_event
 
 DEFAULT_TIMEOUT_SECONDS = 300.0
@@ -38,7 +38,8 @@ def joined(*, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS) -> Iterator[Wire
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     timeout = timedelta(seconds=timeout_seconds)
     try:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
+        with ends_within(timeout):
+            dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
         yield Wire(timeout=timeout)
         dist.barrier()
         dist.destroy_process_group()

@@ -90,6 +90,8 @@ class SnapshotMaker:
 
     def look(self, state: ClusterState, now_seconds: float) -> Snapshot:
         """The same, with tables and columns that are made when they are read."""
+        if self.is_held:
+            self.keep()
         snapshot = object.__new__(LazySnapshot)
         own = snapshot.__dict__  # past the constructor, which would set all fields one by one
         own["now_seconds"], own["_maker"], own["_state"] = now_seconds, self, state

@@ -178,3 +178,58 @@ def test_an_unknown_length_is_guessed_from_what_was_done():
 def test_wrong_faults_are_refused():
     with pytest.raises(InvalidSpec):
         FaultSpec(failed_start_share=1.0)
+
+
+def test_snapshots_that_somebody_holds_stay_as_they_were():
+    """Their columns are made when they are read, or at the last moment before the world changes."""
+    world = SimulatedWorld(
+        jobs=jobs(2), nodes=NODES, options_of=lambda _: OPTIONS, gpu_types=("A",)
+    )
+    first, again = world.observe(), world.observe()
+    nodes, table = world.observe().nodes, world.observe().jobs
+    world.launch("j0", 0, ((0, 4),), "test")
+    world.advance()
+
+    for held in (first, again):
+        assert held.now_seconds == 0.0
+        assert held.jobs.option.tolist() == [-1]
+        assert held.nodes.free.tolist() == [4, 4]
+        assert held.job_status("j0").option == -1
+        assert list(held.free_by_node()) == [4, 4]
+    assert nodes.free.tolist() == [4, 4]
+    assert [spec.id for spec in table.specs] == ["j0"]
+    assert world.observe().jobs.option.tolist() == [0, -1]
+    assert world.observe().nodes.free.tolist() == [0, 4]
+
+
+def test_a_run_that_keeps_its_snapshots_goes_like_one_that_does_not():
+    kept = []
+
+    def keep(snapshot, memory):
+        kept.append(snapshot)
+        return fifo(snapshot, memory)
+
+    def world_of() -> SimulatedWorld:
+        return SimulatedWorld(
+            jobs=jobs(10, 200.0),
+            nodes=NODES,
+            options_of=lambda _: OPTIONS,
+            gpu_types=("A",),
+            faults=FAULTS,
+        )
+
+    one, other = world_of(), world_of()
+    drive(one, keep)
+    drive(other, fifo)
+
+    assert one.log == other.log
+    fresh = iter(kept)
+
+    def compare(snapshot, memory):
+        before = next(fresh)
+        assert before.jobs.option.tolist() == snapshot.jobs.option.tolist()
+        assert before.jobs.remaining_samples.tolist() == snapshot.jobs.remaining_samples.tolist()
+        assert before.nodes.free.tolist() == snapshot.nodes.free.tolist()
+        return fifo(snapshot, memory)
+
+    drive(world_of(), compare)

@@ -91,12 +91,13 @@ class Running:
 
 
 @contextmanager
-def running(folder: Path, cluster: str = CLUSTER, **patience):
+def running(folder: Path, cluster: str = CLUSTER, *, database: str = "", **patience):
     given = {"grace_seconds": 10.0, "progress_seconds": 0.3, "hang_seconds": 1.5} | patience
     controller = Controller(
         ControllerSettings(
             folder=folder,
             cluster=parse_cluster(cluster),
+            database=database,
             pace=Pace(tick_seconds=0.05, startup_seconds=0.5, round_seconds=2.0),
             patience=Patience(hang_steps=5.0, **given),
         )

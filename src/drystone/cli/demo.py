@@ -40,8 +40,8 @@ def demo(
 ) -> None:
     """Show the best of what there is, on CPU.
 
-    Each act is a command that you can run yourself; it is shown before its answer. The last act runs
-    five jobs on an emulated mixed cluster and kills a process on purpose; it takes a few minutes.
+    Each act is a command that you can run yourself; it is shown before its answer. The last one
+    runs five jobs on emulated GPUs and kills a process on purpose; it takes a few minutes.
     """
     from rich.rule import Rule
     from rich.text import Text

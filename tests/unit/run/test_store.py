@@ -1,10 +1,6 @@
-import os
-import shutil
-import socket
 import sqlite3
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -40,47 +36,6 @@ def row(job_id: str, state: str = "queued", at: float = 1.0) -> JobRow:
         end_seconds=None,
         reason="",
     )
-
-
-@pytest.fixture(scope="session")
-def postgres(tmp_path_factory):
-    """A real server of one's own; it refuses to run as root, so it gets another user there."""
-    if shutil.which("initdb") is None or shutil.which("postgres") is None:
-        pytest.skip("PostgreSQL's initdb and postgres are not installed")
-    folder = tmp_path_factory.mktemp("postgres")
-    user = []
-    if os.getuid() == 0:
-        if shutil.which("runuser") is None:
-            pytest.skip("PostgreSQL does not run as root, and there is no runuser")
-        user = ["runuser", "-u", "nobody", "--"]
-        for one in (folder, *folder.parents):
-            if one == Path("/tmp"):
-                break
-            one.chmod(0o777)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    data = folder / "data"
-    made = subprocess.run(
-        [*user, "initdb", "-D", str(data), "-U", "test", "-A", "trust"],
-        capture_output=True, text=True, check=False, cwd=folder,
-    )  # fmt: skip
-    if made.returncode:
-        pytest.skip(f"PostgreSQL cannot be set up here: {made.stderr[-300:]}")
-    server = subprocess.Popen(
-        [*user, "postgres", "-D", str(data), "-p", str(port), "-k", str(folder), "-h", "127.0.0.1"],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder,
-    )  # fmt: skip
-    url = f"postgresql+psycopg://test@127.0.0.1:{port}/postgres"
-    for _ in range(100):
-        try:
-            Store(url).close()
-            break
-        except RequestError:
-            time.sleep(0.1)
-    yield url
-    server.terminate()
-    server.wait(timeout=30)
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])

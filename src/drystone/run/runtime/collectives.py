@@ -9,7 +9,6 @@ backend, on the sizes and on how unequal they are (docs/runtime.md,
 from __future__ import annotations
 
 import faulthandler
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -110,7 +109,7 @@ def ends_within(timeout: timedelta | None) -> Iterator[None]:
         yield
         return
     seconds = timeout.total_seconds() + 1.0  # whoever gives up in time may say why
-    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
+    faulthandler.dump_traceback_later(seconds, exit=True, file=2)  # standard error
     try:
         yield
     finally:

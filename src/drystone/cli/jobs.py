@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from drystone.cli.live import JOB_COLUMNS, Folder, connected, job_row, say_emulated, watch
+from drystone.cli.live import Folder, connected, print_jobs, say_emulated, watch
 from drystone.cli.recipe_options import AsJson
 
 if TYPE_CHECKING:
@@ -39,9 +39,8 @@ def jobs(
 
 
 def _show(client: Client, state: list[str] | None, owner: str, most: int) -> None:
-    from drystone.cli.output import print_table
-
     answer = client.get("/v1/jobs", state=state or [], owner=owner, most=most)
-    rows = [job_row(job, answer["now_seconds"]) for job in answer["jobs"]]
-    print_table(f"{answer['total']} jobs", JOB_COLUMNS, rows)
+    shown, total = len(answer["jobs"]), answer["total"]
+    more = f", the first {shown} (--most shows more)" if shown < total else ""
+    print_jobs(f"{total} jobs{more}", answer["jobs"], answer["now_seconds"])
     say_emulated(answer["is_emulated"])

@@ -35,6 +35,7 @@ JOB_COLUMNS: Final = (
     Column(header="reason", rank=3, justify="left", style="dim"),
 )
 _LONGEST_REASON: Final = 60
+_MOST_DRAWN: Final = 100
 
 
 @contextmanager
@@ -79,6 +80,28 @@ def job_row(job: Table, now: float) -> tuple[str, ...]:
         f"${job['dollars']:.2f}" if job["dollars"] >= 0.01 else f"${job['dollars']:.4f}",
         shorten(job["reason"]),
     )
+
+
+def print_jobs(title: str, jobs: Sequence[Table], now: float) -> None:
+    """A table of jobs; long ones as plain text, since drawing a row takes a millisecond."""
+    from drystone.cli.output import fit_columns, make_console, print_table, printable
+
+    rows = [job_row(job, now) for job in jobs]
+    if len(rows) <= _MOST_DRAWN:
+        print_table(title, JOB_COLUMNS, rows)
+        return
+    kept = fit_columns(JOB_COLUMNS, rows, width=make_console().width)
+    lines = [tuple(JOB_COLUMNS[index].header for index in kept)]
+    lines += [tuple(printable(row[index]) for index in kept) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    is_left = [JOB_COLUMNS[index].justify == "left" for index in kept]
+    print(title)
+    for line in lines:
+        cells = (
+            cell.ljust(width) if left else cell.rjust(width)
+            for cell, width, left in zip(line, widths, is_left, strict=True)
+        )
+        print("  ".join(cells).rstrip())
 
 
 def format_end(job: Table, now: float) -> str:

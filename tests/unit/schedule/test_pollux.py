@@ -113,11 +113,12 @@ def test_the_same_snapshot_gives_the_same_decisions_twice():
 
 def test_a_new_job_gets_one_gpu_and_then_at_most_twice_what_it_had():
     nodes = [node("n0"), node("n1")]
-    (start,) = pollux(snapshot(nodes, [job("a")], GROWING), None)[0]
+    start, wake = pollux(snapshot(nodes, [job("a")], GROWING), None)[0]
+    assert wake.at_seconds == 60.0
     assert start.placement in (((0, 1),), ((1, 1),))
 
     running = snapshot(nodes, [job("a")], GROWING, {"a": (0, ((0, 1),))}, now_seconds=1e6)
-    (resize,) = pollux(running, None)[0]
+    resize, _ = pollux(running, None)[0]
     assert sum(count for _, count in resize.placement) == 2
 
 

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from tiny import job, node, option_set, snapshot
 
 from drystone.schedule.check import check_decisions
-from drystone.schedule.decision import Move, Preempt, Refuse, Resize, Start
+from drystone.schedule.decision import Move, Preempt, Refuse, Resize, Start, Wake
 from drystone.schedule.reassign import reassign
 from drystone.schedule.snapshot import StartupCost
 
@@ -128,7 +128,8 @@ def test_everybody_gets_something_before_anybody_gets_much():
 
     decisions, _ = sia(shot, {"a": 2, "b": 2})
 
-    assert sorted((one.job_id, one.option) for one in decisions) == [("a", 1), ("b", 1)]
+    starts = [one for one in decisions if isinstance(one, Start)]
+    assert sorted((one.job_id, one.option) for one in starts) == [("a", 1), ("b", 1)]
     assert check_decisions(shot, decisions) == []
 
 
@@ -145,7 +146,24 @@ def test_a_job_that_starts_up_is_left_alone():
             now_seconds=now,
         )
         decisions, _ = sia(shot, {"a": 2})
-        assert [isinstance(one, Resize) for one in decisions] == [True] * changes
+        assert [type(one) for one in decisions] == [Resize] * changes + [Wake]
+
+
+def test_it_asks_to_be_woken_at_the_first_round_after_a_startup():
+    """The job has run since 0 s and starts up until 90 s; another one starts now, until 170 s."""
+    startup = StartupCost(seconds_per_gpu=90, most_seconds=90)
+    shot = snapshot(
+        [node("n")],
+        [job("a"), job("b")],
+        GROWING,
+        {"a": (0, ((0, 1),))},
+        startup=startup,
+        now_seconds=80.0,
+    )
+
+    decisions, _ = sia(shot, None)
+
+    assert [one.at_seconds for one in decisions if isinstance(one, Wake)] == [120.0]
 
 
 def test_it_remembers_what_a_job_has_worked_with_only_after_it_has_worked():

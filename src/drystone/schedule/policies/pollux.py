@@ -12,14 +12,18 @@ the same snapshot gives the same decisions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
-from drystone.schedule.decision import Decision, Move, Preempt, Refuse, Resize, Start
+from drystone.schedule.decision import Decision, Move, Preempt, Refuse, Resize, Start, Wake
 from drystone.schedule.pollux_search import Sharing, search_sharing
 from drystone.schedule.snapshot import BoolArray, FloatArray, IntArray, Placement, Snapshot
+
+ROUND_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -65,7 +69,15 @@ def share_gpus(
     decisions = _decide(snapshot, rows, nodes, states[0], lookup)
     kept = {spec.id: int(count) for spec, count in zip(jobs.specs, most, strict=True) if count}
     remembered = PolluxMemory(states=states, jobs=names, nodes=node_names, most_gpus=kept)
-    return [*refusals, *decisions], remembered
+    return [*refusals, *decisions, *_wake(snapshot, decisions)], remembered
+
+
+def _wake(snapshot: Snapshot, decisions: Sequence[Decision]) -> list[Decision]:
+    """Where the world has no rounds: whoever got GPUs now may get more a minute later."""
+    if not any(isinstance(one, Start | Resize) for one in decisions):
+        return []
+    at = (math.floor(snapshot.now_seconds / ROUND_SECONDS) + 1) * ROUND_SECONDS
+    return [Wake(at_seconds=at, reason="jobs have had more GPUs by then and may get more")]
 
 
 def option_lookup(snapshot: Snapshot) -> IntArray:

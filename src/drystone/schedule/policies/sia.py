@@ -9,6 +9,7 @@ sia.py at 37c68be), with its settings:
   job is worth only (age - restarts x cost) / (age + cost) of that.
 - The programme minimises the sum over jobs of speed^-0.5, to two decimals, plus 1.1 for every job
   without GPUs. A job that is starting up is left alone.
+- Rounds are of 60 s; where the world has none, it asks to be woken when a job has started up.
 
 The artifact has a second penalty, lambda_a = 0.01 for every changed allocation, but leaves it out
 of its programme; so does this (with it, Sia is 2 % slower on its own traces). There, Sia learns
@@ -17,19 +18,21 @@ speeds while jobs run; here it is told them, as every policy is, and needs about
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
 from drystone.schedule.choice_programme import choose_exactly
-from drystone.schedule.decision import Decision, Refuse
+from drystone.schedule.decision import Decision, Move, Refuse, Resize, Start, Wake
 from drystone.schedule.reassign import reassign
 from drystone.schedule.snapshot import BoolArray, FloatArray, IntArray, Snapshot
 
 FAIRNESS_POWER: Final = -0.5  # p: the more negative, the more even
 NO_GPUS_PENALTY: Final = 1.1  # lambda_n
 RELATIVE_GAP: Final = 1e-4
+ROUND_SECONDS: Final = 60.0
 _DECIMALS: Final = 2
 _LARGEST_COST: Final = 3000.0
 
@@ -68,7 +71,25 @@ def sia(snapshot: Snapshot, memory: SiaMemory | None) -> tuple[list[Decision], S
         numbers=numbers,
     )
     given = {spec.id: int(count) for spec, count in zip(jobs.specs, most, strict=True) if count}
-    return [*refusals, *decisions], given
+    return [*refusals, *decisions, *wake_after_startup(snapshot, decisions)], given
+
+
+def wake_after_startup(snapshot: Snapshot, decisions: Sequence[Decision]) -> list[Decision]:
+    """Decide again at the first round after some job has started up: it may have more then."""
+    jobs = snapshot.jobs
+    running = np.flatnonzero(jobs.is_running)
+    startup = snapshot.startup_seconds[running, jobs.option[running]]
+    ready = (jobs.running_since_seconds[running] + startup).tolist()
+    for one in decisions:
+        if isinstance(one, Start | Resize | Move):
+            row = jobs.row_of[one.job_id]
+            option = int(jobs.option[row]) if isinstance(one, Move) else one.option
+            ready.append(snapshot.now_seconds + float(snapshot.startup_seconds[row, option]))
+    coming = [one for one in ready if one >= snapshot.now_seconds]
+    if not coming:
+        return []
+    at = (math.floor(min(coming) / ROUND_SECONDS) + 1) * ROUND_SECONDS
+    return [Wake(at_seconds=at, reason="a job will have worked with its GPUs and may get more")]
 
 
 def one_type(snapshot: Snapshot) -> BoolArray:

@@ -62,7 +62,7 @@ def test_without_history_the_snapshot_s_guess_stands():
 
 
 def test_a_kind_that_was_short_before_goes_first():
-    """One GPU; two short jobs have shown how long their kind is when a third and a long one wait."""
+    """One GPU; two short jobs have shown how long their kind is when a third one comes."""
     kinds = {"short": option_set(([1], 1.0)), "long": option_set(([1], 1.0))}
     jobs = [
         replace(job(name, samples), model=model, submit_seconds=submit)

@@ -1,6 +1,7 @@
 """Prices against brute force: all allocations of tiny cases, the exact greedy, a price grid."""
 
 import itertools
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,8 @@ from drystone.schedule.policies.prices import (
     KEEP_SECONDS,
     PATIENCE_SECONDS,
     PricesMemory,
+    Settings,
+    make_prices,
     overdue,
     prices,
 )
@@ -114,6 +117,7 @@ def test_gpus_that_are_plentiful_cost_nothing():
 
 NODES = [node("a0"), node("b0", "B", 4)]
 OPTIONS = option_set(([1, 0], 1.0), ([2, 0], 1.8), ([4, 0], 3.0), ([0, 4], 1.5))
+EACH_SECONDS = 1200.0  # of the jobs in a stream
 
 
 def test_alone_a_job_gets_its_fastest_option():
@@ -205,12 +209,28 @@ def test_the_longest_waiting_comes_first():
     assert overdue(replace(seen, now_seconds=PATIENCE_SECONDS - 1)) == []
 
 
-def test_nobody_starves_behind_a_stream_of_short_jobs():
+@pytest.mark.parametrize(
+    ("policy", "fields"),
+    [
+        (prices, {}),
+        (make_prices(Settings(shares={"dear": 9.0})), {"priority": 10.0, "owner": "dear"}),
+        (prices, {"deadline_after": 1.1 * EACH_SECONDS}),
+        (prices, {"knows_lengths": False}),
+    ],
+)
+def test_nobody_starves_behind_a_stream_of_short_jobs(policy, fields):
+    """Nor if they have priority, an owner with a great share or a deadline, or are not known."""
+    fields = dict(fields)
+    after, knows = fields.pop("deadline_after", math.inf), fields.pop("knows_lengths", True)
     stream = [
-        replace(job(f"s{i}", 100.0), submit_seconds=100.0 * i)
-        for i in range(int(1.2 * PATIENCE_SECONDS / 100))
+        replace(
+            job(f"s{i}", EACH_SECONDS, **fields),
+            submit_seconds=EACH_SECONDS * i,
+            deadline_seconds=EACH_SECONDS * i + after,
+        )
+        for i in range(int(1.2 * PATIENCE_SECONDS / EACH_SECONDS))
     ]
-    long = replace(job("long", 1e5), submit_seconds=0.5)
+    long = replace(job("long", 1e5, owner="cheap"), submit_seconds=0.5, model="long")
     options = option_set(([1], 1.0))
     world = SimulatedWorld(
         jobs=[*stream, long],
@@ -218,10 +238,11 @@ def test_nobody_starves_behind_a_stream_of_short_jobs():
         options_of=lambda _: options,
         gpu_types=("A",),
         horizon_seconds=1.1 * PATIENCE_SECONDS,
+        knows_lengths=knows,
     )
-    drive(world, prices)
+    drive(world, policy)
 
     first = next(
         one.time_seconds for one in world.log if isinstance(one, Started) and one.job_id == "long"
     )
-    assert PATIENCE_SECONDS <= first <= PATIENCE_SECONDS + KEEP_SECONDS + 100.0
+    assert first <= PATIENCE_SECONDS + KEEP_SECONDS + EACH_SECONDS

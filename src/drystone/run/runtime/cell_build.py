@@ -159,7 +159,11 @@ class CellBuilder:
 
     def _segments(self, chunk: Chunk, parts: dict[str, StagePart]) -> Iterator[Segment]:
         if chunk == self._layout.chunks[0]:
-            yield Segment(parts["front"], self._run_front)
+            yield Segment(
+                parts["front"],
+                self._run_front,
+                needs_weights_backward=self._model.first_norm is not None,
+            )
         for layer in range(chunk.first_layer, chunk.end_layer):
             is_recomputed = (
                 self._recompute.kind is RecomputeKind.FULL and layer % self._recompute.every == 0

@@ -133,6 +133,7 @@ class Segment:
         "",
     )  # of section, forward and backward, where devices are emulated
     is_recomputed: bool = False
+    needs_weights_backward: bool = True  # a mere look-up does not
     is_over_vocabulary: bool = False  # its loss is of logits that are split
 
 
@@ -160,7 +161,8 @@ class ChunkRun:
         self._batches[micro] = batch
         is_empty = _is_empty(hidden, batch)
         for index, segment in enumerate(self._segments):
-            self._use(index, index + 1)
+            self._use(index)
+            self._start_use(index + 1)
             if not is_empty:
                 with self._timed("forward"), self._section(segment.kinds[0], hidden):
                     hidden = self._run_forward(segment, hidden, batch, kept)
@@ -174,7 +176,9 @@ class ChunkRun:
         kept, batch = self._kept.pop(micro), self._batches.pop(micro)
         for index in reversed(range(len(self._segments))):
             segment = self._segments[index]
-            self._use(index, index - 1)
+            if segment.needs_weights_backward:
+                self._use(index)
+            self._start_use(index - 1, is_backward=True)
             with self._timed("reduce"):
                 segment.part.begin_backward()
             if kept:
@@ -192,11 +196,16 @@ class ChunkRun:
     def _section(self, kind: str, hidden: torch.Tensor | None) -> AbstractContextManager[None]:
         return self._paced(kind, hidden) if kind and hidden is not None else nullcontext()
 
-    def _use(self, index: int, following: int) -> None:
+    def _use(self, index: int) -> None:
         with self._timed("gather"):
             self._segments[index].part.use()
-        if 0 <= following < len(self._segments):
-            self._segments[following].part.start_use()
+
+    def _start_use(self, index: int, *, is_backward: bool = False) -> None:
+        """What comes next is gathered while this is computed."""
+        if not 0 <= index < len(self._segments):
+            return
+        if self._segments[index].needs_weights_backward or not is_backward:
+            self._segments[index].part.start_use()
 
     def _run_forward(
         self,

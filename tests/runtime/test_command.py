@@ -10,11 +10,12 @@ import pytest
 pytest.importorskip("torch")
 
 sys.path.insert(0, str(Path(__file__).parent))
-from command_cases import a_plan, events, finish, start
+from command_cases import a_plan, events, finish, fork, join, start
 
+from drystone.describe.layout import Layout, Sharding
 from drystone.describe.recipe import Optimizer, Precision, Tuning
 from drystone.errors import InvalidSpec
-from drystone.plan.plan import save_plan
+from drystone.plan.plan import Way, save_plan
 from drystone.run.runtime.__main__ import main
 from drystone.run.runtime.batch import rank_works
 from drystone.run.runtime.collectives import Wire
@@ -78,12 +79,31 @@ def test_the_example_runs_with_two_ranks_as_with_one_and_learns():
     assert len(EXAMPLE.read_text(encoding="utf-8").splitlines()) < 40
 
 
+@pytest.mark.slow
+def test_a_cell_of_data_parallel_ranks_trains_as_one_device_does(tmp_path: Path):
+    ranks = [(2, 1, 0.5), (2, 1, 0.5)]
+    layout = Layout(dp=2, micro_batch=1, sharding=Sharding.ZERO3)
+    cell = replace(a_plan(ranks), way=Way.CELL, layout=layout, sharding=Sharding.ZERO3)
+    save_plan(cell, tmp_path / "two.json")
+    save_plan(a_plan([(4, 2, 1.0)]), tmp_path / "one.json")
+    losses = {}
+
+    for name, num_ranks in (("two", 2), ("one", 1)):
+        command = [str(tmp_path / f"{name}.json"), "--steps", "5", "--lr", "0.003"]
+        assert join(fork(command, num_ranks, tmp_path)) == [0] * num_ranks
+        found = events((tmp_path / "0.out").read_text())
+        losses[name] = [one["loss"] for one in found if one["event"] == "step"]
+
+    assert losses["two"] == pytest.approx(losses["one"], abs=1e-5)
+    assert losses["two"][-1] < losses["two"][0]
+
+
 def test_a_plan_for_other_ranks_or_beyond_the_runtime_is_refused(tmp_path: Path, capsys):
     with pytest.raises(InvalidSpec, match="for 2 ranks, 1 were started"):
         prepare(a_plan([(1, 1, 0.5), (1, 1, 0.5)]), TrainSettings(), Wire())
     for wrong in (
         {"precision": Precision.FP8_MIXED},
-        {"tuning": Tuning.LORA},
+        {"tuning": Tuning.QLORA},
         {"optimizer": Optimizer.MUON},
         {"dropout": 0.1},
     ):

@@ -4,6 +4,7 @@ from drystone.run.runtime.batch import RankWork, rank_works
 from drystone.run.runtime.data import SyntheticTokens, TokenFile, open_tokens
 from drystone.run.runtime.group import joined
 from drystone.run.runtime.layered import LayeredModel, NamedBlocks
+from drystone.run.runtime.lora import add_adapters
 from drystone.run.runtime.model import build_model
 from drystone.run.runtime.step_report import StepReport
 from drystone.run.runtime.trainer import Trainer
@@ -16,6 +17,7 @@ __all__ = [
     "SyntheticTokens",
     "TokenFile",
     "Trainer",
+    "add_adapters",
     "build_model",
     "joined",
     "open_tokens",

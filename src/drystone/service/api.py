@@ -73,13 +73,14 @@ def make_app(controller: Controller) -> FastAPI:
     app = FastAPI(title="Drystone", version=__version__, docs_url="/docs", redoc_url=None)
     app.add_exception_handler(DrystoneError, _answer_error)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
+    _add_submission(app, controller)
     _add_jobs(app, controller)
     _add_changes(app, controller)
     _add_cluster(app, controller)
     return app
 
 
-def _add_jobs(app: FastAPI, controller: Controller) -> None:
+def _add_submission(app: FastAPI, controller: Controller) -> None:
     journal = controller.journal
 
     @app.post("/v1/plan")
@@ -97,6 +98,10 @@ def _add_jobs(app: FastAPI, controller: Controller) -> None:
         """Take a job in."""
         job_id, is_new = controller.submit(body.training_job(), client_key=body.client_key)
         return _json({"id": job_id, "is_new": is_new}, status=201 if is_new else 200)
+
+
+def _add_jobs(app: FastAPI, controller: Controller) -> None:
+    journal = controller.journal
 
     @app.get("/v1/jobs")
     def jobs(

@@ -1,29 +1,20 @@
-"""What is idle, and what is to be rented or given back?
+"""What is to be rented, and what given back?
 
-A snapshot says which nodes are rented and which are on their way; since when a node has been idle
-is remembered here. A node is given back once it has been idle for as long as a new one would take
-to start, and a call at that time is asked for, so that it is not kept for want of an event.
+A node is rented when a job is to run on it, and given back at the first decision at which nobody
+uses it. Keeping idle nodes for the next job did not pay where it was tried: docs/log.md.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from drystone.describe.market import Offer
-from drystone.schedule.decision import Release, Rent, Wake
+from drystone.schedule.decision import Release, Rent
 from drystone.schedule.packing import Room
 from drystone.schedule.snapshot import FloatArray, IntArray, Snapshot
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rental:
-    """What is remembered of rented nodes."""
-
-    idle_since_seconds: Mapping[str, float] = field(default_factory=dict)  # by id
 
 
 def cheapest_offers(snapshot: Snapshot) -> dict[int, Offer]:
@@ -45,17 +36,6 @@ def type_prices(snapshot: Snapshot, offers: Mapping[int, Offer]) -> FloatArray:
     for kind, offer in offers.items():
         prices[kind] = _gpu_price(offer)
     return prices
-
-
-def observe_rental(rental: Rental | None, snapshot: Snapshot) -> Rental:
-    """Which rented nodes are idle, and since when."""
-    nodes, now = snapshot.nodes, snapshot.now_seconds
-    before = rental.idle_since_seconds if rental is not None else {}
-    rows = snapshot.rentals.nodes
-    idle = rows[nodes.free[rows] == nodes.num_gpus[rows]].tolist()
-    return Rental(
-        idle_since_seconds={nodes.ids[row]: before.get(nodes.ids[row], now) for row in idle}
-    )
 
 
 class Wanted:
@@ -107,60 +87,29 @@ class Wanted:
 
 def rent_and_release(
     snapshot: Snapshot,
-    rental: Rental,
     *,
     wanted: Mapping[int, int],
     offers: Mapping[int, Offer],
     room: Room,
-) -> list[Rent | Release | Wake]:
-    """Rent what waiting jobs need and is not on its way; give back what has been idle too long."""
-    return [
-        *_rent(snapshot, wanted, offers),
-        *_release(snapshot, rental, room),
-    ]
-
-
-def _rent(
-    snapshot: Snapshot, wanted: Mapping[int, int], offers: Mapping[int, Offer]
-) -> list[Rent | Release | Wake]:
-    decisions: list[Rent | Release | Wake] = []
+) -> list[Rent | Release]:
+    """Rent what jobs need and is not on its way; give back what nobody uses."""
+    decisions: list[Rent | Release] = []
     cap_left = snapshot.hard_cap_dollars_per_hour - snapshot.committed_dollars_per_hour
     for kind, offer in sorted(offers.items()):
-        row = snapshot.offers.index(offer)
-        on_the_way = sum(one.num_nodes for one in snapshot.rentals.coming if one.offer == row)
-        number, price = wanted.get(kind, 0) - on_the_way, offer.price_dollars_per_hour
+        row, price = snapshot.offers.index(offer), offer.price_dollars_per_hour
+        coming = sum(one.num_nodes for one in snapshot.rentals.coming if one.offer == row)
+        number = wanted.get(kind, 0) - coming
         if price > 0 and math.isfinite(cap_left):
             number = min(number, int(max(cap_left, 0.0) / price))
-        if number > 0:
-            cap_left -= number * price
-            reason = f"waiting jobs need {wanted[kind]} more nodes, {on_the_way} are on their way"
-            numbers = {"price_dollars_per_hour": price}
-            decisions.append(
-                Rent(offer=offer.name, num_nodes=number, reason=reason, numbers=numbers)
-            )
-    return decisions
-
-
-def _release(snapshot: Snapshot, rental: Rental, room: Room) -> list[Rent | Release | Wake]:
-    decisions: list[Rent | Release | Wake] = []
-    now, nodes = snapshot.now_seconds, snapshot.nodes
-    until: list[float] = []
-    for row in snapshot.rentals.nodes.tolist():
-        since = rental.idle_since_seconds.get(nodes.ids[row])
-        if since is None or room.free[row] < nodes.num_gpus[row]:
+        if number <= 0:
             continue
-        offer = snapshot.offers[int(snapshot.node_offer[row])]
-        patience = offer.start_delay_seconds if len(snapshot.jobs) else 0.0
-        if now >= since + patience:
-            reason = (
-                f"idle for {now - since:.0f} s, and a new one would take {patience:.0f} s to start"
-            )
-            numbers = {"idle_seconds": now - since}
-            decisions.append(Release(node=row, reason=reason, numbers=numbers))
-        else:
-            until.append(since + patience)
-    if until:
-        decisions.append(Wake(at_seconds=min(until), reason="a node has been idle too long then"))
+        cap_left -= number * price
+        reason = f"jobs need {wanted.get(kind, 0)} more nodes, {coming} are on their way"
+        numbers = {"price_dollars_per_hour": price}
+        decisions.append(Rent(offer=offer.name, num_nodes=number, reason=reason, numbers=numbers))
+    for row in snapshot.rentals.nodes.tolist():
+        if room.free[row] >= snapshot.nodes.num_gpus[row]:
+            decisions.append(Release(node=row, reason="nobody uses it, and it costs money"))
     return decisions
 
 

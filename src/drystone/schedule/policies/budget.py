@@ -6,9 +6,9 @@ prices give the frontier, and the frontier says what a dollar is worth: mu (`sch
 (2) Correct mu by the money really spent (`schedule/budget_feedback.py`). (3) Every new job picks
 the option with the least (w + mu price) (work / speed + startup): boa.md 2.3, with a start as in
 2.4. (4) Picks are packed onto the nodes that are here; for those that do not fit, nodes are rented,
-and what has been idle too long is given back. (5) A running job changes its option where that
-lowers the same sum for its remaining work, restart and later phases included, but not within
-`KEEP_STARTUPS` times what its start cost.
+and what nobody uses is given back. (5) A running job changes its option where that lowers the same
+sum for its remaining work, restart and later phases included, but not within `KEEP_STARTUPS` times
+what its start cost.
 
 Where lengths are not known, mu is what makes the jobs that are present spend the budget, and nobody
 is resized. While more than `MOST_DEBT_HORIZONS` of budget is owed, nodes are rented for no job that
@@ -35,10 +35,8 @@ from drystone.schedule.budget_arrivals import (
 from drystone.schedule.budget_feedback import BudgetBalance, update_balance
 from drystone.schedule.budget_paths import RestOfJobs, weigh_rest
 from drystone.schedule.budget_rental import (
-    Rental,
     Wanted,
     cheapest_offers,
-    observe_rental,
     rent_and_release,
     type_prices,
 )
@@ -64,7 +62,6 @@ class BudgetMemory:
     """What the policy remembers between decisions."""
 
     arrivals: Arrivals
-    rental: Rental | None
     balance: BudgetBalance | None  # None: there is no limit on money
     picks: Mapping[str, int]  # of the jobs that still wait
     paths: Paths = field(default_factory=dict)
@@ -74,7 +71,6 @@ def budget(snapshot: Snapshot, memory: Memory) -> tuple[list[Decision], Memory]:
     """Start every job on the option it is worth, renting for it; give back what is idle."""
     before = memory if isinstance(memory, BudgetMemory) else _first_memory(snapshot)
     arrivals = count_arrivals(before.arrivals, snapshot)
-    rental = observe_rental(before.rental, snapshot)
     offers = cheapest_offers(snapshot)
     prices = _option_prices(snapshot, type_prices(snapshot, offers))
     theory, horizon_seconds, paths = _theory(snapshot, arrivals, prices, before.paths)
@@ -89,19 +85,13 @@ def budget(snapshot: Snapshot, memory: Memory) -> tuple[list[Decision], Memory]:
     kept = before.picks if snapshot.rentals.coming else {}
     starts, picks = _start(snapshot, rest.start, kept, room, wanted, numbers)
     resizes = _resize(snapshot, rest, room, wanted, numbers) if snapshot.knows_lengths else []
-    rentals = rent_and_release(
-        snapshot, rental, wanted=wanted.num_nodes(), offers=offers, room=room
-    )
-    after = BudgetMemory(
-        arrivals=arrivals, rental=rental, balance=balance, picks=picks, paths=paths
-    )
+    rentals = rent_and_release(snapshot, wanted=wanted.num_nodes(), offers=offers, room=room)
+    after = BudgetMemory(arrivals=arrivals, balance=balance, picks=picks, paths=paths)
     return [*_refuse(snapshot), *starts, *resizes, *rentals], after
 
 
 def _first_memory(snapshot: Snapshot) -> BudgetMemory:
-    return BudgetMemory(
-        arrivals=first_arrivals(snapshot.now_seconds), rental=None, balance=None, picks={}
-    )
+    return BudgetMemory(arrivals=first_arrivals(snapshot.now_seconds), balance=None, picks={})
 
 
 def _balance_now(

@@ -57,7 +57,7 @@ def search_sharing(
     states = np.concatenate((problem.base[None], states))
     scores = score_states(problem, states)
     bound = _bound(problem) * (1 - 1e-9)
-    idle, patience = 0, min(max(problem.base.size, LEAST_PATIENCE), PATIENCE)
+    idle, patience = 0, min(max(problem.base.size // 2, LEAST_PATIENCE), PATIENCE)
     for _ in range(GENERATIONS):
         best = scores.max()
         children = _cross(states[_pick_parents(scores, chance)], chance)

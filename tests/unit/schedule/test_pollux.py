@@ -122,6 +122,11 @@ def test_a_new_job_gets_one_gpu_and_then_at_most_twice_what_it_had():
     assert sum(count for _, count in resize.placement) == 2
 
 
+@pytest.mark.parametrize("policy", [pollux, pollux_autoscale])
+def test_an_empty_queue_needs_no_decision(policy):
+    assert policy(snapshot([node("n")], [], GROWING), None)[0] == []
+
+
 def test_it_is_blind_to_types():
     """B is ten times as fast as A, and speeds grow alike: both look alike."""
     options = option_set(([1, 0], 1.0), ([2, 0], 1.5), ([0, 1], 10.0), ([0, 2], 19.0))

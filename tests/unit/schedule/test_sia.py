@@ -133,6 +133,10 @@ def test_everybody_gets_something_before_anybody_gets_much():
     assert check_decisions(shot, decisions) == []
 
 
+def test_an_empty_queue_needs_no_decision():
+    assert sia(snapshot([node("n")], [], GROWING), None) == ([], {})
+
+
 def test_a_job_that_starts_up_is_left_alone():
     startup = StartupCost(seconds_per_gpu=60, most_seconds=60)
     options = option_set(([1], 1.0), ([2], 100.0))

@@ -50,7 +50,7 @@ def share_gpus(
     """One round on some of the nodes; jobs on others leave them."""
     jobs = snapshot.jobs
     lookup = option_lookup(snapshot)
-    has_none = lookup.reshape(len(lookup), -1).max(axis=1, initial=-1) < 0
+    has_none = lookup.max(axis=(1, 2), initial=-1) < 0
     hopeless = has_none[jobs.option_set] & ~jobs.is_running
     refusals: list[Decision] = [
         Refuse(job_id=jobs.specs[row].id, reason="it has no option with GPUs of one type")

@@ -20,7 +20,11 @@ def frontier(
     trace: Annotated[Path, typer.Option(help="Jobs: our CSV, sacct output, or a public trace.")],
     market: Annotated[Path, typer.Option(help="Nodes to rent: a YAML file.")],
     policy: Annotated[
-        str, typer.Option(help="Names, joined by commas; one that does not rent gets fixed nodes.")
+        str,
+        typer.Option(
+            help="Names, joined by commas. One that does not rent, or is written fixed:NAME, gets "
+            "as many nodes as the budget pays for all the time."
+        ),
     ] = "budget,prices",
     budgets: Annotated[
         str, typer.Option(help="Dollars an hour, joined by commas; none: from just enough on.")
@@ -57,11 +61,12 @@ def frontier(
     """
     from drystone.cli.simulate import find_policies, find_scaling
     from drystone.cli.simulate_setup import Request, set_up
-    from drystone.observe.frontier import arrival_hours, theoretical_frontier
+    from drystone.observe.frontier import FIXED, arrival_hours, theoretical_frontier
     from drystone.run.simulator.faults import FaultSpec
     from drystone.schedule.snapshot import StartupCost
 
-    names = find_policies(policy)
+    find_policies(policy.replace(FIXED, ""))
+    names = list(dict.fromkeys(one.strip() for one in policy.split(",") if one.strip()))
     request = Request(
         trace=trace, market=market, speeds=speeds, part=part, arena=arena, divide_work=divide_work,
         most_jobs=most_jobs, scaling=find_scaling(scaling, type_speeds),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from drystone.cli.output import Column, make_console, print_table, printable
-from drystone.observe.frontier import DEAF, RENTING, FrontierPoint, cheapest_meeting
+from drystone.observe.frontier import DEAF, FrontierPoint, cheapest_meeting, is_fixed
 from drystone.schedule.budget import Frontier
 from drystone.units import format_seconds
 
@@ -40,7 +40,7 @@ def print_points(
         "The best possible is for all the money that was spent, on GPUs rented one by one and at "
         "once for jobs that arrive for ever at the trace's rates.",
     ]
-    if fixed := [name for name in order if name not in RENTING]:
+    if fixed := [name for name in order if is_fixed(name)]:
         lines.append(
             f"{', '.join(fixed)}: on a fixed set of nodes, as many as the budget pays for, of the "
             "offer that does the work for the least money."

@@ -3,8 +3,9 @@
 The theoretical frontier (`schedule/budget.py`) is that of jobs which arrive for ever at the rates
 and sizes of the trace, on GPUs rented one by one at the lowest price of their type, each start paid
 for: nobody does better on average. Policies are simulated: nodes come whole, late, and are paid for
-while idle. A policy that does not rent gets a fixed set of nodes for the whole run: as many as the
-budget pays for, of the offer that does the trace's work for the least money.
+while idle. A policy that does not rent, or whose name is after `fixed:`, gets a fixed set of nodes
+for the whole run: as many as the budget pays for, of the offer that does the trace's work for the
+least money.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from drystone.schedule.phases import option_seconds, phase_set
 from drystone.schedule.snapshot import FloatArray
 from drystone.units import HOUR_SECONDS
 
-RENTING: Final = frozenset({"budget", "pollux-autoscale"})
+RENTING: Final = frozenset({"budget", "prices", "pollux-autoscale"})
+# Before a name: the policy on fixed nodes, though it could rent.
+FIXED: Final = "fixed:"
 # Rents by a rule of its own, whatever the budget: one run says all.
 DEAF: Final = frozenset({"pollux-autoscale"})
 # Multiples of what the cheapest options cost, where nobody names budgets.
@@ -126,12 +129,12 @@ def simulate_point(
     """A policy at a budget; None where the budget does not pay for one node."""
     given = replace(scenario, budget_dollars_per_hour=budget)
     fixed_price = 0.0
-    if policy not in RENTING:
+    if is_fixed(policy):
         nodes, fixed_price = fixed_nodes(scenario, budget)
         if not nodes:
             return None
         given = on_nodes(nodes)
-    report = run_policy(given, policy).report
+    report = run_policy(given, policy.removeprefix(FIXED)).report
     hours = report.makespan_seconds / HOUR_SECONDS
     spent = report.spent_dollars + fixed_price * hours
     arrival_rate = spent / arrival_hours(scenario)
@@ -146,6 +149,11 @@ def simulate_point(
         num_jobs=report.num_jobs,
         theory_seconds=_theory_at(frontier, arrival_rate),
     )
+
+
+def is_fixed(policy: str) -> bool:
+    """Whether a policy of this name gets a fixed set of nodes."""
+    return policy.startswith(FIXED) or policy not in RENTING
 
 
 def fixed_nodes(scenario: Scenario, budget: float) -> tuple[tuple[NodeSpec, ...], float]:

@@ -104,3 +104,11 @@ def test_budgets_that_nobody_named_begin_just_above_the_least():
 def test_without_a_market_there_is_no_frontier():
     with pytest.raises(RequestError, match="market"):
         theoretical_frontier(replace(SCENARIO, offers=()))
+
+
+def test_a_policy_that_could_rent_may_be_held_to_fixed_nodes():
+    point = simulate_point(SCENARIO, on_nodes, theoretical_frontier(SCENARIO), "fixed:budget", 4.5)
+
+    assert point is not None
+    assert point.policy == "fixed:budget"
+    assert point.spent_dollars_per_hour == pytest.approx(4.0)

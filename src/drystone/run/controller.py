@@ -54,7 +54,7 @@ class Controller:
     def __init__(self, settings: ControllerSettings) -> None:
         self.settings = settings
         folder = settings.folder
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # jobs may hold secrets
         self._lock = _lock_folder(folder)
         try:
             self.store = Store(settings.database or f"sqlite:///{folder / 'log.db'}")

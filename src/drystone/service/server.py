@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import threading
 from pathlib import Path
@@ -38,11 +39,19 @@ def serve(settings: ControllerSettings, *, port: int = 0, ends_agents: bool = Fa
         finally:
             server.should_exit = True
 
+    def leave(_: int, __: object) -> None:
+        server.should_exit = True
+
+    # uvicorn raises a signal once more when it has shut down: by then these are the handlers, so
+    # that we get to say goodbye.
+    before = {one: signal.signal(one, leave) for one in (signal.SIGTERM, signal.SIGINT)}
     thread = threading.Thread(target=control, name="controller", daemon=True)
     thread.start()
     try:
         asyncio.run(server.serve(sockets=listeners))
     finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
         controller.leave()
         thread.join()
         controller.close(ends_agents=ends_agents)

@@ -12,8 +12,10 @@ from drystone.run.state import JobRecord
 
 # A speed that differs by less from the known one is not worth an event.
 _LEAST_DIFFERENCE: Final = 0.1
-# After memory ran out, estimates are raised to what was there and this much beyond.
+# After memory ran out, estimates are raised to what was there and this much beyond; but not by more
+# than this at once: a plan that should have left half of the memory free may have had company.
 _MEMORY_STEP: Final = 1.1
+_LARGEST_STEP: Final = 1.25
 
 
 def speed_lesson(
@@ -59,6 +61,6 @@ def memory_lesson(journal: Journal, job_id: str, record: JobRecord) -> list[Even
             work=work_of(job),
             gpus=journal.book.named(counts),
             estimated_samples_per_second=max(journal.book.estimated_speed(job, counts), 1e-9),
-            memory_share=max(tightest, known) * _MEMORY_STEP,
+            memory_share=max(known, min(tightest, known * _LARGEST_STEP)) * _MEMORY_STEP,
         )
     ]

@@ -77,7 +77,8 @@ def list_options(system: Running, job_id: str, *wanted: tuple[int, int]) -> None
         journal.options_of(system.controller.find(job_id).spec)
         for counts in wanted:
             journal.book.row_of(job, counts)
-            journal.book._listed[kind_of(job)][1].estimated.setdefault(counts, 1.0)
+            estimated = journal.book._listed[kind_of(job)][1].estimated
+            estimated[counts] = estimated[counts] or 1.0
         journal._maker = None
 
 

@@ -103,7 +103,7 @@ def count_steps(job: TrainingJob, shape: ModelSpec | None) -> int:
 def make_spec(
     job: TrainingJob, shape: ModelSpec | None, *, job_id: str, submit_seconds: float
 ) -> JobSpec:
-    """The job as the scheduler sees it. Denied types are left to whoever lists its options."""
+    """The job as the scheduler sees it."""
     deadline = math.inf
     if job.deadline_after_seconds is not None:
         deadline = submit_seconds + job.deadline_after_seconds
@@ -120,6 +120,7 @@ def make_spec(
         deadline_seconds=deadline,
         max_cost_dollars=math.inf if job.max_cost_dollars is None else job.max_cost_dollars,
         allowed_gpus=frozenset(job.allowed_gpus),
+        denied_gpus=job.denied_gpus,
         min_gpus=job.min_gpus,
         max_gpus=job.max_gpus,
     )

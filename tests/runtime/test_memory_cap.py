@@ -28,6 +28,7 @@ CASE = Case(batches=(8,), micros=(2,), shares=(1.0,), style="llama")
 
 
 HIDDEN_BYTES, TOKENS_BYTES = 12 * 16 * 4, 13 * 8  # of one sample
+ROTARY_BYTES = 2 * 12 * 4 * 4  # of one micro-batch: two tables for 12 positions and heads of 4
 
 
 def a_step(ledger: Ledger, *, samples=range(8), offload: bool = False) -> int:
@@ -97,7 +98,7 @@ def test_offloaded_activations_are_not_on_the_device_however_many():
 
     assert a_step(Ledger(), samples=many) > a_step(Ledger(), samples=few) + 8 * 3 * HIDDEN_BYTES
     both = [a_step(Ledger(), samples=some, offload=True) for some in (few, many)]
-    assert both[1] - both[0] <= 8 * TOKENS_BYTES
+    assert both[1] - both[0] <= 8 * (TOKENS_BYTES + ROTARY_BYTES)
 
 
 @pytest.mark.slow

@@ -131,9 +131,9 @@ class Engine(Stepper):
                     (loss / total * self.loss_scale).backward()
                 hidden[index] = self._put(_gradient(entered))  # so that the other is freed
                 del entered, loss
+        unit.free()
         if unit is not self._front:
             self._start_reduction(unit)
-        unit.free()
         return loss_sum, hidden
 
     def _backward(
@@ -158,8 +158,8 @@ class Engine(Stepper):
                         left.backward(self._get(gradients[index]))
                     gradients[index] = self._put(_gradient(entered))
                     del entered, left
-            self._start_reduction(unit)
             unit.free()
+            self._start_reduction(unit)
         if self._front.is_trained:
             self._front_backward(batches, gradients)
 
@@ -174,8 +174,8 @@ class Engine(Stepper):
                 hidden, _ = self.model.embed(batch)
                 if hidden.requires_grad:
                     hidden.backward(self._get(gradients[index]))
-        self._start_reduction(unit)
         unit.free()
+        self._start_reduction(unit)
 
     def _run_block(
         self, layer: int, index: int, hidden: torch.Tensor, extras: Extras

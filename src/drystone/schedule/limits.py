@@ -34,6 +34,7 @@ class Limits:
     allowed: BoolArray | None  # (jobs, options); None: no job has a limit
     refused: Mapping[int, str] = field(default_factory=dict)  # row: reason
     used: Mapping[str, Used] = field(default_factory=dict)
+    left_seconds: tuple[float, ...] = ()  # until jobs that run are at a limit
 
 
 def check_limits(
@@ -52,15 +53,22 @@ def check_limits(
     allowed = np.ones(speeds.shape, dtype=np.bool_)
     refused: dict[int, str] = {}
     now_used: dict[str, Used] = {}
+    left: list[float] = []
     for row in rows:
         spec = snapshot.jobs.specs[row]
         job = _Job(snapshot, row, speeds[row], rates / HOUR_SECONDS)
         spent = job.add(used.get(spec.id), elapsed_seconds)
         now_used[spec.id] = spent
         allowed[row], reason = job.left(spent)
+        left.append(job.seconds_to_limit(spent))
         if reason and not snapshot.jobs.is_running[row]:
             refused[row] = reason
-    return Limits(allowed=allowed, refused=refused, used=now_used)
+    return Limits(
+        allowed=allowed,
+        refused=refused,
+        used=now_used,
+        left_seconds=tuple(one for one in left if one > 0),
+    )
 
 
 def _has_limit(spec: JobSpec) -> bool:
@@ -132,6 +140,14 @@ class _Job:
             f"it needs at least {least / HOUR_SECONDS:.2f} h to the end, of which it has run "
             f"{used.seconds / HOUR_SECONDS:.2f}"
         )
+
+    def seconds_to_limit(self, used: Used) -> float:
+        """How long it can go on as it runs now; infinity while it waits."""
+        if self._option < 0:
+            return math.inf
+        rate = float(self._dollars_per_second[self._option])
+        money = (self.spec.max_cost_dollars - used.dollars) / rate if rate > 0 else math.inf
+        return min(money, self.spec.max_duration_seconds - used.seconds)
 
     def _money(self, used: Used) -> FloatArray:
         seconds = np.where(self._speeds > 0, self._seconds, 0.0)  # padding takes for ever

@@ -195,7 +195,11 @@ class _Wants:
 
     def nodes_at(self, job_hours_per_dollar: float) -> dict[int, int]:
         """Nodes of each offer if a dollar must save so many job hours."""
-        wanted = self._demand(self._dollars * job_hours_per_dollar) - self._market.capacity
+        can_rent = np.isfinite(self._dollars)
+        rent = np.where(
+            can_rent, np.where(can_rent, self._dollars, 0) * job_hours_per_dollar, np.inf
+        )
+        wanted = self._demand(rent) - self._market.capacity
         return {
             kind: min(max(0, math.ceil(wanted[kind] / offer.num_gpus)), offer.most_nodes)
             for kind, offer in self._offers.items()
@@ -257,6 +261,8 @@ def _move_multiplier(
     for _ in range(most_steps):
         other = mu * _STEP if is_dear else mu / _STEP
         changed = wants.nodes_at(other)
+        if changed == nodes and not is_dear:
+            break  # nobody wants more, however cheap
         if (wants.cost(changed) > allowance) != is_dear:
             # Between the two: as many of the larger number as can be paid.
             return (

@@ -16,10 +16,11 @@ from drystone.plan.options import concave_hull
 from drystone.run.events import Started
 from drystone.run.loop import drive
 from drystone.run.simulator.world import SimulatedWorld
-from drystone.schedule.decision import Preempt, Refuse, Resize, Start
+from drystone.schedule.decision import Preempt, Refuse, Resize, Start, Wake
 from drystone.schedule.policies.prices import (
     KEEP_SECONDS,
     PATIENCE_SECONDS,
+    PROTECTED_SECONDS,
     PricesMemory,
     Settings,
     make_prices,
@@ -164,7 +165,7 @@ def test_a_short_job_takes_the_place_of_a_long_one():
 
     decisions, _ = prices(seen, None)
 
-    assert {type(one) for one in decisions} == {Preempt, Start}
+    assert {type(one) for one in decisions} == {Preempt, Start, Wake}
 
 
 def test_priority_decides_between_equals():
@@ -172,7 +173,7 @@ def test_priority_decides_between_equals():
 
     decisions, _ = prices(snapshot(NODES, jobs, option_set(([4, 0], 1.0))), None)
 
-    assert [one.job_id for one in decisions] == ["dear"]
+    assert [one.job_id for one in decisions if isinstance(one, Start)] == ["dear"]
 
 
 def test_a_job_may_take_two_types_at_once():
@@ -246,3 +247,22 @@ def test_nobody_starves_behind_a_stream_of_short_jobs(policy, fields):
         one.time_seconds for one in world.log if isinstance(one, Started) and one.job_id == "long"
     )
     assert first <= PATIENCE_SECONDS + KEEP_SECONDS + EACH_SECONDS
+
+
+def test_nobody_starves_where_nothing_else_happens():
+    """A policy is asked when something happens; so it asks to be asked when patience ends."""
+    options = option_set(([1], 1.0))
+    late = replace(job("late", 2e6), submit_seconds=10.0)
+    world = SimulatedWorld(
+        jobs=[job("first", 1e6), late],
+        nodes=[node("a0", num_gpus=1)],
+        options_of=lambda _: options,
+        gpu_types=("A",),
+        horizon_seconds=3 * PATIENCE_SECONDS,
+    )
+    drive(world, prices)
+
+    starts = [(one.job_id, one.time_seconds) for one in world.log if isinstance(one, Started)]
+    assert starts[:2] == [("first", 0.0), ("late", 10.0 + PATIENCE_SECONDS)]
+    assert starts[2][0] == "first"
+    assert starts[2][1] <= starts[1][1] + PROTECTED_SECONDS + KEEP_SECONDS

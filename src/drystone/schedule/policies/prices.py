@@ -22,7 +22,7 @@ from typing import Final
 import numpy as np
 
 from drystone.schedule.corrected import Ratios, corrected_speeds, update_ratios
-from drystone.schedule.decision import Decision, Refuse, Start
+from drystone.schedule.decision import Decision, Refuse, Start, Wake
 from drystone.schedule.fair_shares import owner_weights, type_values, update_usage
 from drystone.schedule.hand_out import HandOut, Worth
 from drystone.schedule.integral import choose_within
@@ -139,6 +139,7 @@ def _decide(
     decisions = [_with_warning(one, snapshot, view) for one in hand_out.decisions()]
     if rent is not None:
         decisions += rent_and_release(snapshot, rent, hand_out.room())
+    decisions += _wakes(snapshot, view, protected, hand_out.settled())
     return [*decisions, *_refusals(snapshot, view)], PricesMemory(
         prices=solution.prices,
         now_seconds=snapshot.now_seconds,
@@ -240,6 +241,26 @@ def overdue(snapshot: Snapshot) -> list[int]:
     waited = snapshot.now_seconds - snapshot.jobs.waiting_since_seconds
     rows = np.flatnonzero(np.nan_to_num(waited, nan=-1.0) >= PATIENCE_SECONDS)
     return [int(row) for row in rows[np.argsort(-waited[rows], kind="stable")]]
+
+
+def _wakes(
+    snapshot: Snapshot, view: _View, protected: Mapping[str, float], given: Mapping[int, int]
+) -> list[Decision]:
+    """Ask to decide again when somebody will have waited, run or been protected long enough."""
+    jobs, now = snapshot.jobs, snapshot.now_seconds
+    waits = np.asarray((view.speeds > 0).any(axis=1))
+    waits[list(given)] = False
+    since = np.nan_to_num(jobs.waiting_since_seconds[waits], nan=now)
+    times = [now + one for one in view.limits.left_seconds]
+    times += (since + PATIENCE_SECONDS).tolist()
+    if len(since):
+        times += protected.values()
+        if float(since.min()) + PATIENCE_SECONDS <= now:
+            times.append(now + KEEP_SECONDS)
+    coming = [one for one in times if now < one < np.inf]
+    if not coming:
+        return []
+    return [Wake(at_seconds=min(coming), reason="somebody has waited or run long enough then")]
 
 
 def _with_warning(decision: Decision, snapshot: Snapshot, view: _View) -> Decision:

@@ -27,6 +27,7 @@ _MAKE_GOOD_SECONDS: Final = 6 * 3600.0
 _STEP: Final = 1.25  # mu is raised or lowered by this factor at a time
 _MOST_STEPS: Final = 2  # at one decision; the next goes on from there
 _MOST_FIRST_STEPS: Final = 20
+_LEAST: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -69,11 +70,12 @@ def plan_rent(snapshot: Snapshot, market: Market, before: RentMemory | None) -> 
     elif math.isinf(allowance):
         mu, nodes = 0.0, wants.nodes_at(0.0)
     else:
-        known = memory.job_hours_per_dollar
+        known, usual = memory.job_hours_per_dollar, len(snapshot.jobs) / allowance
         mu, nodes = _move_multiplier(
             wants,
             allowance,
-            known or len(snapshot.jobs) / allowance,
+            # Where money is ample it falls and falls; not so far that it takes long to come back.
+            max(known, _LEAST * usual) if known else usual,
             _MOST_STEPS if known else _MOST_FIRST_STEPS,
         )
     here = _here(snapshot, offers)
@@ -261,8 +263,6 @@ def _move_multiplier(
     for _ in range(most_steps):
         other = mu * _STEP if is_dear else mu / _STEP
         changed = wants.nodes_at(other)
-        if changed == nodes and not is_dear:
-            break  # nobody wants more, however cheap
         if (wants.cost(changed) > allowance) != is_dear:
             # Between the two: as many of the larger number as can be paid.
             return (

@@ -26,7 +26,7 @@ from drystone.schedule.hand_out import Worth
 from drystone.schedule.snapshot import FloatArray, Snapshot
 
 # How long a decision is expected to hold; a restart must pay for itself in that time.
-HOLD_SECONDS: Final = 600.0
+HOLD_SECONDS: Final = 300.0
 # No job is taken to end sooner: what is left is never known better than that.
 _SHORTEST_SECONDS: Final = 60.0
 # An option that keeps the deadline is worth up to this much more, the less time there is to spare.

@@ -56,6 +56,10 @@ ROUND_SECONDS: Final = 60.0
 # a job: github:Li-Zhouzi/adaptdl, benchmark/workloads/workload-1-cbd.csv and the cap of replicas.
 BOA_MODELS: Final = ("cifar10", "deepspeech2", "bert")
 BOA_MOST_GPUS: Final = 16
+# Seconds of a restart that BOA's authors measured on AWS: boa.md, 2.4, table.
+AWS_STARTUP_SECONDS: Final[Mapping[str, float]] = MappingProxyType(
+    {"cifar10": 120, "deepspeech2": 150, "bert": 300}
+)
 # Four times the on-demand price of a T4 in AWS us-east-1 (describe/data/prices.csv).
 T4_NODE_DOLLARS_PER_HOUR: Final = 4 * 0.978
 
@@ -135,17 +139,19 @@ def rented_scenario(
     start_delay_seconds: float = 120.0,
     most_nodes: int = 40,
     models: Sequence[str] = BOA_MODELS,
+    startup_seconds: Mapping[str, float] = SIA_STARTUP_SECONDS,
 ) -> Scenario:
     """A workload of Pollux's with no nodes of one's own: 4 T4 a node, rented, as BOA has it.
 
-    Starts cost what Sia measured for each model, which BOA's simulations use too (boa.md, 2.4).
+    Starts cost what Sia measured for each model, which BOA's simulations use too (boa.md, 2.4), or
+    what BOA's experiments on AWS had (`AWS_STARTUP_SECONDS`).
     """
     known = pollux_models(data)
     jobs = load_workload(
         data / "traces" / "trace_pollux.csv",
         workload,
         total_samples={name: model.total_samples for name, model in known.items()},
-        startup_seconds=SIA_STARTUP_SECONDS,
+        startup_seconds={**SIA_STARTUP_SECONDS, **startup_seconds},
     )
     offer = Offer(
         name="4xT4",

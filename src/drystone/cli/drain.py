@@ -6,11 +6,16 @@ from typing import Annotated
 
 import typer
 
-from drystone.cli.live import Folder, connected, quoted
+from drystone.cli.live import Folder, complete_nodes, connected, quoted
 
 
 def drain(
-    node: Annotated[str, typer.Argument(help="Name of a node, as `drystone cluster` shows it.")],
+    node: Annotated[
+        str,
+        typer.Argument(
+            help="Name of a node, as `drystone cluster` shows it.", autocompletion=complete_nodes
+        ),
+    ],
     undo: Annotated[bool, typer.Option("--undo", help="Use the node again.")] = False,
     folder: Folder = None,
 ) -> None:

@@ -14,11 +14,57 @@ from drystone.cli.output import Column
 if TYPE_CHECKING:
     from drystone.service.client import Client
 
+_COMPLETION_SECONDS: Final = 1.0  # nobody waits longer for a Tab
+
+
+def complete_jobs(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Jobs that are not over yet, for a shell to offer; none where no system answers."""
+    states = ["running", "queued", "paused"]
+    jobs = _asked_quietly(ctx, "/v1/jobs", "jobs", state=states)
+    return [
+        (job["id"], f"{job['name']}, {job['state']}")
+        for job in jobs
+        if job["id"].startswith(incomplete)
+    ]
+
+
+def complete_nodes(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Nodes, for a shell to offer; none where no system answers."""
+    nodes = _asked_quietly(ctx, "/v1/cluster", "nodes")
+    return [
+        (node["id"], f"{node['num_gpus']} {node['gpu']}")
+        for node in nodes
+        if node["id"].startswith(incomplete)
+    ]
+
+
+def _asked_quietly(ctx: typer.Context, path: str, key: str, **query: Any) -> list[Table]:
+    """What the running system says, or nothing: completion must never disturb a prompt."""
+    from drystone.errors import DrystoneError
+    from drystone.service.client import Client
+
+    folder = ctx.params.get("folder")
+    try:
+        with Client(
+            Path(folder).expanduser().absolute() if folder else None,
+            timeout_seconds=_COMPLETION_SECONDS,
+        ) as client:
+            found: list[Table] = client.get(path, **query)[key]
+            return found
+    except DrystoneError:
+        return []
+
+
 Folder = Annotated[
     Path | None, typer.Option(help="Of the running system (DRYSTONE_FOLDER, else ~/.drystone).")
 ]
-JobIds = Annotated[list[str], typer.Argument(help="Numbers of jobs.", metavar="JOB...")]
-JobId = Annotated[str, typer.Argument(help="Number of a job.", metavar="JOB")]
+JobIds = Annotated[
+    list[str],
+    typer.Argument(help="Numbers of jobs.", metavar="JOB...", autocompletion=complete_jobs),
+]
+JobId = Annotated[
+    str, typer.Argument(help="Number of a job.", metavar="JOB", autocompletion=complete_jobs)
+]
 Table = Mapping[str, Any]
 
 JOB_COLUMNS: Final = (

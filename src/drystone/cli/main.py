@@ -49,6 +49,7 @@ VERBS: Final = MappingProxyType(
     }
 )
 DEBUG_VARIABLE: Final = "DRYSTONE_DEBUG"
+COMPLETION_VARIABLE: Final = "_DRYSTONE_COMPLETE"  # set by what --install-completion installs
 
 
 def main() -> NoReturn:
@@ -90,13 +91,13 @@ def _build_app(arguments: Sequence[str]) -> typer.Typer:
     """The app for this command line: the verb asked for in full, the others as a line of help."""
     app = typer.Typer(
         help="Train large models on whatever GPUs there are.",
-        add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,  # Typer's boxes cost 0.1 s of the 0.3 s that --help may take
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_options)
-    wanted = next((one for one in arguments if not one.startswith("-")), "")
+    words = _completed_words() or arguments
+    wanted = next((one for one in words if not one.startswith("-")), "")
     for name, summary in VERBS.items():
         if name == wanted:
             verb = load_verb(name)
@@ -109,6 +110,18 @@ def _build_app(arguments: Sequence[str]) -> typer.Typer:
         else:
             app.command(name, help=summary)(_not_loaded)
     return app
+
+
+def _completed_words() -> list[str]:
+    """What stands on the line that a shell asks completions for; [] when this is no such request.
+
+    Bash tells it in one variable, zsh and fish in Typer's own; quotes may still be open there, so
+    that words are only cut at blanks, which is enough to find the verb.
+    """
+    if COMPLETION_VARIABLE not in os.environ:
+        return []
+    line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
+    return line.split()[1:]
 
 
 def _show_version(wanted: bool) -> None:

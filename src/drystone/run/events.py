@@ -1,4 +1,4 @@
-"""What happened: events, frozen, with a JSON form that reads back to the same event.
+"""What happened: events, never changed, with a JSON form that reads back to the same event.
 
 An event says all that is needed to fold it into the state (`run/state.py`): a start carries the
 speed and the time from which it counts, an end carries nothing more than its time.
@@ -12,29 +12,41 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeVar, dataclass_transform
 
 from drystone.describe.job import JobSpec
 from drystone.describe.trace_cluster import NodeSpec
 from drystone.errors import UnknownName, UnreadableFile
 from drystone.schedule.snapshot import Placement
 
+Kind = TypeVar("Kind")
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+def event_kind(kind: type[Kind]) -> type[Kind]:
+    """A class of events: frozen for the type checker alone.
+
+    A simulation makes hundreds of thousands of them, and a dataclass that is frozen while it runs
+    sets every field through `object.__setattr__`, which takes several times as long.
+    """
+    return dataclass(slots=True, kw_only=True, unsafe_hash=True)(kind)
+
+
+@event_kind
 class Event:
     """Something that happened at a time."""
 
     time_seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_kind
 class Submitted(Event):
     """A job came in."""
 
     job: JobSpec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_kind
 class Started(Event):
     """A job got GPUs; its progress counts from `productive_seconds` on."""
 
@@ -46,7 +58,7 @@ class Started(Event):
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_kind
 class SpeedChanged(Event):
     """A running job goes faster or slower than before."""
 
@@ -54,7 +66,7 @@ class SpeedChanged(Event):
     samples_per_second: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_kind
 class PhaseChanged(SpeedChanged):
     """A running job has done the work of a phase and goes on in the next one."""
 
@@ -62,7 +74,7 @@ class PhaseChanged(SpeedChanged):
     done_samples: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_kind
 class Progressed(Event):
     """How far a job really is: reported by a run, or what its last checkpoint holds."""
 
@@ -71,7 +83,7 @@ class Progressed(Event):
     samples_per_second: float = 0.0  # measured; 0 for a job that does not run
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_kind
 class Stopped(Event):
     """A decision took a job's GPUs; its progress is kept."""
 
@@ -79,7 +91,7 @@ class Stopped(Event):
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_kind
 class Interrupted(Event):
     """A job lost its GPUs to a fault, and its progress since the last checkpoint."""
 
@@ -90,7 +102,7 @@ class Interrupted(Event):
     retry_seconds: float = 0.0  # the time from which it may be tried again
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_kind
 class StartFailed(Event):
     """A job that was given GPUs did not come up."""
 
@@ -98,14 +110,14 @@ class StartFailed(Event):
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_kind
 class Finished(Event):
     """A job did all its work."""
 
     job_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_kind
 class Refused(Event):
     """A job was turned away."""
 
@@ -113,14 +125,14 @@ class Refused(Event):
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_kind
 class Cancelled(Event):
     """The owner of a job took it back."""
 
     job_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_kind
 class Paused(Event):
     """Somebody wants a job to wait, whatever is free; its GPUs are taken if it has any."""
 
@@ -128,14 +140,14 @@ class Paused(Event):
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_kind
 class Unpaused(Event):
     """A paused job may run again."""
 
     job_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_kind
 class Failed(Event):
     """A job ended without its work being done, for a reason that trying again does not mend."""
 
@@ -144,21 +156,21 @@ class Failed(Event):
     kind: str = ""  # of the fault
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_kind
 class NodeLost(Event):
     """A node is gone; the jobs on it are interrupted by events of their own, before this one."""
 
     node: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_kind
 class NodeBack(Event):
     """A lost node can be used again."""
 
     node: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_kind
 class NodeSlowed(Event):
     """A node runs at this share of its speed; 1 is its full speed again."""
 
@@ -166,7 +178,7 @@ class NodeSlowed(Event):
     speed_share: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_kind
 class RentalAsked(Event):
     """Nodes of an offer were asked for; each has a number, counted over all of them."""
 
@@ -177,7 +189,7 @@ class RentalAsked(Event):
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_kind
 class RentalFailed(Event):
     """A node that was asked for will not come: there was none left."""
 
@@ -186,7 +198,7 @@ class RentalFailed(Event):
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_kind
 class NodeJoined(Event):
     """A rented node can be used, and is paid for from now on."""
 
@@ -197,7 +209,7 @@ class NodeJoined(Event):
     price_dollars_per_hour: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_kind
 class NodeReleased(Event):
     """A rented node was given back."""
 
@@ -205,7 +217,7 @@ class NodeReleased(Event):
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_kind
 class NodeReclaimed(Event):
     """Its owner took a rented node back; the jobs on it were interrupted before."""
 
@@ -213,7 +225,7 @@ class NodeReclaimed(Event):
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_kind
 class PriceChanged(Event):
     """An offer costs more or less from now on, also for its nodes that are rented."""
 

@@ -9,21 +9,21 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
 from drystone.describe.json_shapes import from_plain, to_plain
 from drystone.describe.training_job import TrainingJob
 from drystone.errors import UnreadableFile
-from drystone.run.events import Event, parse_event, render_event
+from drystone.run.events import Event, event_kind, parse_event, render_event
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_kind
 class Note(Event):
     """Something to remember that does not change the state of the cluster."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_kind
 class Described(Note):
     """What was submitted, in full; stands right before the job's `Submitted`."""
 
@@ -32,7 +32,7 @@ class Described(Note):
     client_key: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_kind
 class ClusterDescribed(Note):
     """From now on these are the nodes, (id, GPU type, GPUs) each, and what a GPU hour costs."""
 
@@ -40,21 +40,21 @@ class ClusterDescribed(Note):
     dollars_per_gpu_hour: tuple[tuple[str, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_kind
 class Drained(Note):
     """Nothing more is to start on a node."""
 
     node: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_kind
 class Undrained(Note):
     """A drained node may be used again."""
 
     node: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_kind
 class Launched(Note):
     """The processes of a start were asked for: which plan, on which devices."""
 
@@ -64,7 +64,7 @@ class Launched(Note):
     devices: tuple[tuple[str, int], ...]  # (node, device) of each rank
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_kind
 class Learned(Note):
     """What a run taught about jobs that do the same work: a speed, or memory that was too small."""
 
@@ -76,7 +76,7 @@ class Learned(Note):
     memory_share: float = 0.0  # it needs more than this many times the estimate; 0: nothing new
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_kind
 class Decided(Note):
     """Why a policy did what it did to a job: the numbers behind its sentence."""
 

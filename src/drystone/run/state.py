@@ -35,30 +35,35 @@ from drystone.run.lifecycle import NEXT_STATES, TERMINAL, JobState, next_state
 from drystone.run.rentals import RentalState
 from drystone.schedule.snapshot import Placement
 
+_NEVER: Final = math.nan
 
-@dataclass(init=False, eq=False)
+
 class JobRecord:
-    """One job as the events left it. What no event has set yet is a default of the class."""
+    """One job as the events left it."""
 
-    spec: JobSpec
-    state: JobState = JobState.QUEUED
-    option: int = -1
-    placement: Placement = ()
-    num_gpus: int = 0
-    done_samples: float = 0.0  # up to `counted_seconds`
-    counted_seconds: float = 0.0
-    samples_per_second: float = 0.0
-    started_seconds: float = math.nan
-    waiting_seconds: float = math.nan  # since when it waits
-    first_start_seconds: float = math.nan
-    end_seconds: float = math.nan
-    attained_gpu_seconds: float = 0.0  # of the runs that ended
-    num_starts: int = 0
-    phase: int = 0  # which of its phases it is in, if it has any
-    history: tuple[Event, ...] = ()
+    __slots__ = (
+        "attained_gpu_seconds", "counted_seconds", "done_samples", "end_seconds",
+        "first_start_seconds", "history", "num_gpus", "num_starts", "option", "phase", "placement",
+        "samples_per_second", "spec", "started_seconds", "state", "waiting_seconds",
+    )  # fmt: skip
 
     def __init__(self, spec: JobSpec, waiting_seconds: float) -> None:
-        self.spec, self.waiting_seconds = spec, waiting_seconds
+        self.spec = spec
+        self.state = JobState.QUEUED
+        self.option = -1
+        self.placement: Placement = ()
+        self.num_gpus = 0
+        self.done_samples = 0.0  # up to `counted_seconds`
+        self.counted_seconds = 0.0
+        self.samples_per_second = 0.0
+        self.started_seconds = math.nan
+        self.waiting_seconds = waiting_seconds  # since when it waits
+        self.first_start_seconds = math.nan
+        self.end_seconds = math.nan
+        self.attained_gpu_seconds = 0.0  # of the runs that ended
+        self.num_starts = 0
+        self.phase = 0  # which of its phases it is in, if it has any
+        self.history: tuple[Event, ...] = ()
 
     def done_at(self, now_seconds: float) -> float:
         """Samples done by now."""
@@ -103,8 +108,22 @@ class ClusterState:
             raise DrystoneError(
                 f"{type(event).__name__} at {time_seconds} s comes after {self.now_seconds} s"
             )
-        fold = _FOLDS.get(type(event), ClusterState._change_job)
-        return fold(self, event)
+        kind = type(event)
+        fold = _FOLDS.get(kind)
+        if fold is not None:
+            return fold(self, event)
+        # Whatever else there is happens to a job that is there already.
+        job = self.jobs.get(getattr(event, "job_id", ""))
+        if job is None:
+            name = getattr(event, "job_id", "")
+            raise DrystoneError(f"{kind.__name__}: there is no job {name!r}")
+        after = NEXT_STATES.get((job.state, kind))
+        job.state = after or next_state(job.spec.id, job.state, event, job.history)
+        if self.keeps_history:
+            job.history = (*job.history, event)
+        change = _CHANGES.get(kind, ClusterState._leave)
+        change(self, job, event)
+        return job
 
     def _submit(self, event: Submitted) -> JobRecord:
         job = event.job
@@ -160,91 +179,71 @@ class ClusterState:
         self.nodes[event.node] = event.spec
         self.free[event.node] = event.spec.num_gpus
 
-    def _job_after(self, event: Any) -> JobRecord:
-        """The job that an event is about, in the state that it leads to."""
-        try:
-            job = self.jobs[event.job_id]
-        except (AttributeError, KeyError):
-            name = getattr(event, "job_id", "")
-            raise DrystoneError(f"{type(event).__name__}: there is no job {name!r}") from None
-        after = NEXT_STATES.get((job.state, type(event)))
-        job.state = after or next_state(job.spec.id, job.state, event, job.history)
-        if self.keeps_history:
-            job.history = (*job.history, event)
-        return job
-
-    def _start(self, event: Started) -> JobRecord:
-        job = self._job_after(event)
-        job.option, job.placement = event.option, event.placement
-        num_gpus, free = 0, self.free
-        for node, count in event.placement:
+    def _start(self, job: JobRecord, event: Started) -> None:
+        time_seconds, placement, free = event.time_seconds, event.placement, self.free
+        num_gpus = 0
+        for node, count in placement:
             num_gpus += count
             free[node] -= count
-        job.num_gpus = num_gpus
+        job.option, job.placement, job.num_gpus = event.option, placement, num_gpus
         job.samples_per_second = event.samples_per_second
         job.counted_seconds = event.productive_seconds
-        job.started_seconds, job.waiting_seconds = event.time_seconds, math.nan
+        job.started_seconds, job.waiting_seconds = time_seconds, _NEVER
+        if job.num_starts == 0:
+            job.first_start_seconds = time_seconds
         job.num_starts += 1
         self.num_running += 1
-        if job.num_starts == 1:
-            job.first_start_seconds = event.time_seconds
-        return job
 
-    def _change_speed(self, event: SpeedChanged) -> JobRecord:
-        job = self._job_after(event)
+    def _change_speed(self, job: JobRecord, event: SpeedChanged) -> None:
         job.done_samples = job.done_at(event.time_seconds)
         job.counted_seconds = max(job.counted_seconds, event.time_seconds)
         job.samples_per_second = event.samples_per_second
         if isinstance(event, PhaseChanged):
             job.phase, job.done_samples = event.phase, event.done_samples
-        return job
 
-    def _progress(self, event: Progressed) -> JobRecord:
-        job = self._job_after(event)
+    def _progress(self, job: JobRecord, event: Progressed) -> None:
         job.done_samples, job.counted_seconds = event.done_samples, event.time_seconds
         job.samples_per_second = event.samples_per_second
-        return job
 
-    def _change_job(self, event: Event) -> JobRecord:
+    def _leave(self, job: JobRecord, event: Event) -> None:
         """A job ends, or goes back to wait; if it had GPUs, they are free again."""
-        job = self._job_after(event)
+        time_seconds, state = event.time_seconds, job.state
         if job.option >= 0:
-            self._stop(job, event)
-        if job.state is JobState.QUEUED:
+            self.num_running -= 1
+            job.attained_gpu_seconds += job.num_gpus * (time_seconds - job.started_seconds)
+            if state is JobState.DONE:
+                job.done_samples = job.spec.total_samples
+            else:
+                lost = event.lost_samples if isinstance(event, Interrupted) else 0.0
+                job.done_samples = job.done_at(time_seconds) - lost
+            free = self.free
+            for node, count in job.placement:
+                free[node] += count
+            job.option, job.placement, job.num_gpus, job.samples_per_second = -1, (), 0, 0.0
+            job.started_seconds, job.waiting_seconds = _NEVER, time_seconds
+        if state is JobState.QUEUED:
             self.num_requeued += 1
-        elif job.state in TERMINAL:
-            job.end_seconds = event.time_seconds
+        elif state in TERMINAL:
+            job.end_seconds = time_seconds
             del self.active[job.spec.id]
-        return job
-
-    def _stop(self, job: JobRecord, event: Event) -> None:
-        time_seconds = event.time_seconds
-        self.num_running -= 1
-        job.attained_gpu_seconds += job.num_gpus * (time_seconds - job.started_seconds)
-        if job.state is JobState.DONE:
-            job.done_samples = job.spec.total_samples
-        else:
-            lost = event.lost_samples if isinstance(event, Interrupted) else 0.0
-            job.done_samples = job.done_at(time_seconds) - lost
-        free = self.free
-        for node, count in job.placement:
-            free[node] += count
-        job.option, job.placement, job.num_gpus, job.samples_per_second = -1, (), 0, 0.0
-        job.started_seconds, job.waiting_seconds = math.nan, time_seconds
 
 
-# What folds which kind of event; whatever else there is ends a job or sends it back to wait.
+# What folds which kind of event that is not about a job that is there.
 _FOLDS: Final[dict[type[Event], Callable[[ClusterState, Any], JobRecord | None]]] = {
     Submitted: ClusterState._submit,
-    Started: ClusterState._start,
-    SpeedChanged: ClusterState._change_speed,
-    PhaseChanged: ClusterState._change_speed,
-    Progressed: ClusterState._progress,
     **dict.fromkeys(
         (NodeLost, NodeBack, NodeSlowed, NodeJoined, NodeReleased, NodeReclaimed),
         ClusterState._change_node,
     ),
     **dict.fromkeys((RentalAsked, RentalFailed, PriceChanged), ClusterState._change_rentals),
+}
+
+# What changes a job once its state is the next one; all other events end it, or let it wait again.
+_CHANGES: Final[dict[type[Event], Callable[[ClusterState, JobRecord, Any], None]]] = {
+    Started: ClusterState._start,
+    SpeedChanged: ClusterState._change_speed,
+    PhaseChanged: ClusterState._change_speed,
+    Progressed: ClusterState._progress,
 }
 
 

@@ -38,32 +38,35 @@ from drystone.schedule.snapshot import Placement
 _NEVER: Final = math.nan
 
 
+@dataclass(init=False, eq=False, slots=True)
 class JobRecord:
     """One job as the events left it."""
 
-    __slots__ = (
-        "attained_gpu_seconds", "counted_seconds", "done_samples", "end_seconds",
-        "first_start_seconds", "history", "num_gpus", "num_starts", "option", "phase", "placement",
-        "samples_per_second", "spec", "started_seconds", "state", "waiting_seconds",
-    )  # fmt: skip
+    spec: JobSpec
+    state: JobState
+    option: int
+    placement: Placement
+    num_gpus: int
+    done_samples: float  # up to `counted_seconds`
+    counted_seconds: float
+    samples_per_second: float
+    started_seconds: float
+    waiting_seconds: float  # since when it waits
+    first_start_seconds: float
+    end_seconds: float
+    attained_gpu_seconds: float  # of the runs that ended
+    num_starts: int
+    phase: int  # which of its phases it is in, if it has any
+    history: tuple[Event, ...]
 
     def __init__(self, spec: JobSpec, waiting_seconds: float) -> None:
-        self.spec = spec
-        self.state = JobState.QUEUED
-        self.option = -1
-        self.placement: Placement = ()
-        self.num_gpus = 0
-        self.done_samples = 0.0  # up to `counted_seconds`
-        self.counted_seconds = 0.0
-        self.samples_per_second = 0.0
-        self.started_seconds = math.nan
-        self.waiting_seconds = waiting_seconds  # since when it waits
-        self.first_start_seconds = math.nan
-        self.end_seconds = math.nan
-        self.attained_gpu_seconds = 0.0  # of the runs that ended
-        self.num_starts = 0
-        self.phase = 0  # which of its phases it is in, if it has any
-        self.history: tuple[Event, ...] = ()
+        self.spec, self.waiting_seconds = spec, waiting_seconds
+        self.state, self.option, self.placement = JobState.QUEUED, -1, ()
+        self.num_gpus = self.num_starts = self.phase = 0
+        self.done_samples = self.counted_seconds = self.samples_per_second = 0.0
+        self.attained_gpu_seconds = 0.0
+        self.started_seconds = self.first_start_seconds = self.end_seconds = _NEVER
+        self.history = ()
 
     def done_at(self, now_seconds: float) -> float:
         """Samples done by now."""

@@ -9,7 +9,9 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """`drystone.plan` is loaded when it is first used, so that importing drystone stays quick."""
+    """`plan` and `submit` are loaded when first used, so that importing drystone stays quick."""
     if name == "plan":
         return import_module("drystone.plan")
+    if name == "submit":
+        return import_module("drystone.service.submission").submit
     raise AttributeError(f"module 'drystone' has no attribute {name!r}")

@@ -62,8 +62,9 @@ def submit(
 
 
 def _described(file: Path | None, table: dict[str, Any], train: dict[str, Any]) -> dict[str, Any]:
-    from drystone.describe.job_file import load_job, make_job
+    from drystone.describe.job_file import make_job
     from drystone.errors import InvalidSpec
+    from drystone.service.submission import file_body
 
     given = {key: value for key, value in table.items() if value}
     trained = {key: value for key, value in train.items() if value}
@@ -74,11 +75,7 @@ def _described(file: Path | None, table: dict[str, Any], train: dict[str, Any]) 
         return {"job": job, "folder": str(here)}
     if given or trained:
         raise InvalidSpec("give a job file or options, not both", where=str(file))
-    checked = load_job(file)
-    text = file.read_text(encoding="utf-8-sig")
-    if "\nname:" not in f"\n{text}":
-        text = f"name: {checked.name}\n{text}"
-    return {"text": text, "folder": str(file.resolve().parent)}
+    return file_body(file)
 
 
 def _show_plan(plan: dict[str, Any]) -> None:

@@ -20,6 +20,8 @@ from itertools import pairwise
 import torch
 import torch.distributed as dist
 
+from drystone.run.runtime.ledger import resize_storage
+
 # On NCCL one padded call is taken to be cheaper below this than a call for each rank, since latency
 # outweighs volume. Beyond it, the table that padding needs would be as large as the layer itself.
 # Reasoned, not measured: no GPU was at hand.
@@ -177,7 +179,7 @@ class Wire:
         cuts: Sequence[int],
         form: Form | None = None,
     ) -> Pending:
-        """Sum `flat` over the ranks and put this rank's piece of the sum into `out`."""
+        """Sum `flat` over the ranks; `out`, a tensor of its own, gets this rank's piece of it."""
         return self._noted("reduce", flat.nbytes, self._reduce(flat, out, cuts, form))
 
     def _reduce(
@@ -265,16 +267,23 @@ class Wire:
         return Pending([work], lambda: _copy(out, mine[: out.numel()]))
 
     def _reduce_split(self, flat: torch.Tensor, out: torch.Tensor, sizes: Sequence[int]) -> Pending:
-        table = flat.new_empty(self.num_ranks, out.numel())
+        num_elements, num_bytes = out.numel(), out.nbytes
+        resize_storage(out, 0)  # the sum takes memory when it is made, not while the table fills
+        table = flat.new_empty(self.num_ranks, num_elements)
         work = dist.all_to_all_single(
             table.view(-1),
             flat,
-            output_split_sizes=[out.numel()] * self.num_ranks,
+            output_split_sizes=[num_elements] * self.num_ranks,
             input_split_sizes=list(sizes),
             group=self.group,
             async_op=True,
         )
-        return Pending([work], lambda: _copy(out, table.sum(0, dtype=out.dtype)))
+
+        def finish() -> None:
+            resize_storage(out, num_bytes)
+            torch.sum(table, 0, out=out)
+
+        return Pending([work], finish)
 
 
 def choose_gather(sizes: Sequence[int], element_bytes: int, backend: str) -> Form:

@@ -24,9 +24,9 @@ from drystone.schedule.snapshot import FloatArray, IntArray, Snapshot
 from drystone.units import HOUR_SECONDS
 
 _MAKE_GOOD_SECONDS: Final = 6 * 3600.0
-_STEP: Final = 1.25  # mu is raised or lowered by this factor at a time
-_MOST_STEPS: Final = 2  # at one decision; the next goes on from there
-_MOST_FIRST_STEPS: Final = 20
+_STEP: Final = 1.3  # mu is raised or lowered by this factor at a time
+_MOST_STEPS: Final = 1  # at one decision; the next goes on from there
+_MOST_FIRST_STEPS: Final = 16
 _LEAST: Final = 0.01
 
 
@@ -236,7 +236,8 @@ class _Wants:
             # A type that is rented has that price, and there is no end of it.
             capacity = np.where(fixed, 1e12, market.capacity)
             problem = replace(market, values=values, capacity=capacity)
-            prices = solve_prices(problem, self._prices if not fixed.any() else None).prices
+            start = np.where(fixed, 0.0, prices) if fixed.any() else self._prices
+            prices = solve_prices(problem, start).prices
             if not fixed.any():
                 self._prices = prices
             dearer = ~fixed & (prices > rent_prices)

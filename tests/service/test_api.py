@@ -106,6 +106,8 @@ def test_waiting_is_explained(client, served: Running):
     assert "No GPUs that suffice are free" in why["sentence"]
     assert set(why["blocking"]) < set(jobs)
     assert why["expected_start_seconds"] > time.time() - 1
+    assert why["ahead"] == []
+    assert "it should start in" in why["sentence"]
     assert [one["free"] for one in cluster["nodes"]] == [0, 0]
     assert all(node["is_emulated"] and all(node["devices"]) for node in cluster["nodes"])
     for job in jobs:

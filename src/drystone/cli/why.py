@@ -30,7 +30,10 @@ def why(job: JobId, folder: Folder = None, as_json: AsJson = False) -> None:
         console.print(f"Place {answer['position']} of {answer['num_waiting']} that wait.")
     if answer["expected_start_seconds"]:
         at = datetime.datetime.fromtimestamp(answer["expected_start_seconds"]).astimezone()
-        console.print(f"Expected start: {at:%Y-%m-%d %H:%M:%S}.")
+        told = f", after {len(answer['ahead'])} of those that wait" if answer["ahead"] else ""
+        console.print(f"Expected start: {at:%Y-%m-%d %H:%M:%S}{told}.")
+    elif answer["position"]:
+        console.print("Expected start: unknown.")
     if answer["faults"]:
         told = ", ".join(f"{kind} {count}x" for kind, count in answer["faults"].items())
         console.print(f"Faults since it last got further: {told}.")

@@ -21,7 +21,7 @@ from drystone.run.controller import Controller
 from drystone.run.lifecycle import TERMINAL, JobState
 from drystone.run.store import LeaseLost, StoreBusy
 from drystone.service.views import cluster_view, job_details, job_view, plan_view
-from drystone.service.why import why_view
+from drystone.service.why import explain
 
 _LONGEST_WAIT: Final = 30.0
 _MOST_EVENTS: Final = 10_000
@@ -140,9 +140,7 @@ def _add_jobs(app: FastAPI, controller: Controller) -> None:
     @app.get("/v1/jobs/{job_id}/why")
     def why(job_id: JobId) -> Response:
         """Why it waits, or why it got this."""
-        with journal.lock:
-            record = _found(lambda: controller.find(job_id))
-            return _json(why_view(controller, record, journal.now()))
+        return _json(_found(lambda: explain(controller, job_id)))
 
     @app.get("/v1/jobs/{job_id}/logs")
     def logs(

@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, Final
 
 from drystone.run.controller import Controller
+from drystone.run.forecast import Forecast, copy_present, forecast_start
 from drystone.run.lifecycle import TERMINAL, JobState
 from drystone.run.state import JobRecord
+from drystone.schedule.policy import find_policy
+from drystone.schedule.snapshot import StartupCost
 from drystone.service.views import free_by_type, job_view, options_view
 from drystone.units import format_seconds
 
 Table = dict[str, Any]
+_NOT_KNOWN: Final = Forecast(start_seconds=None)
 
 
-def why_view(controller: Controller, record: JobRecord, now: float) -> Table:
-    """Everything behind the state of one job."""
+def explain(controller: Controller, job_id: str) -> Table:
+    """Everything behind the state of one job; the future is worked out without the lock."""
+    journal = controller.journal
+    with journal.lock:
+        is_waiting = controller.find(job_id).state is JobState.QUEUED
+        seconds = controller.settings.pace.startup_seconds
+        startup = StartupCost(seconds_per_gpu=seconds, most_seconds=seconds)
+        present = copy_present(journal, startup) if is_waiting else None
+    forecast = _NOT_KNOWN
+    if present is not None:
+        forecast = forecast_start(present, find_policy(controller.settings.policy), job_id)
+    with journal.lock:
+        return why_view(controller, controller.find(job_id), journal.now(), forecast)
+
+
+def why_view(controller: Controller, record: JobRecord, now: float, forecast: Forecast) -> Table:
+    """The whole answer, given what should happen."""
     live_state = controller.journal.live
     job_id = record.spec.id
     live = live_state.jobs[job_id]
@@ -24,15 +44,18 @@ def why_view(controller: Controller, record: JobRecord, now: float) -> Table:
         one.spec.id for one in live_state.state.active.values() if one.state is JobState.QUEUED
     ]
     decision = live.last_decision
-    start, blocking = _expected_start(controller, record, options, now)
+    if record.state is not JobState.QUEUED:
+        forecast = _NOT_KNOWN  # it started or ended meanwhile
+    blocking = _blocking(controller, record, options, now)
     numbers = dict(decision.numbers) if decision else {}
     return {
         "id": job_id,
         "state": record.state.value,
-        "sentence": _sentence(controller, record, options, now, start, blocking),
+        "sentence": _sentence(controller, record, options, now, forecast, blocking),
         "position": waiting.index(job_id) + 1 if job_id in waiting else None,
         "num_waiting": len(waiting),
-        "expected_start_seconds": start,
+        "expected_start_seconds": forecast.start_seconds,
+        "ahead": list(forecast.earlier),
         "options": options,
         "prices": {
             name.removeprefix("price_"): value
@@ -52,32 +75,28 @@ def why_view(controller: Controller, record: JobRecord, now: float) -> Table:
     }
 
 
-def _expected_start(
+def _blocking(
     controller: Controller, record: JobRecord, options: list[Table], now: float
-) -> tuple[float | None, list[str]]:
-    """When GPUs for its cheapest need come free, if those before it in the queue take none."""
-    if record.state is not JobState.QUEUED or not options:
-        return None, []
-    if any(one["is_free"] for one in options):
-        return now, []
+) -> list[str]:
+    """Running jobs whose GPUs, as they end one after another, would suffice for it."""
+    if record.state is not JobState.QUEUED or any(one["is_free"] for one in options):
+        return []
     state = controller.journal.live.state
     ends = []
     for other in state.active.values():
         if other.state is JobState.RUNNING:
             eta = job_view(controller, other, now)["eta_seconds"]
-            if eta is None:
-                return None, [other.spec.id]
-            ends.append((eta, other))
+            ends.append((math.inf if eta is None else eta, other))
     ends.sort(key=lambda pair: pair[0])
     free = free_by_type(controller)
     blocking: list[str] = []
-    for eta, other in ends:
+    for _, other in ends:
         blocking.append(other.spec.id)
         for row, count in other.placement:
             free[state.nodes[row].gpu] += count
         if any(all(free[gpu] >= n for gpu, n in one["gpus"].items()) for one in options):
-            return eta, blocking
-    return None, blocking
+            break
+    return blocking if options else []
 
 
 def _sentence(
@@ -85,7 +104,7 @@ def _sentence(
     record: JobRecord,
     options: list[Table],
     now: float,
-    start: float | None,
+    forecast: Forecast,
     blocking: list[str],
 ) -> str:
     live = controller.journal.live.jobs[record.spec.id]
@@ -96,7 +115,7 @@ def _sentence(
         case JobState.PAUSED:
             return f"It is paused ({live.reason}); `drystone resume {record.spec.id}` lets it run."
         case JobState.QUEUED:
-            return _waiting_sentence(controller, record.spec.id, options, now, start, blocking)
+            return _waiting_sentence(controller, record.spec.id, options, now, forecast, blocking)
         case JobState.DONE:
             return "It is done."
     return f"It is {record.state.value}: {live.reason or 'its owner took it back'}."
@@ -107,7 +126,7 @@ def _waiting_sentence(
     job_id: str,
     options: list[Table],
     now: float,
-    start: float | None,
+    forecast: Forecast,
     blocking: list[str],
 ) -> str:
     live = controller.journal.live.jobs[job_id]
@@ -121,5 +140,9 @@ def _waiting_sentence(
         if drained and not any(one["is_free"] for one in options):
             return f"The nodes {', '.join(drained)} are drained, and what is left does not suffice."
         return "GPUs that suffice are free; the next decision takes it up, or serves a better use."
-    when = f", expected in {format_seconds(max(start - now, 1.0))}" if start is not None else ""
-    return f"No GPUs that suffice are free: it waits for job {', '.join(blocking)} to end{when}."
+    num_ahead, start = len(forecast.earlier), forecast.start_seconds
+    ahead = f", and {num_ahead} that wait should start before it" if num_ahead else ""
+    when = "; when it starts is not known"
+    if start is not None:
+        when = f"; it should start in {format_seconds(max(start - now, 1.0))}"
+    return f"No GPUs that suffice are free: job {', '.join(blocking)} must end{ahead}{when}."

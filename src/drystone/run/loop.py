@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from time import perf_counter
 
 from drystone.errors import DrystoneError
 from drystone.run.world import World, carry_out, moved_options
@@ -27,11 +27,12 @@ def drive(
     `on_decision` hears the time in the world and the seconds that the policy took.
     """
     memory: Memory = None
-    while world.has_work():
-        snapshot = world.observe()
-        before = time.perf_counter()
+    has_work, observe, advance, clock = world.has_work, world.observe, world.advance, perf_counter
+    while has_work():
+        snapshot = observe()
+        before = clock()
         decisions, memory = policy(snapshot, memory)
-        policy_seconds = time.perf_counter() - before
+        policy_seconds = clock() - before
         now_seconds = snapshot.now_seconds
         if decisions:
             problems = check_decisions(snapshot, decisions)
@@ -45,4 +46,4 @@ def drive(
             del snapshot
         if on_decision is not None:
             on_decision(now_seconds, policy_seconds)
-        world.advance()
+        advance()

@@ -19,6 +19,7 @@ from drystone.describe.market import Offer
 from drystone.describe.trace_cluster import NodeSpec
 from drystone.run.job_columns import JobColumns
 from drystone.run.lazy_tables import LazyJobTable, LazyNodeTable
+from drystone.run.lifecycle import JobState
 from drystone.run.node_columns import NodeColumns, node_columns
 from drystone.run.option_book import OptionBook
 from drystone.run.rentals import RentalState
@@ -37,6 +38,8 @@ from drystone.schedule.snapshot import (
 )
 
 _NOTHING_RENTED: Final = Rentals()
+_THERE: Final = (JobState.QUEUED, JobState.RUNNING)
+_new: Final = object.__new__
 
 
 class SnapshotMaker:
@@ -92,9 +95,10 @@ class SnapshotMaker:
         """The same, with tables and columns that are made when they are read."""
         if self.is_held:
             self.keep()
-        snapshot = object.__new__(LazySnapshot)
+        snapshot: LazySnapshot = _new(LazySnapshot)
         own = snapshot.__dict__  # past the constructor, which would set all fields one by one
         own["now_seconds"], own["_maker"], own["_state"] = now_seconds, self, state
+        own["_is_live"] = True
         self._held_snapshot = weakref.ref(snapshot)
         self.is_held = True
         return snapshot
@@ -110,11 +114,6 @@ class SnapshotMaker:
                     table.keep()
             self._held_tables = []
 
-    def is_now(self, snapshot: LazySnapshot) -> bool:
-        """Whether this is the last look, and nothing has changed since."""
-        held = self._held_snapshot
-        return self.is_held and held is not None and held() is snapshot
-
     def job_table(self, state: ClusterState, now_seconds: float) -> JobTable:
         """The jobs of now."""
         table = LazyJobTable.of(self._columns, now_seconds, state.num_requeued, self.knows_lengths)
@@ -127,10 +126,6 @@ class SnapshotMaker:
         if columns is None or columns.num_node_changes != state.num_node_changes:
             columns = self._node_columns = node_columns(state, self.gpu_types)
         return columns
-
-    def job_status(self, job_id: str) -> JobStatus | None:
-        """What one job does now."""
-        return self._columns.status(job_id)
 
     def node_table(self, state: ClusterState) -> NodeTable:
         """The nodes of now."""
@@ -181,9 +176,11 @@ class LazySnapshot(Snapshot):
     if TYPE_CHECKING:
         _maker: SnapshotMaker
         _state: ClusterState
+    _is_live = False  # whether nothing has changed since the look
 
     def keep(self) -> None:
         """Read all that was not read yet: the state is about to change."""
+        self.__dict__["_is_live"] = False
         for one in dataclasses.fields(Snapshot):
             getattr(self, one.name)
 
@@ -233,15 +230,17 @@ class LazySnapshot(Snapshot):
 
     # What a checker asks for, of a few jobs and nodes: without tables, while this is the present.
 
-    @property
-    def _is_live(self) -> bool:
-        return "_maker" in self.__dict__ and self._maker.is_now(self)
-
     def job_status(self, job_id: str) -> JobStatus | None:
-        return self._maker.job_status(job_id) if self._is_live else super().job_status(job_id)
+        if not self._is_live:
+            return super().job_status(job_id)
+        record = self._state.active.get(job_id)
+        if record is None or record.state not in _THERE:
+            return None
+        option_set = self._maker.book.run_facts(record.spec, record.phase).row
+        return JobStatus(record.option, option_set, record.placement)
 
     def option_facts(self, option_set: int, option: int) -> OptionFacts | None:
-        if "_maker" not in self.__dict__:
+        if not self._is_live:
             return super().option_facts(option_set, option)
         return self._maker.book.facts(option_set, option)
 

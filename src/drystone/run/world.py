@@ -80,10 +80,12 @@ def moved_options(decisions: Sequence[Decision], snapshot: Snapshot) -> dict[str
 
 def carry_out(decisions: Sequence[Decision], world: World, moved: Mapping[str, int]) -> None:
     """The same, for whoever holds the snapshot no longer."""
+    has_others = False
     for decision in decisions:
         if type(decision) is not Start:
+            has_others = True
             _free(decision, world)
-    for decision in decisions:
+    for decision in decisions if has_others else ():
         if type(decision) is Release:
             world.release(decision.node, decision.reason)
     for decision in decisions:

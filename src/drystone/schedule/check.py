@@ -49,7 +49,9 @@ def check_decisions(snapshot: Snapshot, decisions: Sequence[Decision]) -> list[s
             if decision.job_id in touched:
                 problems.append(f"{_name(decision)}: job {decision.job_id} is decided on twice")
             touched.add(decision.job_id)
-            problems.extend(_check_job(snapshot, decision, changes))
+            found = _check_job(snapshot, decision, changes)
+            if found:
+                problems.extend(found)
     if has_rentals:
         problems.extend(check_rentals(snapshot, decisions))
     return problems or _check_room(snapshot, decisions, changes, has_rentals)

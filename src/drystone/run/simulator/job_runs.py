@@ -17,6 +17,7 @@ from drystone.run.events import (
     Submitted,
 )
 from drystone.run.lifecycle import JobState
+from drystone.run.option_book import RunFacts
 from drystone.run.simulator.faults import Dice
 from drystone.run.simulator.virtual_time import VirtualTime
 from drystone.run.state import JobRecord
@@ -37,6 +38,7 @@ class JobRuns:
     ) -> None:
         self._time, self._dice, self._startup = time, dice, startup
         self._gpu_types, self._book = gpu_types, time.maker.book
+        self._errs = dice.spec.speed_error_share > 0
         self._can_fail = dice.spec.failed_start_share > 0
         self.num_to_come = self.num_unsettled = num_jobs
         self._speed_factors: dict[str, dict[str, float]] = {}  # by job and GPU type
@@ -46,31 +48,40 @@ class JobRuns:
     def submit(self, time_seconds: float, job: JobSpec) -> None:
         """A job comes in."""
         self.num_to_come -= 1
-        if self._dice.spec.speed_error_share > 0:
+        if self._errs:
             factors = self._dice.speed_factors(len(self._gpu_types)).tolist()
             self._speed_factors[job.id] = dict(zip(self._gpu_types, factors, strict=True))
         self._time.record(Submitted(time_seconds=time_seconds, job=job))
 
     def launch(self, job_id: str, option: int, placement: Placement, reason: str) -> None:
         """Start a waiting job."""
-        record, now = self._time.state.jobs[job_id], self._time.now_seconds
+        time = self._time
+        state, now = time.state, time.now_seconds
+        record = state.jobs[job_id]
+        facts = self._book.run_facts(record.spec, record.phase)
+        speed = facts.samples_per_second[option]
+        if self._errs or state.speed_share:
+            speed *= self._speed_share(record, placement)
         delay = record.spec.startup_seconds
         if delay < 0:
             delay = 0.0
             if self._startup.most_seconds > 0:
                 delay = self._startup.seconds_on(sum([count for _, count in placement]))
-        self._time.record(
+        time.record(
             Started(
                 time_seconds=now,
                 job_id=job_id,
                 option=option,
                 placement=placement,
-                samples_per_second=self._true_speed(record, option, placement, record.phase),
+                samples_per_second=speed,
                 productive_seconds=now + delay,
                 reason=reason,
             )
         )
-        self._plan_end(record, fails=self._can_fail and self._dice.start_fails())
+        if self._can_fail and self._dice.start_fails():
+            time.later(record.counted_seconds, self._fail, record, self._new_version(job_id))
+        else:
+            self._plan_end(record, facts)
 
     def stop(self, job_id: str, reason: str) -> None:
         """Take a running job's GPUs; its progress is kept."""
@@ -98,30 +109,30 @@ class JobRuns:
     def change_speed_on(self, node: int, time_seconds: float) -> None:
         """A node became slower or quicker, and so do its jobs."""
         for record in self._jobs_on(node):
-            speed = self._true_speed(record, record.option, record.placement, record.phase)
+            facts = self._book.run_facts(record.spec, record.phase)
+            speed = facts.samples_per_second[record.option]
+            speed *= self._speed_share(record, record.placement)
             self._time.record(
                 SpeedChanged(
                     time_seconds=time_seconds, job_id=record.spec.id, samples_per_second=speed
                 )
             )
-            self._plan_end(record)
+            self._plan_end(record, facts)
 
-    def _plan_end(self, record: JobRecord, *, fails: bool = False) -> None:
-        """The next thing that happens to a running job by itself."""
-        job_id, total = record.spec.id, record.spec.total_samples
+    def _new_version(self, job_id: str) -> int:
         version = self._versions[job_id] = self._versions.get(job_id, 0) + 1
-        if fails:
-            self._time.later(record.counted_seconds, self._fail, record, version)
-            return
-        action = self._finish
-        phase_end = self._book.run_facts(record.spec, record.phase).end_samples
-        if phase_end < total:
-            action, total = self._enter_next_phase, phase_end
+        return version
+
+    def _plan_end(self, record: JobRecord, facts: RunFacts) -> None:
+        """The next thing that happens to a running job by itself, by the facts of its phase."""
+        action, total = self._finish, record.spec.total_samples
+        if facts.end_samples < total:
+            action, total = self._enter_next_phase, facts.end_samples
         left = total - record.done_samples
         end = record.counted_seconds
         if left > 0:
             end += left / record.samples_per_second
-        self._time.later(end, action, record, version)
+        self._time.later(end, action, record, self._new_version(record.spec.id))
 
     def _is_void(self, record: JobRecord, version: int) -> bool:
         is_old = self._versions[record.spec.id] != version
@@ -142,17 +153,19 @@ class JobRuns:
     def _enter_next_phase(self, time_seconds: float, record: JobRecord, version: int) -> None:
         if self._is_void(record, version):
             return
-        phase = record.phase + 1
+        spec, phase = record.spec, record.phase + 1
+        facts = self._book.run_facts(spec, phase)
+        speed = facts.samples_per_second[record.option]
         self._time.record(
             PhaseChanged(
                 time_seconds=time_seconds,
-                job_id=record.spec.id,
-                samples_per_second=self._true_speed(record, record.option, record.placement, phase),
+                job_id=spec.id,
+                samples_per_second=speed * self._speed_share(record, record.placement),
                 phase=phase,
-                done_samples=self._book.run_facts(record.spec, record.phase).end_samples,
+                done_samples=self._book.run_facts(spec, record.phase).end_samples,
             )
         )
-        self._plan_end(record)
+        self._plan_end(record, facts)
 
     def _samples_since_checkpoint(self, record: JobRecord, now_seconds: float) -> float:
         """Work that is lost now. A change of speed, as at a phase's end, counts as a checkpoint."""
@@ -166,17 +179,16 @@ class JobRuns:
             if any(one == node for one, _ in record.placement)
         ]
 
-    def _true_speed(
-        self, record: JobRecord, option: int, placement: Placement, phase: int
-    ) -> float:
-        """What the option says, times how wrong it is, times how slow the nodes are."""
-        speed = self._book.run_facts(record.spec, phase).samples_per_second[option]
+    def _speed_share(self, record: JobRecord, placement: Placement) -> float:
+        """What the option says is to be multiplied with: how wrong it is, how slow the nodes are.
+
+        The slowest GPU counts.
+        """
         factors, state = self._speed_factors.get(record.spec.id), self._time.state
         if factors is None and not state.speed_share:
-            return speed
+            return 1.0
         shares, nodes = state.speed_share, state.nodes
-        slowest = min(
+        return min(
             (factors[nodes[node].gpu] if factors else 1.0) * shares.get(node, 1.0)
             for node, _ in placement
         )
-        return speed * slowest

@@ -15,22 +15,22 @@ class TimeQueue(Generic[Item]):
 
     def __init__(self, known: Sequence[tuple[float, Item]] = ()) -> None:
         # Kept apart, sorted and read from its end: a heap of all arrivals would make all else slow.
-        self._known = sorted(known, key=lambda one: one[0])
-        self._known.reverse()
-        self._heap: list[tuple[float, int, Item]] = []
+        self.known = sorted(known, key=lambda one: one[0])
+        self.known.reverse()
+        self.heap: list[tuple[float, int, Item]] = []
         self._sequence = 0
 
     def __len__(self) -> int:
-        return len(self._heap) + len(self._known)
+        return len(self.heap) + len(self.known)
 
     def push(self, time_seconds: float, item: Item) -> None:
         """Let this happen then."""
-        heapq.heappush(self._heap, (time_seconds, self._sequence, item))
+        heapq.heappush(self.heap, (time_seconds, self._sequence, item))
         self._sequence += 1
 
     def next_seconds(self) -> float:
         """When the next thing happens; infinity where nothing will."""
-        known, heap = self._known, self._heap
+        known, heap = self.known, self.heap
         if not known:
             return heap[0][0] if heap else math.inf
         first = known[-1][0]
@@ -38,7 +38,7 @@ class TimeQueue(Generic[Item]):
 
     def pop_by(self, then_seconds: float) -> tuple[float, Item] | None:
         """The next thing, if it happens by then."""
-        known, heap = self._known, self._heap
+        known, heap = self.known, self.heap
         if known:
             first = known[-1][0]
             if not heap or first <= heap[0][0]:

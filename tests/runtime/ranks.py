@@ -19,7 +19,14 @@ import torch.multiprocessing as mp
 SECONDS = 90
 
 multiprocessing.set_forkserver_preload(
-    ["torch", "torch.distributed.checkpoint", "drystone.run.runtime.__main__"]
+    [
+        "torch",
+        "torch._dynamo",  # each rank would import it with its first optimizer: seconds
+        "torch.distributed.checkpoint",
+        "torch.distributed.tensor",
+        "numpy.random",
+        "drystone.run.runtime.__main__",
+    ]
 )
 
 

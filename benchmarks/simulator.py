@@ -19,6 +19,7 @@ from drystone.describe.job import JobSpec
 from drystone.describe.trace import load_trace
 from drystone.describe.trace_cluster import make_nodes
 from drystone.run.loop import drive
+from drystone.run.simulator.collection import rare_collection
 from drystone.run.simulator.world import SimulatedWorld
 from drystone.schedule.decision import Decision
 from drystone.schedule.measured import duration_options, types_of
@@ -83,7 +84,8 @@ def measure(name: str, world: SimulatedWorld, policy: Policy) -> None:
         policy_seconds += seconds
 
     begin, begin_cpu = time.perf_counter(), time.process_time()
-    drive(world, policy, on_decision=add)
+    with rare_collection():
+        drive(world, policy, on_decision=add)
     whole, cpu = time.perf_counter() - begin, time.process_time() - begin_cpu
     number = len(world.log)
     print(

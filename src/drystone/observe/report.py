@@ -14,6 +14,7 @@ from drystone.observe.metrics import RunReport, summarise_run
 from drystone.observe.record import RunRecord
 from drystone.run.events import Event
 from drystone.run.loop import drive
+from drystone.run.simulator.collection import rare_collection
 from drystone.run.simulator.faults import FaultSpec
 from drystone.run.simulator.world import SimulatedWorld
 from drystone.schedule.measured import types_of
@@ -109,7 +110,9 @@ def run_policy(
         **market,
     )
     record = RunRecord()
-    drive(world, record.listen(decide or find_policy(policy)), on_decision=record.note_decision)
+    heard = record.listen(decide or find_policy(policy))
+    with rare_collection():
+        drive(world, heard, on_decision=record.note_decision)
     report = summarise_run(
         policy=policy,
         jobs=scenario.jobs,

@@ -116,10 +116,10 @@ class ClusterState:
         if fold is not None:
             return fold(self, event)
         # Whatever else there is happens to a job that is there already.
-        job = self.jobs.get(getattr(event, "job_id", ""))
+        job_id = getattr(event, "job_id", "")
+        job = self.jobs.get(job_id)
         if job is None:
-            name = getattr(event, "job_id", "")
-            raise DrystoneError(f"{kind.__name__}: there is no job {name!r}")
+            raise DrystoneError(f"{kind.__name__}: there is no job {job_id!r}")
         after = NEXT_STATES.get((job.state, kind))
         job.state = after or next_state(job.spec.id, job.state, event, job.history)
         if self.keeps_history:

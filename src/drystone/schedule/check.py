@@ -27,8 +27,8 @@ from drystone.schedule.snapshot import JobStatus, Snapshot
 
 # Spelt out once: to join types with | at every decision takes longer than the check.
 _RENTALS: Final = (Rent, Release)
-_FOR_WAITING: Final = (Start, Refuse)
 _WITHOUT_PLACEMENT: Final = (Preempt, Refuse)
+_NO_PROBLEMS: Final[Sequence[str]] = ()
 
 
 def check_decisions(snapshot: Snapshot, decisions: Sequence[Decision]) -> list[str]:
@@ -61,21 +61,20 @@ def _check_job(
     snapshot: Snapshot,
     decision: Start | Resize | Move | Preempt | Refuse,
     changes: dict[int, int],
-) -> list[str]:
+) -> Sequence[str]:
     """Whether the job is there, in the right state, and well placed; notes what it takes where."""
     status = snapshot.job_status(decision.job_id)
     if status is None:
         return [f"{_name(decision)}: there is no job {decision.job_id!r}"]
-    if isinstance(decision, _FOR_WAITING) != (status.option < 0):
+    is_for_waiting = type(decision) is Start or type(decision) is Refuse
+    if is_for_waiting != (status.option < 0):
         state = "runs" if status.option >= 0 else "waits"
         return [f"{_name(decision)}: job {decision.job_id} {state}"]
     for node, count in status.placement:
         changes[node] = changes.get(node, 0) + count
     if isinstance(decision, _WITHOUT_PLACEMENT):
-        return []
-    for node, count in decision.placement:
-        changes[node] = changes.get(node, 0) - count
-    return _check_placement(snapshot, decision, status)
+        return _NO_PROBLEMS
+    return _check_placement(snapshot, decision, status, changes)
 
 
 def _check_room(
@@ -102,33 +101,37 @@ def _check_room(
 
 
 def _check_placement(
-    snapshot: Snapshot, decision: Start | Resize | Move, status: JobStatus
-) -> list[str]:
+    snapshot: Snapshot,
+    decision: Start | Resize | Move,
+    status: JobStatus,
+    changes: dict[int, int],
+) -> Sequence[str]:
     """The placement must be the option: as many GPUs of each type, and enough memory on each."""
     option = status.option if isinstance(decision, Move) else decision.option
     facts = snapshot.option_facts(status.option_set, option)
-    kinds = snapshot.node_kinds()
     if facts is None:
         return [f"{_who(decision)} has no option {option}"]
-    placed = [0] * len(facts.counts)
-    for node, count in decision.placement:
+    needed, _, memory_bytes = facts
+    kinds, placement = snapshot.node_kinds(), decision.placement
+    placed = [0] * len(needed)
+    for node, count in placement:
         if not 0 <= node < len(kinds) or count < 1:
             what = "is placed on a node that does not exist, or on less than one GPU"
             return [f"{_who(decision)} {what}"]
         placed[kinds[node]] += count
-    if len(decision.placement) > 1 and len(dict(decision.placement)) < len(decision.placement):
+        changes[node] = changes.get(node, 0) - count
+    if len(placement) > 1 and len(dict(placement)) < len(placement):
         return [f"{_who(decision)} names a node twice"]
     problems = []
-    if tuple(placed) != facts.counts:
-        what = f"is placed on {placed} GPUs by type, but needs {list(facts.counts)}"
+    if tuple(placed) != needed:
+        what = f"is placed on {placed} GPUs by type, but needs {list(needed)}"
         problems.append(f"{_who(decision)} {what}")
-    if facts.memory_bytes > 0:
-        room = [float(snapshot.nodes.memory_bytes[node]) for node, _ in decision.placement]
+    if memory_bytes > 0:
+        room = [float(snapshot.nodes.memory_bytes[node]) for node, _ in placement]
         least = min((one for one in room if one > 0), default=math.inf)
-        if least < facts.memory_bytes:
+        if least < memory_bytes:
             problems.append(
-                f"{_who(decision)} needs {facts.memory_bytes:.0f} bytes on a GPU that has "
-                f"{least:.0f}"
+                f"{_who(decision)} needs {memory_bytes:.0f} bytes on a GPU that has {least:.0f}"
             )
     return problems
 

@@ -18,15 +18,15 @@ class TimeQueue(Generic[Item]):
         self.known = sorted(known, key=lambda one: one[0])
         self.known.reverse()
         self.heap: list[tuple[float, int, Item]] = []
-        self._sequence = 0
+        self.sequence = 0
 
     def __len__(self) -> int:
         return len(self.heap) + len(self.known)
 
     def push(self, time_seconds: float, item: Item) -> None:
         """Let this happen then."""
-        heapq.heappush(self.heap, (time_seconds, self._sequence, item))
-        self._sequence += 1
+        heapq.heappush(self.heap, (time_seconds, self.sequence, item))
+        self.sequence += 1
 
     def next_seconds(self) -> float:
         """When the next thing happens; infinity where nothing will."""

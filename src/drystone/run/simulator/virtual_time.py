@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from heapq import heappop
+from heapq import heappop, heappush
 
 from drystone.describe.job import JobSpec
 from drystone.run.events import Event
@@ -34,7 +34,9 @@ class VirtualTime:
 
     def later(self, time_seconds: float, action: Action, *args: object) -> None:
         """Let this happen then."""
-        self._coming.push(time_seconds, (action, args))
+        coming = self._coming
+        heappush(coming.heap, (time_seconds, coming.sequence, (action, args)))
+        coming.sequence += 1
 
     def record(self, event: Event) -> None:
         """Take notice of something that happens now."""

@@ -1,12 +1,16 @@
 """What does an uneven split gain on devices of unlike speed? Emulated, on CPU.
 
     python benchmarks/runtime_speedup.py [--speeds 1 3] [--batches 4 12] [--repeats 3]
+    python benchmarks/runtime_speedup.py --replay [--wire-share 0.05]
 
 Compares, in one run and interleaved: our engine with even batches, with the given batches, and
 FSDP2 with accumulation and even batches. All are paced alike (`emulate.py`): a block's forward
 pass, its backward pass with recomputation and the head cost a fixed time a sample on the fastest
 device. With compute alone, the even split is slower than the uneven one by (sum of speeds) / (ranks
 x slowest).
+
+With `--replay` nothing is paced: recorded logs are replayed (`runtime_replay.py`), for speeds 1 : 3
+and 1 : 1 : 2 : 4.
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ from drystone.run.runtime.data import SyntheticTokens
 from drystone.run.runtime.emulate import Pacer
 from drystone.run.runtime.engine import Engine
 from drystone.run.runtime.model import build_model
+from runtime_replay import Recorder, record_fsdp, replayed_seconds
 
 FORWARD, BACKWARD, HEAD = 0.016, 0.048, 0.016  # seconds a sample, on the fastest
 SECONDS = {"forward": FORWARD, "backward": BACKWARD, "head": HEAD}
@@ -104,7 +109,7 @@ class End(torch.autograd.Function):
 class PacedBlock(nn.Module):
     """A block with recomputation, as slow as the emulated device."""
 
-    def __init__(self, block: nn.Module, pacer: Pacer) -> None:
+    def __init__(self, block: nn.Module, pacer: Pacer | Recorder) -> None:
         super().__init__()
         self.block, self.pacer = block, pacer
         self.marks: list[float] = []
@@ -121,7 +126,7 @@ class PacedBlock(nn.Module):
         return Begin.apply(x, self.marks)
 
 
-def make_fsdp_step(batch: int, pacer: Pacer) -> Timed:
+def make_fsdp_step(batch: int, pacer: Pacer | Recorder) -> Timed:
     """A step of FSDP2 with accumulation: gradients reduced once, micro-batches of one sample."""
     model = build_model(a_spec())
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -199,6 +204,22 @@ def compare(
         return found
 
 
+def print_replayed(wire_shares: list[float]) -> None:
+    """By replay: what uneven batches gain over even ones, ours and FSDP2's."""
+    seconds_of = {**SECONDS, "backward_only": BACKWARD - FORWARD}
+    print("speeds          batches         wire   even / uneven  FSDP2 even / uneven")
+    for speeds, batches in (([1, 3], [4, 12]), ([1, 1, 2, 4], [2, 2, 4, 8])):
+        batch = sum(batches) // len(batches)
+        log, gather_seconds = record_fsdp(len(speeds), batch, make_fsdp_step)
+        for share in (gather_seconds / (FORWARD + BACKWARD), *wire_shares):
+            found = replayed_seconds(
+                a_spec(), log, seq_len=SEQ_LEN, speeds=speeds, batches=batches,
+                sample_seconds=seconds_of, wire_share=share,
+            )  # fmt: skip
+            even, fsdp = (found[name] / found["uneven"] for name in ("even", "FSDP2, even"))
+            print(f"{speeds!s:<15} {batches!s:<15} {share:.3f} {even:>14.3f} {fsdp:>20.3f}")
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser()
@@ -206,7 +227,12 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[4, 12])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--slowdown", type=float, default=1.0, help="of all devices alike")
+    parser.add_argument("--replay", action="store_true", help="recorded logs, exactly")
+    parser.add_argument("--wire-share", type=float, nargs="+", default=[0.0, 0.05, 0.1])
     given = parser.parse_args()
+    if given.replay:
+        print_replayed(given.wire_share)
+        return
     seconds, overran = compare(given.speeds, given.batches, given.repeats, given.slowdown)
     limit = sum(given.speeds) / len(given.speeds) / min(given.speeds)
     ours = statistics.median(seconds["uneven"])

@@ -1,0 +1,147 @@
+"""What does an uneven split gain, by replay of recorded logs? Exact, without noise.
+
+    python benchmarks/runtime_speedup.py --replay [--wire-share 0.05]
+
+Our engine's logs come from the engine (`run/runtime/fake.py`), those of FSDP2 from a real run of it
+on gloo with the same model: every collective it calls, with its bytes, and every section of compute
+between, in the order of rank 0; all ranks have the same. There each collective is waited for where
+it is called, as FSDP2 does on a processor. Both have the same wire: gathering a block takes a given
+part of the time in which the fastest device computes a sample forward and backward through it. The
+part that gloo takes is measured in the same run (the shortest of some gathers between barriers).
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from drystone.describe.model import ModelSpec
+from drystone.run.runtime.batch import RankWork
+from drystone.run.runtime.collectives import Log, Started, Waited, Worked
+from drystone.run.runtime.fake import logs_of_step
+from drystone.run.runtime.replay import Link, replay
+
+Step = Callable[[], None]
+
+
+class Recorder:
+    """Stands where a pacer stands, and notes sections instead of pacing them."""
+
+    def __init__(self) -> None:
+        self.log: Log = []
+        self._num_started = 0
+
+    @contextmanager
+    def section(self, kind: str, num_samples: int) -> Iterator[None]:
+        """Of compute."""
+        yield
+        self.log.append(Worked(kind, num_samples))
+
+    def wait_until_done(self, kind: str, num_samples: int, *, started: float) -> None:
+        """The rest of a section."""
+        del started
+        self.log.append(Worked(kind, num_samples))
+
+    def noted(self, kind: str, call: Callable[..., Any], whole: str, at: int) -> Callable[..., Any]:
+        """The collective, in the log; `whole` is the argument that has all of the bytes."""
+
+        def noted_call(*args: Any, **kwargs: Any) -> Any:
+            tensor = kwargs[whole] if whole in kwargs else args[at]
+            number, self._num_started = self._num_started, self._num_started + 1
+            self.log.append(Started(number, kind, tensor.nbytes))
+            work = call(*args, **kwargs)
+            assert work is None, "FSDP2 was seen to wait for every collective on a processor"
+            self.log.append(Waited(number))
+            return work
+
+        return noted_call
+
+
+def _record(
+    rank: int, folder: str, num_ranks: int, batch: int, make: Callable[[int, Recorder], Step]
+) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=num_ranks
+    )
+    recorder = Recorder()
+    dist.all_gather_single = recorder.noted("gather", dist.all_gather_single, "output_tensor", 0)
+    dist.reduce_scatter_single = recorder.noted("reduce", dist.reduce_scatter_single, "input", 1)
+    step = make(batch, recorder)
+    step()  # the first one prepares things
+    recorder.log.clear()
+    step()
+    log = list(recorder.log)
+    seconds = _gather_seconds(largest_bytes(log), num_ranks)
+    if rank == 0:
+        torch.save((log, seconds), Path(folder) / "log.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _gather_seconds(num_bytes: int, num_ranks: int, *, repeats: int = 10) -> float:
+    """Of gathering so many bytes on gloo, when nobody comes late."""
+    piece = torch.zeros(num_bytes // 4 // num_ranks)
+    whole = torch.zeros(len(piece) * num_ranks)
+    found = []
+    for _ in range(repeats):
+        dist.barrier()
+        started = time.perf_counter()
+        dist.all_gather_single(whole, piece)
+        found.append(time.perf_counter() - started)
+    return min(found)
+
+
+def largest_bytes(log: Log) -> int:
+    """Of the collectives in a log: those of a block."""
+    return max(one.num_bytes for one in log if isinstance(one, Started))
+
+
+def record_fsdp(
+    num_ranks: int, batch: int, make: Callable[[int, Recorder], Step]
+) -> tuple[Log, float]:
+    """What rank 0 of FSDP2 computes and calls in a step, with so many samples on each rank.
+
+    And the seconds that gloo takes to gather a block.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_record, args=(folder, num_ranks, batch, make), nprocs=num_ranks)
+        found: tuple[Log, float] = torch.load(Path(folder) / "log.pt", weights_only=False)
+        return found
+
+
+def replayed_seconds(
+    spec: ModelSpec,
+    fsdp_log: Log,
+    *,
+    seq_len: int,
+    speeds: Sequence[float],
+    batches: Sequence[int],
+    sample_seconds: Mapping[str, float],
+    wire_share: float,
+) -> dict[str, float]:
+    """Of a step, by way. `sample_seconds`: on the fastest device, by kind of section."""
+    relative = [speed / max(speeds) for speed in speeds]
+    even = [sum(batches) // len(batches)] * len(batches)
+    a_sample = sample_seconds["forward"] + sample_seconds["backward"]
+    rate = largest_bytes(fsdp_log) / (wire_share * a_sample) if wire_share else float("inf")
+    link = Link(bandwidth_bytes_per_second=rate)
+
+    def ours(some: Sequence[int]) -> float:
+        works = [RankWork(batch=one, micro_batch=1) for one in some]
+        logs = logs_of_step(spec, works, seq_len=seq_len, is_small=True)
+        return max(replay(logs, relative, sample_seconds, link))
+
+    return {
+        "even": ours(even),
+        "uneven": ours(batches),
+        "FSDP2, even": max(replay([fsdp_log] * len(speeds), relative, sample_seconds, link)),
+    }

@@ -59,9 +59,7 @@ class JobRuns:
         state, now = time.state, time.now_seconds
         record = state.jobs[job_id]
         facts = self._book.run_facts(record.spec, record.phase)
-        speed = facts.samples_per_second[option]
-        if self._errs or state.speed_share:
-            speed *= self._speed_share(record, placement)
+        speed = self._true_speed(record, option, placement, record.phase)
         delay = record.spec.startup_seconds
         if delay < 0:
             delay = 0.0
@@ -110,8 +108,7 @@ class JobRuns:
         """A node became slower or quicker, and so do its jobs."""
         for record in self._jobs_on(node):
             facts = self._book.run_facts(record.spec, record.phase)
-            speed = facts.samples_per_second[record.option]
-            speed *= self._speed_share(record, record.placement)
+            speed = self._true_speed(record, record.option, record.placement, record.phase)
             self._time.record(
                 SpeedChanged(
                     time_seconds=time_seconds, job_id=record.spec.id, samples_per_second=speed
@@ -155,12 +152,11 @@ class JobRuns:
             return
         spec, phase = record.spec, record.phase + 1
         facts = self._book.run_facts(spec, phase)
-        speed = facts.samples_per_second[record.option]
         self._time.record(
             PhaseChanged(
                 time_seconds=time_seconds,
                 job_id=spec.id,
-                samples_per_second=speed * self._speed_share(record, record.placement),
+                samples_per_second=self._true_speed(record, record.option, record.placement, phase),
                 phase=phase,
                 done_samples=self._book.run_facts(spec, record.phase).end_samples,
             )
@@ -179,16 +175,17 @@ class JobRuns:
             if any(one == node for one, _ in record.placement)
         ]
 
-    def _speed_share(self, record: JobRecord, placement: Placement) -> float:
-        """What the option says is to be multiplied with: how wrong it is, how slow the nodes are.
-
-        The slowest GPU counts.
-        """
-        factors, state = self._speed_factors.get(record.spec.id), self._time.state
-        if factors is None and not state.speed_share:
-            return 1.0
-        shares, nodes = state.speed_share, state.nodes
-        return min(
+    def _true_speed(
+        self, record: JobRecord, option: int, placement: Placement, phase: int
+    ) -> float:
+        """What the option says, times how wrong it is, times how slow the nodes are."""
+        speed = self._book.run_facts(record.spec, phase).samples_per_second[option]
+        shares, nodes = self._time.state.speed_share, self._time.state.nodes
+        if not self._errs and not shares:
+            return speed
+        factors = self._speed_factors.get(record.spec.id)
+        slowest = min(
             (factors[nodes[node].gpu] if factors else 1.0) * shares.get(node, 1.0)
             for node, _ in placement
         )
+        return speed * slowest

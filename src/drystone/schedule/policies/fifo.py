@@ -52,7 +52,10 @@ def fifo(snapshot: Snapshot, memory: Memory) -> tuple[list[Decision], Memory]:
         before = FifoMemory(num_seen=0, heads=(0,) * num_types, num_requeued=jobs.num_requeued)
     num_seen = jobs.num_seen
     decisions: list[Decision] = []
-    for job in jobs.waiting_from(before.num_seen, num_seen - before.num_seen):
+    if before.num_seen == num_seen and min(before.heads, default=num_seen) >= num_seen:
+        return [], before  # nobody waits
+    num_new = num_seen - before.num_seen
+    for job in jobs.waiting_from(before.num_seen, num_new) if num_new else ():
         if rigid_option(snapshot, job.option_set, job.requested) < 0:
             decisions.append(refuse(job.spec.id))
     starts, heads = _start(snapshot, before.heads, num_seen)
@@ -64,7 +67,7 @@ def _start(
     snapshot: Snapshot, heads: tuple[int, ...], num_seen: int
 ) -> tuple[list[Decision], tuple[int, ...]]:
     """Merge the queues of all types by age; whoever does not fit closes the queues it stands in."""
-    queues = [_queue(snapshot, kind, head) for kind, head in enumerate(heads)]
+    queues = [_queue(snapshot, kind, head, num_seen) for kind, head in enumerate(heads)]
     first = {kind: job for kind, queue in enumerate(queues) if (job := next(queue, None))}
     stays: dict[int, int] = {}  # by type: the first that goes on waiting
     decisions: list[Decision] = []
@@ -93,16 +96,18 @@ def _start(
     return decisions, tuple(stays.get(kind, num_seen) for kind in range(len(heads)))
 
 
-def _queue(snapshot: Snapshot, kind: int, sequence: int) -> Iterator[_Candidate]:
+def _queue(snapshot: Snapshot, kind: int, sequence: int, num_seen: int) -> Iterator[_Candidate]:
     """Waiting jobs that want a type, the oldest first, from a sequence number on."""
     jobs, chunk = snapshot.jobs, _FIRST_CHUNK
-    while found := jobs.waiting_from(sequence, chunk):
+    while sequence < num_seen and (found := jobs.waiting_from(sequence, chunk)):
         for job in found:
             option = rigid_option(snapshot, job.option_set, job.requested)
             facts = snapshot.options.facts(job.option_set, option)
             if facts is not None and facts.counts[kind] > 0:
                 kinds = tuple(one for one, count in enumerate(facts.counts) if count > 0)
                 yield _Candidate(job.sequence, job.spec.id, job.option_set, option, kinds)
+        if len(found) < chunk:
+            return  # those were all
         sequence = found[-1].sequence + 1
         chunk *= 2
 

@@ -14,6 +14,7 @@ from drystone.service.client import Client, NotRunning
 from drystone.service.submission import JobFailed, Submitted
 
 pytestmark = pytest.mark.slow
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +109,26 @@ def test_what_is_wrong_is_said_before_anybody_is_asked(tmp_path):
         drystone.submit({"model": "mini-gpt"}, steps=3, folder=tmp_path)
     with pytest.raises(NotRunning):
         drystone.submit(model="mini-gpt", steps=3, folder=tmp_path)
+
+
+def test_a_module_of_ones_own_is_trained_by_the_script_that_the_refusal_names(folder):
+    with pytest.raises(InvalidSpec) as refused:
+        drystone.submit(model=f"{EXAMPLES}/my_module.py:build_model", steps=3, folder=folder)
+    assert "examples/train_module.py" in refused.value.hint
+    assert (EXAMPLES / "train_module.py").exists()
+
+    job = drystone.submit(
+        command=f"python {EXAMPLES}/train_module.py",
+        steps=3,
+        batch=8,
+        gpus={"min": 2, "max": 2, "allow": ["T4"]},
+        folder=folder,
+    )
+    assert job.wait(180) == "done"
+    details = job.details()
+    assert (details["step"], len(details["launches"][-1]["devices"])) == (3, 2)
+    saved = folder / "jobs" / job.id / "checkpoints"
+    assert any(saved.iterdir())
 
 
 def test_what_fits_nowhere_is_refused(folder):

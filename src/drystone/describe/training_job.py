@@ -65,9 +65,14 @@ def find_shape(job: TrainingJob) -> ModelSpec | None:
     found = resolve_model(job.model)
     if isinstance(found, ModuleReference):
         raise InvalidSpec(
-            "a Python function cannot be planned or trained as it is yet",
+            "a job cannot train a Python function by itself yet",
             where=job.model,
-            hint="Write a training script and give it as command:, or a config.json as model:",
+            hint=(
+                "Let a script train it: examples/train_module.py does so on any number of GPUs, "
+                "with checkpoints; put your function there, and write command: python "
+                f"train_module.py instead of model:. `drystone estimate {found.path.name}:"
+                f"{found.function} --gpu A100-80G` says what it needs"
+            ),
         )
     return found
 

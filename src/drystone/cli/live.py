@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from drystone.cli.output import Column
+from drystone.cli.columns import Column, fit_columns, output_width, printable
 
 if TYPE_CHECKING:
     from drystone.service.client import Client
@@ -130,13 +131,13 @@ def job_row(job: Table, now: float) -> tuple[str, ...]:
 
 def print_jobs(title: str, jobs: Sequence[Table], now: float) -> None:
     """A table of jobs; long ones as plain text, since drawing a row takes a millisecond."""
-    from drystone.cli.output import fit_columns, make_console, print_table, printable
-
     rows = [job_row(job, now) for job in jobs]
     if len(rows) <= _MOST_DRAWN:
+        from drystone.cli.output import print_table
+
         print_table(title, JOB_COLUMNS, rows)
         return
-    kept = fit_columns(JOB_COLUMNS, rows, width=make_console().width)
+    kept = fit_columns(JOB_COLUMNS, rows, width=output_width())
     lines = [tuple(JOB_COLUMNS[index].header for index in kept)]
     lines += [tuple(printable(row[index]) for index in kept) for row in rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -177,11 +178,8 @@ def shorten(text: str) -> str:
 def say_emulated(is_emulated: bool) -> None:
     """Nobody may take an emulated GPU for a real one."""
     if is_emulated:
-        from drystone.cli.output import make_console
-
-        make_console(stderr=True).print(
-            "GPUs are emulated on this machine's processor.", style="yellow"
-        )
+        colour = None if os.environ.get("NO_COLOR") else "yellow"
+        typer.secho("GPUs are emulated on this machine's processor.", fg=colour, err=True)
 
 
 def watch(show: Callable[[], None], *, every_seconds: float) -> None:

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from drystone.cli.columns import UNKNOWN_WIDTH, Column, fit_columns, has_width, printable
+
+__all__ = [
+    "Column",
+    "HeadedTable",
+    "fit_columns",
+    "make_console",
+    "print_json",
+    "print_table",
+    "printable",
+    "track",
+]
+
 Item = TypeVar("Item")
-
-# A file or a pipe has no width of its own.
-_UNKNOWN_WIDTH: Final = 160
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """One column of a table. When space is short, columns with the largest rank go first."""
-
-    header: str
-    rank: int = 0
-    justify: Literal["left", "right"] = "right"
-    style: str = ""
 
 
 class HeadedTable(Table):
@@ -46,9 +44,8 @@ class HeadedTable(Table):
 
 def make_console(*, stderr: bool = False) -> Console:
     """A console in colour where a person looks, without colour in pipes and files."""
-    stream = sys.stderr if stderr else sys.stdout
-    knows_width = stream.isatty() or os.environ.get("COLUMNS", "").isdigit()
-    return Console(stderr=stderr, highlight=False, width=None if knows_width else _UNKNOWN_WIDTH)
+    knows_width = has_width(sys.stderr if stderr else sys.stdout)
+    return Console(stderr=stderr, highlight=False, width=None if knows_width else UNKNOWN_WIDTH)
 
 
 def print_json(payload: Any) -> None:
@@ -81,27 +78,3 @@ def print_table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[s
     for row in rows:
         table.add_row(*(Text(printable(row[index])) for index in kept))
     console.print(table)
-
-
-def fit_columns(
-    columns: Sequence[Column], rows: Sequence[Sequence[str]], *, width: int
-) -> list[int]:
-    """The positions of the columns that fit into `width`, those of the smallest rank first."""
-    kept: list[int] = []
-    for index in sorted(range(len(columns)), key=lambda one: (columns[one].rank, one)):
-        cells = [len(row[index]) for row in rows]
-        needed = max([len(columns[index].header), *cells]) + 2
-        if needed > width and kept:
-            break
-        width -= needed
-        kept.append(index)
-    return sorted(kept)
-
-
-def printable(text: str) -> str:
-    """The text without control characters, which could move the cursor or recolour a terminal."""
-    if text.isprintable():  # nearly always, and a hundred times as quick
-        return text
-    return "".join(
-        char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text
-    )

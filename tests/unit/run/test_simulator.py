@@ -1,3 +1,4 @@
+import gc
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from drystone.run.events import (
 )
 from drystone.run.lifecycle import JobState
 from drystone.run.loop import UnsoundDecisions, drive
+from drystone.run.simulator.collection import NEW_OBJECTS, rare_collection
 from drystone.run.simulator.faults import FaultSpec
 from drystone.run.simulator.queue import TimeQueue
 from drystone.run.simulator.world import SimulatedWorld
@@ -233,3 +235,12 @@ def test_a_run_that_keeps_its_snapshots_goes_like_one_that_does_not():
         return fifo(snapshot, memory)
 
     drive(world_of(), compare)
+
+
+def test_garbage_is_looked_for_as_often_as_before_once_a_run_is_over():
+    before = gc.get_threshold()
+
+    with rare_collection():
+        assert gc.get_threshold()[0] >= NEW_OBJECTS
+
+    assert gc.get_threshold() == before

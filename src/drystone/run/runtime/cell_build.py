@@ -163,6 +163,7 @@ class CellBuilder:
                 parts["front"],
                 self._run_front,
                 needs_weights_backward=self._model.first_norm is not None,
+                is_entry=True,
             )
         for layer in range(chunk.first_layer, chunk.end_layer):
             is_recomputed = (

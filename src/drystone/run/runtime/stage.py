@@ -134,6 +134,7 @@ class Segment:
     )  # of section, forward and backward, where devices are emulated
     is_recomputed: bool = False
     needs_weights_backward: bool = True  # a mere look-up does not
+    is_entry: bool = False  # before the layers: an embedding
     is_over_vocabulary: bool = False  # its loss is of logits that are split
 
 
@@ -179,6 +180,8 @@ class ChunkRun:
             if segment.needs_weights_backward:
                 self._use(index)
             self._start_use(index - 1, is_backward=True)
+            if segment.is_entry:  # its gradient is larger than a layer's: alone with it
+                self._finish_reduction(index + 1)
             with self._timed("reduce"):
                 segment.part.begin_backward()
             if kept:
@@ -186,12 +189,17 @@ class ChunkRun:
                     gradient = _run_backward(segment, kept.pop(), batch, gradient)
             is_used_again = any(one.part is segment.part for one in self._segments[:index])
             segment.part.end_backward(is_last=is_last and not is_used_again)
-            if index + 1 < len(self._segments):
-                # One reduction is on its way at a time: each holds gradients that are whole.
-                with self._timed("reduce"):
-                    self._segments[index + 1].part.finish_reduction()
+            # One reduction is on its way at a time: each holds gradients that are whole.
+            self._finish_reduction(index + 1)
+            if segment.is_entry:
+                self._finish_reduction(index)
             segment.part.leave()
         return gradient
+
+    def _finish_reduction(self, index: int) -> None:
+        if index < len(self._segments):
+            with self._timed("reduce"):
+                self._segments[index].part.finish_reduction()
 
     def _section(self, kind: str, hidden: torch.Tensor | None) -> AbstractContextManager[None]:
         return self._paced(kind, hidden) if kind and hidden is not None else nullcontext()

@@ -26,6 +26,7 @@ from drystone.schedule.snapshot import OptionSet, Placement, Snapshot, StartupCo
 
 MOST_JOBS: Final = 2000  # more are not looked at: one round would take too long already
 MOST_CPU_SECONDS: Final = 0.4  # an answer that nobody waits for
+_MOST_IDLE_ROUNDS: Final = 3  # while nothing runs and nothing comes: more calls change nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,7 @@ class Forecast:
 
     start_seconds: float | None  # None: it is not known
     earlier: tuple[str, ...] = ()  # jobs that wait now and should start before it
+    not_before_seconds: float | None = None  # as far as was looked, where that was not far enough
 
 
 def copy_present(journal: Journal, startup: StartupCost) -> Present | None:
@@ -93,9 +95,11 @@ def forecast_start(
         drive(world, policy)
     except DrystoneError:  # a policy that cannot go on: then nobody knows
         return Forecast(start_seconds=None)
-    if world.start_seconds is None:
-        return Forecast(start_seconds=None)
-    return Forecast(start_seconds=world.start_seconds, earlier=tuple(world.earlier))
+    return Forecast(
+        start_seconds=world.start_seconds,
+        earlier=tuple(world.earlier),
+        not_before_seconds=world.not_before_seconds,
+    )
 
 
 class _World:
@@ -126,12 +130,19 @@ class _World:
         for retry_seconds, record in present.held:
             self._time.later(retry_seconds, self._come_back, record)
         self._wakes: set[float] = set()
+        self._num_held, self._num_idle = len(present.held), 0
         self._is_over = False
 
     def has_work(self) -> bool:
         """Until the job starts, nothing more can happen, or it takes too long to find out."""
         is_late = time.thread_time() > self._stop_at
         return self.start_seconds is None and not self._is_over and not is_late
+
+    @property
+    def not_before_seconds(self) -> float | None:
+        """Until when the job waits for certain, where it took too long to look further."""
+        is_known = self.start_seconds is not None or self._is_over
+        return None if is_known else self._time.now_seconds
 
     def observe(self) -> Snapshot:
         """What will be the case."""
@@ -187,7 +198,9 @@ class _World:
     def advance(self) -> None:
         """Jump to the next thing that happens."""
         then = self._time.next_seconds()
-        if then == float("inf"):
+        is_idle = self._time.state.num_running == 0 and self._num_held == 0
+        self._num_idle = self._num_idle + 1 if is_idle else 0
+        if then == float("inf") or self._num_idle > _MOST_IDLE_ROUNDS:
             self._is_over = True
         else:
             self._time.run_until(then)
@@ -203,6 +216,7 @@ class _World:
             self._time.record(Finished(time_seconds=time_seconds, job_id=record.spec.id))
 
     def _come_back(self, _: float, record: JobRecord) -> None:
+        self._num_held -= 1
         state = self._time.state
         state.jobs[record.spec.id] = state.active[record.spec.id] = record
         if self._maker.is_held:

@@ -55,6 +55,7 @@ def why_view(controller: Controller, record: JobRecord, now: float, forecast: Fo
         "position": waiting.index(job_id) + 1 if job_id in waiting else None,
         "num_waiting": len(waiting),
         "expected_start_seconds": forecast.start_seconds,
+        "not_before_seconds": forecast.not_before_seconds,
         "ahead": list(forecast.earlier),
         "options": options,
         "prices": {
@@ -142,7 +143,9 @@ def _waiting_sentence(
         return "GPUs that suffice are free; the next decision takes it up, or serves a better use."
     num_ahead, start = len(forecast.earlier), forecast.start_seconds
     ahead = f", and {num_ahead} that wait should start before it" if num_ahead else ""
-    when = "; when it starts is not known"
+    when, least = "; when it starts is not known", forecast.not_before_seconds
+    if least is not None and least > now:
+        when = f"; it should not start within {format_seconds(least - now)}"
     if start is not None:
         when = f"; it should start in {format_seconds(max(start - now, 1.0))}"
     return f"No GPUs that suffice are free: job {', '.join(blocking)} must end{ahead}{when}."

@@ -143,7 +143,9 @@ def test_what_cannot_start_is_not_known(make_journal):
     job = submit(journal, seconds=100)
     journal.commit([Drained(time_seconds=NOW, node=journal.live.state.nodes[0].id)])
 
-    assert expected(journal, job, "prices").start_seconds is None
+    found = expected(journal, job, "prices")
+
+    assert (found.start_seconds, found.not_before_seconds) == (None, None)
 
 
 def test_it_gives_up_in_time(make_journal):
@@ -151,7 +153,9 @@ def test_it_gives_up_in_time(make_journal):
     first, second = submit(journal, seconds=100), submit(journal, seconds=50)
     start(journal, first)
 
-    assert expected(journal, second, most_cpu_seconds=-1.0).start_seconds is None
+    found = expected(journal, second, most_cpu_seconds=-1.0)
+
+    assert (found.start_seconds, found.not_before_seconds) == (None, NOW)
 
 
 def test_looking_ahead_changes_nothing(make_journal):

@@ -21,7 +21,7 @@ SECONDS = 90
 multiprocessing.set_forkserver_preload(
     [
         "torch",
-        "torch._dynamo",  # each rank would import it with its first optimizer: seconds
+        "torch._dynamo",  # each rank would import it when it builds its model: seconds
         "torch.distributed.checkpoint",
         "torch.distributed.tensor",
         "numpy.random",

@@ -18,7 +18,7 @@ from drystone.plan.plan import save_plan
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 NUM_KILLS, NUM_RANKS, TIMEOUT_SECONDS = 50, 4, 5
-# A rank that waits in vain gives up after the timeout, at the latest a second later (`ends_within`);
+# A rank that waits in vain gives up after the timeout, or a second later (`ends_within`);
 # the rest is for ranks of a busy machine that begin to wait only after the kill.
 MOST_SECONDS = TIMEOUT_SECONDS + 1 + 4
 SPLITS = (

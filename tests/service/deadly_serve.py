@@ -1,7 +1,8 @@
 """A controller that submits what it is told and is killed, by itself, at a seeded moment.
 
 `python deadly_serve.py FOLDER CLUSTER SEED`: dies before or after the n-th write of the log, or in
-the middle of giving an order to an agent. With seed 0 it lives until all jobs are over.
+the middle of giving an order to an agent. With seed 0 it lives until all jobs are over. Jobs whose
+name is `cancelled` or `paused` are cancelled, or paused and resumed, once they have run.
 """
 
 import json
@@ -17,7 +18,8 @@ from drystone.describe.cluster_file import load_cluster_file
 from drystone.describe.job_file import make_job
 from drystone.run.agent.client import AgentClient
 from drystone.run.controller import Controller, ControllerSettings
-from drystone.run.lifecycle import TERMINAL
+from drystone.run.events import Paused, Started
+from drystone.run.lifecycle import TERMINAL, JobState
 from drystone.run.local.reconcile import Patience
 from drystone.run.local.world import Pace
 from drystone.run.store import Store
@@ -55,6 +57,20 @@ def arm(seed: int) -> None:
     Store.append, AgentClient.ask = deadly_append, deadly_ask
 
 
+def meddle(controller: Controller, names: dict[str, str]) -> None:
+    """Do to jobs what their owners would: each thing once, whichever controller comes to it."""
+    for job_id, name in names.items():
+        state = controller.find(job_id).state
+        if name == "paused" and state is JobState.PAUSED:
+            controller.resume(job_id)
+        elif state is JobState.RUNNING:
+            kinds = [type(one) for _, one in controller.store.read(job_id=job_id)]
+            if name == "cancelled" and Started in kinds:
+                controller.cancel(job_id)
+            elif name == "paused" and Paused not in kinds:
+                controller.pause(job_id)
+
+
 def main() -> None:
     folder, cluster, seed = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     if seed:
@@ -70,13 +86,18 @@ def main() -> None:
     thread = threading.Thread(target=controller.run, daemon=True)
     thread.start()
     jobs = json.loads((folder / "wanted.json").read_text())
+    names = {}
     for number, job in enumerate(jobs):
-        controller.submit(make_job(job, folder=folder), client_key=f"key-{number}")
+        made = make_job(job, folder=folder)
+        job_id, _ = controller.submit(made, client_key=f"key-{number}")
+        if made.name in ("cancelled", "paused"):
+            names[job_id] = made.name
     dice, began = random.Random(seed), time.monotonic()
     while any(
         one.state not in TERMINAL for one in list(controller.journal.live.state.jobs.values())
     ):
         time.sleep(0.1)
+        meddle(controller, names)
         if not thread.is_alive():
             sys.exit("the loop ended")
         if seed and time.monotonic() - began > dice.uniform(1.0, 4.0):

@@ -1,8 +1,9 @@
 """A controller that submits what it is told and is killed, by itself, at a seeded moment.
 
-`python deadly_serve.py FOLDER CLUSTER SEED`: dies before or after the n-th write of the log, or in
-the middle of giving an order to an agent. With seed 0 it lives until all jobs are over. Jobs whose
-name is `cancelled` or `paused` are cancelled, or paused and resumed, once they have run.
+`python deadly_serve.py FOLDER CLUSTER SEED`: dies before or after the n-th write of the log or the
+first one of a certain kind, in the middle of giving an order to an agent, or at any time. With seed
+0 it lives until all jobs are over. Jobs whose name is `cancelled` or `paused` are cancelled, or
+paused and resumed, once they have run.
 """
 
 import json
@@ -12,22 +13,28 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from drystone.describe.cluster_file import load_cluster_file
 from drystone.describe.job_file import make_job
+from drystone.errors import InvalidSpec
 from drystone.run.agent.client import AgentClient
 from drystone.run.controller import Controller, ControllerSettings
 from drystone.run.events import Paused, Started
 from drystone.run.lifecycle import TERMINAL, JobState
-from drystone.run.local.reconcile import Patience
-from drystone.run.local.world import Pace
+from drystone.run.live.reconcile import Patience
+from drystone.run.live.world import Pace
 from drystone.run.store import Store
+
+KINDS = ("Progressed", "Learned", "Finished", "Interrupted", "Paused", "Unpaused", "Cancelled",
+         "Failed", "Stopped")  # fmt: skip
 
 
 def arm(seed: int) -> None:
     dice = random.Random(seed)
     left, where = dice.randint(1, 14), dice.choice(["before", "after", "asked", "ordered"])
+    wanted = dice.choice(KINDS) if where in ("before", "after") and dice.random() < 0.5 else ""
     append, ask = Store.append, AgentClient.ask
 
     def die(cause: str) -> None:
@@ -37,8 +44,8 @@ def arm(seed: int) -> None:
 
     def deadly_append(self, lease, events, rows=()):
         nonlocal left
-        left -= 1
         names = "+".join(sorted({type(one).__name__ for one in events}))
+        left = left - 1 if not wanted else int(wanted not in names)
         if left <= 0 and where == "before":
             die(f"before {names}")
         last = append(self, lease, events, rows)
@@ -61,14 +68,15 @@ def meddle(controller: Controller, names: dict[str, str]) -> None:
     """Do to jobs what their owners would: each thing once, whichever controller comes to it."""
     for job_id, name in names.items():
         state = controller.find(job_id).state
-        if name == "paused" and state is JobState.PAUSED:
-            controller.resume(job_id)
-        elif state is JobState.RUNNING:
-            kinds = [type(one) for _, one in controller.store.read(job_id=job_id)]
-            if name == "cancelled" and Started in kinds:
-                controller.cancel(job_id)
-            elif name == "paused" and Paused not in kinds:
-                controller.pause(job_id)
+        with suppress(InvalidSpec):  # it has ended meanwhile
+            if name == "paused" and state is JobState.PAUSED:
+                controller.resume(job_id)
+            elif state is JobState.RUNNING:
+                kinds = [type(one) for _, one in controller.store.read(job_id=job_id)]
+                if name == "cancelled" and Started in kinds:
+                    controller.cancel(job_id)
+                elif name == "paused" and Paused not in kinds:
+                    controller.pause(job_id)
 
 
 def main() -> None:
@@ -92,7 +100,7 @@ def main() -> None:
         job_id, _ = controller.submit(made, client_key=f"key-{number}")
         if made.name in ("cancelled", "paused"):
             names[job_id] = made.name
-    dice, began = random.Random(seed), time.monotonic()
+    until = time.monotonic() + random.Random(seed).uniform(1.0, 5.0)
     while any(
         one.state not in TERMINAL for one in list(controller.journal.live.state.jobs.values())
     ):
@@ -100,7 +108,7 @@ def main() -> None:
         meddle(controller, names)
         if not thread.is_alive():
             sys.exit("the loop ended")
-        if seed and time.monotonic() - began > dice.uniform(1.0, 4.0):
+        if seed and time.monotonic() > until:
             sys.stdout.write("at any time\n")
             sys.stdout.flush()
             os.kill(os.getpid(), signal.SIGKILL)

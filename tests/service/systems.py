@@ -11,8 +11,8 @@ from drystone.describe.job_file import make_job
 from drystone.run.agent.client import AgentClient
 from drystone.run.controller import Controller, ControllerSettings
 from drystone.run.lifecycle import TERMINAL, JobState
-from drystone.run.local.reconcile import Patience
-from drystone.run.local.world import Pace
+from drystone.run.live.reconcile import Patience
+from drystone.run.live.world import Pace
 
 TRAINER = Path(__file__).parent / "trainer.py"
 CLUSTER = """

@@ -10,7 +10,7 @@ from systems import running
 
 from drystone.describe.job_file import make_job
 from drystone.run.events import Interrupted
-from drystone.run.local import launching
+from drystone.run.live import launching
 from drystone.run.notes import Learned
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]

@@ -14,7 +14,7 @@ from systems import Running, running
 
 from drystone.describe.job_file import make_job
 from drystone.run.events import Interrupted
-from drystone.run.local.options import kind_of
+from drystone.run.live.options import kind_of
 from drystone.run.notes import Launched, Learned
 from drystone.schedule.decision import Resize, Start
 

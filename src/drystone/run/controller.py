@@ -23,10 +23,10 @@ from drystone.run.agent.client import AgentClient, AgentGone, AgentRefused
 from drystone.run.events import Cancelled, Event, Paused, Stopped, Submitted, Unpaused
 from drystone.run.journal import Journal
 from drystone.run.lifecycle import TERMINAL, IllegalTransition
+from drystone.run.live.options import work_of
+from drystone.run.live.reconcile import Patience, Reconciler
+from drystone.run.live.world import LiveWorld, Pace
 from drystone.run.local.agents import AgentPool
-from drystone.run.local.options import work_of
-from drystone.run.local.reconcile import Patience, Reconciler
-from drystone.run.local.world import LocalWorld, Pace
 from drystone.run.loop import drive
 from drystone.run.notes import Decided, Described, Drained, Launched, Undrained
 from drystone.run.state import JobRecord
@@ -75,7 +75,7 @@ class Controller:
             os.close(self._lock)
             raise
         self.reconciler = Reconciler(self.journal, self.agents, folder / "jobs", settings.patience)
-        self.world = LocalWorld(self.journal, self.reconciler, settings.pace)
+        self.world = LiveWorld(self.journal, self.reconciler, settings.pace)
         self.decision_seconds = 0.0  # that the last one took
         self.last_error = ""
         self._log = logging.getLogger("drystone.controller")

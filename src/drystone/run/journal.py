@@ -18,8 +18,8 @@ from drystone.describe.cluster_file import ClusterSpec
 from drystone.describe.job import JobSpec
 from drystone.run.events import Event, Interrupted, Progressed, Submitted
 from drystone.run.lifecycle import TERMINAL, JobState
+from drystone.run.live.options import OptionBook, work_of
 from drystone.run.live_state import LiveState
-from drystone.run.local.options import OptionBook, work_of
 from drystone.run.notes import (
     ClusterDescribed,
     Decided,

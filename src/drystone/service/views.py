@@ -15,7 +15,7 @@ from drystone.describe.training_job import TrainingJob, count_steps
 from drystone.run.controller import Controller
 from drystone.run.lifecycle import JobState
 from drystone.run.live_state import Lesson
-from drystone.run.local.options import work_of
+from drystone.run.live.options import work_of
 from drystone.run.state import JobRecord
 from drystone.schedule.snapshot import OptionSet
 from drystone.units import HOUR_SECONDS

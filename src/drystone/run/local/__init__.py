@@ -1,1 +1,1 @@
-"""The local engine: training processes on this machine's devices, real or emulated."""
+"""The engine of one machine: its devices, and one agent process for each of its nodes."""

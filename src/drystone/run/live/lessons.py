@@ -6,7 +6,7 @@ from typing import Final
 
 from drystone.run.events import Event
 from drystone.run.journal import Journal
-from drystone.run.local.options import work_of
+from drystone.run.live.options import work_of
 from drystone.run.notes import Learned
 from drystone.run.state import JobRecord
 

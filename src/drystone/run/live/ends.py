@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from drystone.run.events import Event, Failed, Interrupted, Progressed
 from drystone.run.journal import Journal
-from drystone.run.local.failures import Fault, FaultKind, is_hopeless, wait_seconds
-from drystone.run.local.lessons import memory_lesson
-from drystone.run.local.progress import RunProgress
+from drystone.run.live.failures import Fault, FaultKind, is_hopeless, wait_seconds
+from drystone.run.live.lessons import memory_lesson
+from drystone.run.live.progress import RunProgress
 from drystone.run.state import JobRecord
 
 

@@ -18,14 +18,14 @@ from drystone.run.agent.client import AgentGone, AgentRefused
 from drystone.run.events import Event, Finished, NodeBack, NodeLost, Progressed
 from drystone.run.journal import Journal
 from drystone.run.lifecycle import TERMINAL, JobState
+from drystone.run.live.ends import ending_events
+from drystone.run.live.failures import Fault, FaultKind, judge
+from drystone.run.live.launching import LaunchOrder, load_order
+from drystone.run.live.lessons import speed_lesson
+from drystone.run.live.limits import limits_reached
+from drystone.run.live.ordering import order_launch
+from drystone.run.live.progress import RunProgress
 from drystone.run.local.agents import AgentPool, Key, Seen
-from drystone.run.local.ends import ending_events
-from drystone.run.local.failures import Fault, FaultKind, judge
-from drystone.run.local.launching import LaunchOrder, load_order
-from drystone.run.local.lessons import speed_lesson
-from drystone.run.local.limits import limits_reached
-from drystone.run.local.ordering import order_launch
-from drystone.run.local.progress import RunProgress
 from drystone.run.notes import Launched
 from drystone.run.state import JobRecord
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from drystone.describe.training_job import count_steps
 from drystone.run.journal import Journal
-from drystone.run.local.launching import LaunchOrder, make_order, seat_ranks, take_seats
-from drystone.run.local.options import work_of
+from drystone.run.live.launching import LaunchOrder, make_order, seat_ranks, take_seats
+from drystone.run.live.options import work_of
 from drystone.run.state import JobRecord
 
 

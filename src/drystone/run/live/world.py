@@ -1,7 +1,7 @@
 """The machine as a world of the one loop: decisions are written down, then made true in steps.
 
 `launch` and `stop` only write events. What the log says should run, and what the agents say does
-run, are compared at every tick (`run/local/reconcile.py`): processes that should not be there are
+run, are compared at every tick (`run/live/reconcile.py`): processes that should not be there are
 asked to leave, launches whose devices are free are made, reports become progress, ends become
 events. So it does not matter when the controller is killed: the next one compares again.
 """
@@ -16,7 +16,7 @@ from drystone.errors import DrystoneError
 from drystone.run.events import Refused, Started, Stopped
 from drystone.run.journal import Journal
 from drystone.run.lifecycle import IllegalTransition, JobState
-from drystone.run.local.reconcile import Reconciler
+from drystone.run.live.reconcile import Reconciler
 from drystone.run.store import LeaseLost, StoreBusy
 from drystone.schedule.snapshot import Placement, Snapshot
 
@@ -31,7 +31,7 @@ class Pace:
     controller_lease_seconds: float = 10.0
 
 
-class LocalWorld:
+class LiveWorld:
     """Jobs, devices and time as they are."""
 
     def __init__(self, journal: Journal, reconciler: Reconciler, pace: Pace | None = None) -> None:

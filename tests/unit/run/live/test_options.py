@@ -6,9 +6,9 @@ from drystone.describe.job_file import make_job
 from drystone.describe.recipe import Precision
 from drystone.errors import NothingFits
 from drystone.plan.plan import Plan
+from drystone.run.live.launching import seat_ranks, section_seconds, take_seats
+from drystone.run.live.options import OptionBook, kind_of, work_of
 from drystone.run.live_state import Lesson
-from drystone.run.local.launching import seat_ranks, section_seconds, take_seats
-from drystone.run.local.options import OptionBook, kind_of, work_of
 
 CLUSTER = parse_cluster(
     """

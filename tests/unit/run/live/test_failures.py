@@ -1,8 +1,8 @@
 import pytest
 
 from drystone.run.agent.launches import LOST_EXIT
-from drystone.run.local.failures import FaultKind, is_hopeless, judge, last_lines, wait_seconds
-from drystone.run.local.progress import MOST_POINTS, RunProgress
+from drystone.run.live.failures import FaultKind, is_hopeless, judge, last_lines, wait_seconds
+from drystone.run.live.progress import MOST_POINTS, RunProgress
 
 PEER = "RuntimeError: [gloo/transport/tcp/pair.cc:525] Connection closed by peer [127.0.0.1]:1"
 

@@ -1,0 +1,1 @@
+"""What every engine shares: what should run is compared with what does, and brought nearer."""

@@ -25,6 +25,7 @@ class TrainingJob:
 
     name: str
     owner: str = ""
+    team: str = ""  # whose quota and budget it uses; empty: nobody's
     model: str = ""  # empty: a command whose model nobody told us
     data: str = "synthetic"
     num_steps: int = 0

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -27,13 +28,15 @@ from drystone.run.notes import (
     Launched,
     Learned,
     Note,
+    TokenMade,
+    TokenRevoked,
     job_of,
 )
 from drystone.run.snapshots import SnapshotMaker
 from drystone.run.store import JobRow, Lease, Store
 from drystone.schedule.snapshot import JobTable, OptionSet, Snapshot, StartupCost
 
-_NO_CHANGE = (Progressed, Decided, Launched, Described)  # for policies
+_NO_CHANGE = (Progressed, Decided, Launched, Described, TokenMade, TokenRevoked)  # for policies
 
 
 class Journal:
@@ -55,6 +58,7 @@ class Journal:
         self.book = OptionBook(cluster)
         self.version = 0  # grows with every event that may change a decision
         self.sequence = 0  # of the last event in the log
+        self._actor = ""  # who is behind what is written now
         self._startup, self._clock = startup or StartupCost(), clock
         self._maker: SnapshotMaker | None = None
         for sequence, event in store.read():
@@ -72,7 +76,9 @@ class Journal:
             return
         with self.lock:
             states = self.live.check(events)
-            self.sequence = self.store.append(self.lease, events, self._rows(events, states))
+            self.sequence = self.store.append(
+                self.lease, events, self._rows(events, states), actor=self._actor
+            )
             for event in events:
                 record = self.live.record(event)
                 if isinstance(event, Learned):
@@ -81,6 +87,16 @@ class Journal:
                     self._maker.update(record)
             self.version += any(not isinstance(event, _NO_CHANGE) for event in events)
             self.changed.notify_all()
+
+    @contextmanager
+    def acting(self, actor: str) -> Iterator[None]:
+        """What this thread writes meanwhile is somebody's doing; nobody else writes meanwhile."""
+        with self.lock:
+            before, self._actor = self._actor, actor
+            try:
+                yield
+            finally:
+                self._actor = before
 
     def wake(self) -> None:
         """Let whoever waits for a change look again."""

@@ -16,6 +16,7 @@ from drystone.describe.cluster_file import ClusterSpec
 from drystone.describe.trace_cluster import NodeSpec
 from drystone.describe.training_job import TrainingJob
 from drystone.errors import DrystoneError
+from drystone.run.access import Access
 from drystone.run.events import (
     Event,
     Failed,
@@ -38,9 +39,13 @@ from drystone.run.notes import (
     Launched,
     Learned,
     Note,
+    TeamSet,
+    TokenMade,
+    TokenRevoked,
     Undrained,
     job_of,
 )
+from drystone.run.spending import Spending
 from drystone.run.state import ClusterState, JobRecord
 from drystone.units import HOUR_SECONDS
 
@@ -90,6 +95,8 @@ class LiveState:
         self.drained: set[str] = set()
         self.lessons: dict[str, Lesson] = {}
         self.described = ClusterDescribed(time_seconds=0.0, nodes=())
+        self.access = Access()
+        self.spending = Spending()
         self.num_events = 0
         self._described: dict[str, TrainingJob] = {}
 
@@ -154,6 +161,9 @@ class LiveState:
             held = max(0.0, event.time_seconds - record.started_seconds)
             live.dollars += live.dollars_per_hour * held / HOUR_SECONDS
             live.run_seconds += held
+            self.spending.add(
+                live.job.team, record.started_seconds, event.time_seconds, live.dollars_per_hour
+            )
             live.dollars_per_hour = 0.0
 
     def _after(self, live: LiveJob, record: JobRecord, event: Event) -> None:
@@ -195,6 +205,8 @@ class LiveState:
                 self._learn(note)
             case Decided(job_id=job_id):
                 self.jobs[job_id].last_decision = note
+            case TokenMade() | TokenRevoked() | TeamSet():
+                self.access.record(note)
             case _:
                 pass
 

@@ -86,10 +86,41 @@ class Decided(Note):
     numbers: Mapping[str, float] = field(default_factory=dict)
 
 
+@event_kind
+class TokenMade(Note):
+    """Somebody may ask things over the network from now on; of the secret only a hash is kept."""
+
+    token_id: str
+    name: str  # of its owner
+    role: str
+    team: str
+    secret_sha256: str
+
+
+@event_kind
+class TokenRevoked(Note):
+    """A token is worth nothing any more."""
+
+    token_id: str
+
+
+@event_kind
+class TeamSet(Note):
+    """A team, and its limits from now on; None is no limit."""
+
+    name: str
+    quota: float | None = None  # GPUs of the most valuable type
+    budget_dollars: float | None = None
+    budget_period: str = "month"
+
+
 NOTES: Final = {
     kind.__name__: kind
-    for kind in (Described, ClusterDescribed, Drained, Undrained, Launched, Learned, Decided)
-}
+    for kind in (
+        Described, ClusterDescribed, Drained, Undrained, Launched, Learned, Decided, TokenMade,
+        TokenRevoked, TeamSet,
+    )
+}  # fmt: skip
 
 
 def render(event: Event) -> str:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
@@ -21,7 +21,7 @@ from drystone.run.events import Event
 from drystone.run.notes import Described, job_of, parse, render
 
 CONTROLLER: Final = "controller"
-_FORMAT: Final = 1
+_FORMAT: Final = 2  # 1 had no column `actor`
 _BUSY_SECONDS: Final = 5.0
 _TABLES = sa.MetaData()
 
@@ -32,7 +32,12 @@ _EVENTS = sa.Table(
     sa.Column("time_seconds", sa.Double, nullable=False),
     sa.Column("kind", sa.String(32), nullable=False),
     sa.Column("job_id", sa.String(64), nullable=False, index=True),
+    sa.Column("actor", sa.String(200), nullable=False, server_default=""),  # "": the system itself
     sa.Column("body", sa.Text, nullable=False),
+)
+_BY_PEOPLE = _EVENTS.c.actor != ""
+_AUDIT_INDEX = sa.Index(
+    "ix_events_by_people", _EVENTS.c.sequence, sqlite_where=_BY_PEOPLE, postgresql_where=_BY_PEOPLE
 )
 _KEYS = sa.Table(
     "client_keys",
@@ -91,6 +96,15 @@ class JobRow:
     reason: str
 
 
+class LogLine(NamedTuple):
+    """One line of the log."""
+
+    sequence: int
+    job_id: str
+    actor: str
+    body: str  # JSON
+
+
 class Store:
     """The log, the lease and the table of jobs in one database."""
 
@@ -100,6 +114,7 @@ class Store:
             self._is_sqlite = self._engine.dialect.name == "sqlite"
             if self._is_sqlite:
                 _prepare_sqlite(self._engine, busy_seconds)
+            self._upgrade()
             _TABLES.create_all(self._engine)
             self._check_format()
         except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError, ImportError) as error:
@@ -142,8 +157,13 @@ class Store:
                 self._check_lease(connection, lease)
                 self._set_lease(connection, lease, 0.0)
 
-    def append(self, lease: Lease, events: Sequence[Event], rows: Iterable[JobRow] = ()) -> int:
-        """Write events and what they did to jobs, all or nothing; the last sequence number."""
+    def append(
+        self, lease: Lease, events: Sequence[Event], rows: Iterable[JobRow] = (), *, actor: str = ""
+    ) -> int:
+        """Write events and what they did to jobs, all or nothing; the last sequence number.
+
+        `actor` is the person behind them, where there is one.
+        """
         with self._write() as connection:
             self._check_lease(connection, lease)
             first = self._last(connection) + 1
@@ -153,6 +173,7 @@ class Store:
                     "time_seconds": event.time_seconds,
                     "kind": type(event).__name__,
                     "job_id": job_of(event),
+                    "actor": actor,
                     "body": render(event),
                 }
                 for offset, event in enumerate(events)
@@ -187,13 +208,34 @@ class Store:
         self, *, after: int = 0, job_id: str = "", most: int = 0
     ) -> list[tuple[int, str]]:
         """The same as lines of JSON, not parsed."""
-        query = sa.select(_EVENTS.c.sequence, _EVENTS.c.body).where(_EVENTS.c.sequence > after)
+        found = self.read_log(after=after, job_id=job_id, most=most)
+        return [(line.sequence, line.body) for line in found]
+
+    def read_log(
+        self,
+        *,
+        after: int = 0,
+        job_id: str = "",
+        most: int = 0,
+        is_newest: bool = False,
+        by_people: bool = False,
+    ) -> list[LogLine]:
+        """Lines with who did it: the first `most` of them, or with `is_newest` the last.
+
+        With `by_people` only what somebody did. Oldest first in any case.
+        """
+        columns = (_EVENTS.c.sequence, _EVENTS.c.job_id, _EVENTS.c.actor, _EVENTS.c.body)
+        query = sa.select(*columns).where(_EVENTS.c.sequence > after)
         if job_id:
             query = query.where(_EVENTS.c.job_id == job_id)
-        query = query.order_by(_EVENTS.c.sequence)
+        if by_people:
+            query = query.where(_BY_PEOPLE)
+        order = _EVENTS.c.sequence.desc() if is_newest else _EVENTS.c.sequence
+        query = query.order_by(order)
         with self._read() as connection:
             found = connection.execute(query.limit(most) if most else query)
-            return [(int(sequence), body) for sequence, body in found]
+            lines = [LogLine(int(row[0]), row[1], row[2], row[3]) for row in found]
+        return lines[::-1] if is_newest else lines
 
     def last_sequence(self) -> int:
         """Of the newest event; 0 in an empty log."""
@@ -280,6 +322,20 @@ class Store:
 
     def _last(self, connection: sa.Connection) -> int:
         return int(connection.execute(sa.select(sa.func.max(_EVENTS.c.sequence))).scalar() or 0)
+
+    def _upgrade(self) -> None:
+        """Bring a database of an earlier format to this one, in one transaction."""
+        names = sa.inspect(self._engine).get_table_names()
+        if "format" not in names:
+            return
+        with self._engine.begin() as connection:
+            if connection.execute(sa.select(_FORMATS.c.number)).scalar() != 1:
+                return
+            connection.execute(
+                sa.text("ALTER TABLE events ADD COLUMN actor VARCHAR(200) NOT NULL DEFAULT ''")
+            )
+            _AUDIT_INDEX.create(connection)
+            connection.execute(_FORMATS.update().values(number=_FORMAT))
 
     def _check_format(self) -> None:
         with self._engine.begin() as connection:

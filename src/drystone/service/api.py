@@ -236,9 +236,9 @@ def _add_cluster(app: FastAPI, controller: Controller) -> None:
         with journal.lock:
             while journal.sequence <= after and (left := deadline - time.monotonic()) > 0:
                 journal.changed.wait(left)
-        lines = controller.store.read_lines(after=after, job_id=job, most=most)
-        rows = [{"sequence": sequence} | _shown(json.loads(line)) for sequence, line in lines]
-        return _json({"events": rows, "last": lines[-1][0] if lines else after})
+        lines = controller.store.read_log(after=after, job_id=job, most=most)
+        rows = [{"sequence": one.sequence} | _shown(json.loads(one.body)) for one in lines]
+        return _json({"events": rows, "last": lines[-1].sequence if lines else after})
 
 
 def _shown(event: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,137 @@
+"""How the service answers: JSON, and errors that say what was wrong without saying too much."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from drystone.errors import DrystoneError, NothingFits, RequestError, UnknownName
+from drystone.run.store import LeaseLost, StoreBusy
+
+LOG: Final = logging.getLogger("drystone.service")
+_LONGEST_MESSAGE: Final = 1000
+Found = TypeVar("Found")
+
+
+class NotFound(RequestError):
+    """There is no such job, node, team or token."""
+
+
+class Conflict(RequestError):
+    """It cannot be done in this state."""
+
+
+class Unauthorized(RequestError):
+    """Nobody knows who asks."""
+
+
+class Forbidden(RequestError):
+    """Who asks may not do this."""
+
+
+class TooLarge(RequestError):
+    """A body is larger than is read."""
+
+
+class NotJson(RequestError):
+    """A body is of another type than this request reads."""
+
+
+class Misdirected(RequestError):
+    """The request was meant for, or made by, another site."""
+
+
+class TooMany(RequestError):
+    """Too many requests; try again later."""
+
+    def __init__(self, message: str, *, retry_seconds: float) -> None:
+        super().__init__(message, hint=f"Try again in {max(1, round(retry_seconds))} s")
+        self.retry_seconds = retry_seconds
+
+
+_STATUS: Final = (
+    (Unauthorized, 401), (Forbidden, 403), (NotFound, 404), (Conflict, 409), (TooLarge, 413),
+    (NotJson, 415), (Misdirected, 421), (TooMany, 429), (NothingFits, 507), (StoreBusy, 503),
+    (LeaseLost, 503), (RequestError, 422),
+)  # fmt: skip
+
+
+def add_answers(app: FastAPI) -> None:
+    """Every failure is answered in the same shape."""
+    app.add_exception_handler(DrystoneError, _answer_error)
+    app.add_exception_handler(RequestValidationError, _answer_invalid)
+    app.add_exception_handler(HTTPException, _answer_http)
+
+
+def status_of(error: DrystoneError) -> int:
+    """The status that goes with an error."""
+    return next((code for kind, code in _STATUS if isinstance(error, kind)), 500)
+
+
+def found(look: Callable[[], Found]) -> Found:
+    """What is looked for; a name that nobody knows is "not found"."""
+    try:
+        return look()
+    except UnknownName as error:
+        raise NotFound(error.message, hint=error.hint) from None
+
+
+def answer_json(value: Any, *, status: int = 200) -> Response:
+    """One document."""
+    text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    # A lone half of a surrogate pair is legal in JSON's escapes, and in no encoding.
+    body = text.encode("utf-8", errors="backslashreplace")
+    return Response(body, status_code=status, media_type="application/json")
+
+
+def answer_failure(error: DrystoneError) -> Response:
+    """An error as an answer."""
+    status = status_of(error)
+    if status == 500:
+        LOG.error("a request failed: %s", safe(str(error)))
+    body = {
+        "kind": type(error).__name__,
+        "message": error.message[:_LONGEST_MESSAGE],
+        "where": error.where[:_LONGEST_MESSAGE],
+        "hint": error.hint[:_LONGEST_MESSAGE],
+    }
+    answer = answer_json({"error": body}, status=status)
+    if isinstance(error, TooMany):
+        answer.headers["Retry-After"] = str(max(1, round(error.retry_seconds)))
+    if isinstance(error, Unauthorized):
+        answer.headers["WWW-Authenticate"] = "Bearer"
+    return answer
+
+
+def safe(text: str) -> str:
+    """Text from outside in one line of a log: nobody can write lines of his own."""
+    return text.encode("unicode_escape").decode("ascii")[:300]
+
+
+def _answer_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, DrystoneError)
+    return answer_failure(error)
+
+
+def _answer_invalid(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = ".".join(str(one) for one in first["loc"])
+    return answer_failure(RequestError(str(first["msg"]), where=where))
+
+
+def _answer_http(_: Request, error: Exception) -> Response:
+    """What the framework itself refuses: an unknown address, a method that is not there."""
+    assert isinstance(error, HTTPException)
+    kind = {404: "NotFound", 405: "NotAllowed"}.get(error.status_code, "InvalidSpec")
+    body = {"kind": kind, "message": str(error.detail), "where": "", "hint": ""}
+    answer = answer_json({"error": body}, status=error.status_code)
+    answer.headers.update(error.headers or {})
+    return answer

@@ -207,6 +207,15 @@ class NodeJoined(Event):
     offer: str
     spec: NodeSpec
     price_dollars_per_hour: float
+    billed_since_seconds: float = 0.0  # where the provider counts from earlier; 0: from now on
+
+
+@event_kind
+class ReleaseAsked(Event):
+    """A rented node is to be given back: nothing starts there, and it costs until it is gone."""
+
+    node: int
+    reason: str = ""
 
 
 @event_kind
@@ -233,14 +242,23 @@ class PriceChanged(Event):
     price_dollars_per_hour: float
 
 
+@event_kind
+class BillSettled(Event):
+    """What the provider billed for a rental in all, once it is over; it counts, not our clock."""
+
+    rental: int
+    offer: str
+    micro_dollars: int
+
+
 KINDS: Final = MappingProxyType(
     {
         kind.__name__: kind
         for kind in (
             Submitted, Started, SpeedChanged, PhaseChanged, Stopped, Interrupted, StartFailed,
             Finished, Refused, Cancelled, Progressed, Paused, Unpaused, Failed, NodeLost, NodeBack,
-            NodeSlowed, RentalAsked, RentalFailed, NodeJoined, NodeReleased, NodeReclaimed,
-            PriceChanged,
+            NodeSlowed, RentalAsked, RentalFailed, NodeJoined, ReleaseAsked, NodeReleased,
+            NodeReclaimed, PriceChanged, BillSettled,
         )
     }
 )  # fmt: skip

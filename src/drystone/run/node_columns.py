@@ -25,7 +25,7 @@ def node_columns(state: ClusterState, gpu_types: tuple[str, ...]) -> NodeColumns
     kinds = {gpu: kind for kind, gpu in enumerate(gpu_types)}
     type_index = np.array([kinds[node.gpu] for node in nodes], dtype=np.int64)
     num_gpus = np.array([node.num_gpus for node in nodes], dtype=np.int64)
-    num_gpus[sorted(state.lost | state.gone)] = 0
+    num_gpus[sorted(state.lost | state.gone | state.closing)] = 0
     return NodeColumns(
         num_node_changes=state.num_node_changes,
         kinds=type_index.tolist(),

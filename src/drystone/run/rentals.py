@@ -3,18 +3,29 @@
 A node is billed from the moment it joins until it leaves (released or taken back), for just that
 time at the price of its offer; a new price holds from its second on, for nodes that are rented
 already too. Asking costs nothing, and neither does a node that never comes. Every line of a bill is
-in whole millionths of a dollar, so that the nodes' bills add up to the total, in any order.
+in whole millionths of a dollar, so that the nodes' bills add up to the total, in any order. Where a
+provider says in the end what it billed (`BillSettled`), that is what the node cost.
+
+An offer that was out of stock is remembered as short: every failure adds 1 to its shortage, which
+halves every `SHORTAGE_HALF_LIFE_SECONDS`; from `SHORT` on nothing more is asked of it. One failure
+is forgotten after one half-life, eight at once after four; a node that comes ends it at once.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from drystone.errors import DrystoneError
-from drystone.run.events import NodeJoined, PriceChanged, RentalAsked, RentalFailed
+from drystone.run.events import BillSettled, NodeJoined, PriceChanged, RentalAsked, RentalFailed
 from drystone.units import HOUR_SECONDS
 
-_MICRO_DOLLARS = 1_000_000
+MICRO_DOLLARS: Final = 1_000_000
+# Assumptions: spot and on-demand shortages last for minutes to hours, and asking again is cheap.
+SHORTAGE_HALF_LIFE_SECONDS: Final = 300.0
+SHORT: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +52,7 @@ class RentedNode:
         """What the node has cost by now."""
         hours = max(now_seconds - self.priced_seconds, 0.0) / HOUR_SECONDS
         return self.billed_micro_dollars + round(
-            self.price_dollars_per_hour * hours * _MICRO_DOLLARS
+            self.price_dollars_per_hour * hours * MICRO_DOLLARS
         )
 
 
@@ -53,7 +64,26 @@ class Bill:
     offer: str
     since_seconds: float
     until_seconds: float
-    micro_dollars: int
+    micro_dollars: int  # by our clock; what was settled since is in `RentalState.settled`
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """How often an offer failed of late."""
+
+    failures: float  # at `time_seconds`; they count for half after every half-life
+    time_seconds: float
+
+    def at(self, now_seconds: float) -> float:
+        """What is left of it now."""
+        half_lives = max(now_seconds - self.time_seconds, 0.0) / SHORTAGE_HALF_LIFE_SECONDS
+        return float(self.failures * 0.5**half_lives)
+
+    @property
+    def ends_seconds(self) -> float:
+        """When it may be asked again."""
+        half_lives = math.log2(self.failures / SHORT)
+        return self.time_seconds + SHORTAGE_HALF_LIFE_SECONDS * half_lives
 
 
 @dataclass(slots=True)
@@ -64,8 +94,11 @@ class RentalState:
     asked: dict[int, AskedNode] = field(default_factory=dict)
     prices: dict[str, float] = field(default_factory=dict)  # of offers whose price has changed
     bills: list[Bill] = field(default_factory=list)
+    settled: dict[int, int] = field(default_factory=dict)  # by rental: the provider's own bill
+    shortages: dict[str, Shortage] = field(default_factory=dict)  # by offer
     num_asked: int = 0
     _paid_micro_dollars: int = 0
+    _billed: dict[int, int] = field(default_factory=dict)  # by rental that is over
 
     def ask(self, event: RentalAsked) -> None:
         """Nodes are on their way."""
@@ -83,24 +116,28 @@ class RentalState:
         self.num_asked += event.num_nodes
 
     def fail(self, event: RentalFailed) -> None:
-        """A node will not come."""
+        """A node will not come, and its offer is short."""
         self._take_asked(event.rental)
+        before = self.shortages.get(event.offer, Shortage(0.0, event.time_seconds))
+        failures = before.at(event.time_seconds) + 1.0
+        self.shortages[event.offer] = Shortage(failures, event.time_seconds)
 
     def join(self, event: NodeJoined) -> None:
-        """A node is here, and is paid for from now on."""
+        """A node is here, and is paid for from now on, or since the provider says so."""
         self._take_asked(event.rental)
+        self.shortages.pop(event.offer, None)
+        since = event.billed_since_seconds or event.time_seconds
         self.rented[event.node] = RentedNode(
             offer=event.offer,
             rental=event.rental,
-            since_seconds=event.time_seconds,
+            since_seconds=since,
             price_dollars_per_hour=event.price_dollars_per_hour,
-            priced_seconds=event.time_seconds,
+            priced_seconds=since,
         )
 
     def leave(self, node: int, time_seconds: float) -> None:
         """A node is gone, and its bill is closed."""
-        if node not in self.rented:
-            raise DrystoneError(f"node {node} is given back, and is not rented")
+        self.check_rented(node)
         one = self.rented.pop(node)
         bill = Bill(
             rental=one.rental,
@@ -110,7 +147,31 @@ class RentalState:
             micro_dollars=one.bill_micro_dollars(time_seconds),
         )
         self.bills.append(bill)
+        self._billed[bill.rental] = bill.micro_dollars
         self._paid_micro_dollars += bill.micro_dollars
+
+    def settle(self, event: BillSettled) -> int:
+        """What the provider billed is what was paid; by how much that differs, in millionths."""
+        if event.rental in self.settled or event.rental in self.asked:
+            raise DrystoneError(f"rental {event.rental} is settled twice, or before it is over")
+        difference = event.micro_dollars - self._billed.get(event.rental, 0)
+        self.settled[event.rental] = event.micro_dollars
+        self._paid_micro_dollars += difference
+        return difference
+
+    def check_rented(self, node: int) -> None:
+        """Raise unless a node is rented."""
+        if node not in self.rented:
+            raise DrystoneError(f"node {node} is given back, and is not rented")
+
+    def is_short(self, offer: str, now_seconds: float) -> bool:
+        """Whether an offer was out of stock of late, so that others should be asked."""
+        shortage = self.shortages.get(offer)
+        return shortage is not None and shortage.at(now_seconds) >= SHORT
+
+    def move_rows(self, rows: Mapping[int, int]) -> None:
+        """The rented nodes have other rows: by old row, the new one."""
+        self.rented = {rows[row]: one for row, one in self.rented.items()}
 
     def reprice(self, event: PriceChanged) -> None:
         """An offer has another price, and so have its nodes."""
@@ -124,7 +185,7 @@ class RentalState:
     def spent_dollars(self, now_seconds: float) -> float:
         """All that was paid by now."""
         running = sum(one.bill_micro_dollars(now_seconds) for one in self.rented.values())
-        return (self._paid_micro_dollars + running) / _MICRO_DOLLARS
+        return (self._paid_micro_dollars + running) / MICRO_DOLLARS
 
     def dollars_per_hour(self) -> float:
         """What the rented nodes cost now."""

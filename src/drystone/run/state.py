@@ -14,6 +14,7 @@ from drystone.describe.job import JobSpec
 from drystone.describe.trace_cluster import NodeSpec
 from drystone.errors import DrystoneError
 from drystone.run.events import (
+    BillSettled,
     Event,
     Interrupted,
     NodeBack,
@@ -25,6 +26,7 @@ from drystone.run.events import (
     PhaseChanged,
     PriceChanged,
     Progressed,
+    ReleaseAsked,
     RentalAsked,
     RentalFailed,
     SpeedChanged,
@@ -93,6 +95,7 @@ class ClusterState:
     free: list[int] = field(default_factory=list)  # GPUs by node
     lost: set[int] = field(default_factory=set)
     gone: set[int] = field(default_factory=set)  # rented nodes that left; their rows stay
+    closing: set[int] = field(default_factory=set)  # rented nodes that are being given back
     rentals: RentalState = field(default_factory=RentalState)
     num_node_changes: int = 0  # of which nodes there are and can be used
     speed_share: dict[int, float] = field(default_factory=dict)  # of nodes that are slow
@@ -136,16 +139,27 @@ class ClusterState:
         self.jobs[job.id] = self.active[job.id] = record
         return record
 
-    def _change_rentals(self, event: RentalAsked | RentalFailed | PriceChanged) -> None:
+    def _change_rentals(
+        self, event: RentalAsked | RentalFailed | PriceChanged | BillSettled
+    ) -> None:
         if isinstance(event, RentalAsked):
             self.rentals.ask(event)
         elif isinstance(event, RentalFailed):
             self.rentals.fail(event)
-        else:
+        elif isinstance(event, PriceChanged):
             self.rentals.reprice(event)
+        else:
+            self.rentals.settle(event)
 
     def _change_node(
-        self, event: NodeLost | NodeBack | NodeSlowed | NodeJoined | NodeReleased | NodeReclaimed
+        self,
+        event: NodeLost
+        | NodeBack
+        | NodeSlowed
+        | NodeJoined
+        | ReleaseAsked
+        | NodeReleased
+        | NodeReclaimed,
     ) -> None:
         node = event.node
         if isinstance(event, NodeSlowed):
@@ -156,18 +170,30 @@ class ClusterState:
             self._join(event)
         elif isinstance(event, NodeBack):
             self.lost.discard(node)
-            self.free[node] = self.nodes[node].num_gpus
+            if node not in self.closing:
+                self.free[node] = self.nodes[node].num_gpus
         else:
-            if node not in self.lost and self.free[node] != self.nodes[node].num_gpus:
+            is_empty = self.free[node] == self.nodes[node].num_gpus
+            if not (is_empty or node in self.lost or node in self.closing):
                 raise DrystoneError(f"node {self.nodes[node].id} goes while jobs run on it")
-            self.free[node] = 0
-            if isinstance(event, NodeLost):
-                self.lost.add(node)
-            else:
-                self.rentals.leave(node, event.time_seconds)
-                self.gone.add(node)
-                self.lost.discard(node)
-                self.speed_share.pop(node, None)
+            self._take_away(node, event)
+
+    def _take_away(
+        self, node: int, event: NodeLost | ReleaseAsked | NodeReleased | NodeReclaimed
+    ) -> None:
+        """A node, on which nobody runs, can be used no more."""
+        self.free[node] = 0
+        if isinstance(event, NodeLost):
+            self.lost.add(node)
+        elif isinstance(event, ReleaseAsked):
+            self.rentals.check_rented(node)
+            self.closing.add(node)
+        else:
+            self.rentals.leave(node, event.time_seconds)
+            self.gone.add(node)
+            self.lost.discard(node)
+            self.closing.discard(node)
+            self.speed_share.pop(node, None)
 
     def _join(self, event: NodeJoined) -> None:
         """A rented node gets a new row, or that of one which is gone."""
@@ -235,10 +261,12 @@ class ClusterState:
 _FOLDS: Final[dict[type[Event], Callable[[ClusterState, Any], JobRecord | None]]] = {
     Submitted: ClusterState._submit,
     **dict.fromkeys(
-        (NodeLost, NodeBack, NodeSlowed, NodeJoined, NodeReleased, NodeReclaimed),
+        (NodeLost, NodeBack, NodeSlowed, NodeJoined, ReleaseAsked, NodeReleased, NodeReclaimed),
         ClusterState._change_node,
     ),
-    **dict.fromkeys((RentalAsked, RentalFailed, PriceChanged), ClusterState._change_rentals),
+    **dict.fromkeys(
+        (RentalAsked, RentalFailed, PriceChanged, BillSettled), ClusterState._change_rentals
+    ),
 }
 
 # What changes a job once its state is the next one; all other events end it, or let it wait again.

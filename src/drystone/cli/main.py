@@ -46,6 +46,7 @@ VERBS: Final = MappingProxyType(
         "top": "Watch cluster, jobs and events.",
         "gpus": "List the GPU types: memory, rates, links, prices.",
         "models": "List the models known by name: shapes and parameters.",
+        "doctor": "Say what is installed, what is missing, and which devices are here.",
     }
 )
 DEBUG_VARIABLE: Final = "DRYSTONE_DEBUG"

@@ -103,14 +103,16 @@ class Steering:
         for spec in snapshot.jobs.specs:
             status = snapshot.job_status(spec.id)
             own = {snapshot.nodes.ids[row]: count for row, count in status.placement}
-            for wish in self.wishes.get(spec.id, []):
+            wishes = self.wishes.get(spec.id, [])
+            if own in wishes:
+                continue  # it stays where it is
+            for wish in wishes:
                 if all(
                     count <= free.get(node, 0) + own.get(node, 0) for node, count in wish.items()
                 ):
-                    if wish != own:
-                        decisions.append(self._decide(snapshot, spec.id, wish, rows))
-                        for node, count in wish.items():
-                            free[node] -= count
+                    decisions.append(self._decide(snapshot, spec.id, wish, rows))
+                    for node, count in wish.items():
+                        free[node] -= count
                     break
             else:
                 if own:

@@ -19,6 +19,7 @@ from pathlib import Path
 from drystone.describe.cluster_file import ClusterSpec
 from drystone.describe.training_job import TrainingJob, make_spec
 from drystone.errors import DrystoneError, InvalidSpec, NothingFits, UnknownName
+from drystone.run.admission import Admission
 from drystone.run.agent.client import AgentClient, AgentGone, AgentRefused
 from drystone.run.events import Cancelled, Event, Paused, Stopped, Submitted, Unpaused
 from drystone.run.journal import Journal
@@ -76,16 +77,22 @@ class Controller:
             raise
         self.reconciler = Reconciler(self.journal, self.agents, folder / "jobs", settings.patience)
         self.world = LiveWorld(self.journal, self.reconciler, settings.pace)
+        self.admission = Admission(self.journal)
         self.decision_seconds = 0.0  # that the last one took
         self.last_error = ""
         self._log = logging.getLogger("drystone.controller")
+
+    @property
+    def cluster(self) -> ClusterSpec:
+        """The nodes of now."""
+        return self.journal.cluster
 
     # --- running --------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Start the agents, then decide and act until `leave`."""
         self.agents.start()
-        policy = self._noting(find_policy(self.settings.policy))
+        policy = self._noting(self.admission.limited(find_policy(self.settings.policy)))
         while not self.world.is_leaving:
             try:
                 drive(self.world, policy, on_decision=self._on_decision)
@@ -132,6 +139,7 @@ class Controller:
                     f"{job.name}: no GPUs of this cluster suffice",
                     hint="`drystone plan` shows what would; or allow more GPUs",
                 )
+            self.admission.check(job, options)
             now = self.journal.now()
             job_id = str(len(self.journal.live.state.jobs) + 1)
             spec = make_spec(job, shape, job_id=job_id, submit_seconds=now)

@@ -24,6 +24,7 @@ Period = Literal["day", "week", "month", "ever"]
 Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 Counts = dict[str, int]
 Pair = tuple[float, float]
+Responses = dict[int | str, dict[str, Any]]  # as FastAPI takes them
 
 
 class Shape(BaseModel):

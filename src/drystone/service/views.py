@@ -14,17 +14,18 @@ from drystone.describe.json_shapes import to_plain
 from drystone.describe.training_job import TrainingJob, count_steps
 from drystone.run.controller import Controller
 from drystone.run.lifecycle import JobState
-from drystone.run.live_state import Lesson
 from drystone.run.live.options import work_of
+from drystone.run.live_state import Lesson
 from drystone.run.state import JobRecord
 from drystone.schedule.snapshot import OptionSet
+from drystone.service.callers import check_touch
 from drystone.units import HOUR_SECONDS
 
 Table = dict[str, Any]
 
 
 def job_view(controller: Controller, record: JobRecord, now: float) -> Table:
-    """One job, as lists of jobs show it."""
+    """One job, as lists of jobs show it: nothing in it is only for its team to see."""
     live_state = controller.journal.live
     job_id = record.spec.id
     live = live_state.jobs[job_id]
@@ -40,12 +41,14 @@ def job_view(controller: Controller, record: JobRecord, now: float) -> Table:
     is_training = run is not None and run.step >= 0
     speed = record.samples_per_second if is_training else 0.0
     left = record.spec.total_samples - done
+    held = controller.admission.held.get(job_id, "") if record.state is JobState.QUEUED else ""
     return {
         "id": job_id,
         "name": live.job.name,
         "owner": live.job.owner,
+        "team": live.job.team,
         "state": record.state.value,
-        "phase": _phase(record, live.retry_seconds, now, is_training=is_training),
+        "phase": _phase(record, live.retry_seconds, now, held, is_training=is_training),
         "model": live.job.model,
         "priority": record.spec.priority,
         "gpus": gpus_of(controller, record),
@@ -65,7 +68,8 @@ def job_view(controller: Controller, record: JobRecord, now: float) -> Table:
         "run_seconds": live_state.run_seconds_at(job_id, now),
         "dollars": live_state.dollars_at(job_id, now),
         "dollars_per_hour": live.dollars_per_hour,
-        "reason": live.reason,
+        # The first line says what; the end of the log follows it, and is not for everybody.
+        "reason": held or live.reason.partition("\n")[0],
         "num_starts": record.num_starts,
         "num_faults": live.num_faults,
         "retry_seconds": live.retry_seconds if live.retry_seconds > now else None,
@@ -73,8 +77,10 @@ def job_view(controller: Controller, record: JobRecord, now: float) -> Table:
 
 
 def job_details(controller: Controller, record: JobRecord, now: float) -> Table:
-    """One job with its description, its launches and its curve."""
+    """One job with its description, its launches and its curve; for its team alone."""
     job_id = record.spec.id
+    live = controller.journal.live.jobs[job_id]
+    check_touch(live.job, job_id)
     launches = [
         {
             "epoch": event.epoch,
@@ -86,14 +92,20 @@ def job_details(controller: Controller, record: JobRecord, now: float) -> Table:
     ]
     run = controller.reconciler.progress(job_id)
     curve = [[step, _finite(loss), _finite(took)] for step, loss, took in run.curve] if run else []
-    described = to_plain(controller.journal.live.jobs[job_id].job)
-    # A job's variables may hold secrets; people see their names.
-    described["environment"] = [name for name, _ in described["environment"]]
-    return job_view(controller, record, now) | {
-        "description": described,
+    shown = job_view(controller, record, now)
+    return shown | {
+        "reason": shown["reason"] if shown["phase"] == "held" else live.reason,
+        "description": description_of(live.job),
         "launches": launches,
         "curve": curve,
     }
+
+
+def description_of(job: TrainingJob) -> Table:
+    """What was submitted. A job's variables may hold secrets; people see their names."""
+    described: Table = to_plain(job)
+    described["environment"] = [name for name, _ in described["environment"]]
+    return described
 
 
 def gpus_of(controller: Controller, record: JobRecord) -> dict[str, int]:
@@ -129,7 +141,7 @@ def _option(
     free: dict[str, int],
 ) -> Table:
     named = controller.journal.book.named(tuple(int(one) for one in options.counts[row]))
-    prices = controller.settings.cluster.dollars_per_gpu_hour
+    prices = controller.cluster.dollars_per_gpu_hour
     per_hour = sum(count * prices.get(gpu, math.nan) for gpu, count in named)
     speed = float(options.samples_per_second[row])
     seconds = left_samples / speed
@@ -163,10 +175,8 @@ def plan_view(controller: Controller, job: TrainingJob) -> Table:
         one for one in controller.journal.live.state.active.values()
         if one.state is JobState.QUEUED
     ]  # fmt: skip
-    described = to_plain(job)
-    described["environment"] = [name for name, _ in described["environment"]]
     return {
-        "job": described,
+        "job": description_of(job),
         "steps": steps,
         "options": options,
         "chosen": chosen,
@@ -176,7 +186,7 @@ def plan_view(controller: Controller, job: TrainingJob) -> Table:
 
 def cluster_view(controller: Controller, now: float) -> Table:
     """Nodes, types, and what all of it costs."""
-    live, cluster = controller.journal.live, controller.settings.cluster
+    live, cluster = controller.journal.live, controller.cluster
     holders: dict[tuple[str, int], str] = {}
     on_node: dict[int, list[str]] = {}
     for job_id, record in live.state.active.items():
@@ -186,6 +196,8 @@ def cluster_view(controller: Controller, now: float) -> Table:
                 on_node.setdefault(row, []).append(job_id)
     nodes = []
     for row, node in enumerate(live.state.nodes):
+        if row in live.state.gone:
+            continue
         emulation = cluster.emulations.get(node.gpu)
         nodes.append(
             {
@@ -206,9 +218,10 @@ def cluster_view(controller: Controller, now: float) -> Table:
     gpus = [
         {
             "gpu": gpu,
-            "total": sum(one.num_gpus for one in live.state.nodes if one.gpu == gpu),
+            "total": sum(one.num_gpus for one in cluster.nodes if one.gpu == gpu),
             "free": free.get(gpu, 0),
             "dollars_per_hour": cluster.dollars_per_gpu_hour.get(gpu),
+            "value": controller.admission.values.get(gpu, 1.0),
             "is_emulated": gpu in cluster.emulations,
         }
         for gpu in cluster.gpu_types
@@ -217,14 +230,33 @@ def cluster_view(controller: Controller, now: float) -> Table:
         "nodes": nodes,
         "gpus": gpus,
         "is_emulated": cluster.is_emulated,
-        "dollars_per_hour": sum(one.dollars_per_hour for one in live.jobs.values()),
-        "dollars": sum(live.dollars_at(job_id, now) for job_id in live.jobs),
+        **money_view(controller, now),
     }
 
 
-def _phase(record: JobRecord, retry_seconds: float, now: float, *, is_training: bool) -> str:
+def money_view(controller: Controller, now: float) -> Table:
+    """What everything cost and costs: from what ended by the hour, and what runs."""
+    live = controller.journal.live
+    running = [live.jobs[one] for one, job in live.state.active.items() if job.num_gpus]
+    ended = sum(sum(hours.values()) for hours in live.spending.by_hour.values())
+    since = sum(
+        live.jobs[one].dollars_per_hour * max(0.0, now - job.started_seconds) / HOUR_SECONDS
+        for one, job in live.state.active.items()
+        if job.num_gpus
+    )
+    return {
+        "dollars_per_hour": sum(one.dollars_per_hour for one in running),
+        "dollars": ended + since,
+    }
+
+
+def _phase(
+    record: JobRecord, retry_seconds: float, now: float, held: str, *, is_training: bool
+) -> str:
     if record.state is JobState.RUNNING:
         return "training" if is_training else "starting"
+    if held:
+        return "held"
     if record.state is JobState.QUEUED:
         return "backing off" if retry_seconds > now else "waiting"
     return record.state.value

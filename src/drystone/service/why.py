@@ -11,6 +11,7 @@ from drystone.run.lifecycle import TERMINAL, JobState
 from drystone.run.state import JobRecord
 from drystone.schedule.policy import find_policy
 from drystone.schedule.snapshot import StartupCost
+from drystone.service.callers import check_touch
 from drystone.service.views import free_by_type, job_view, options_view
 from drystone.units import format_seconds
 
@@ -23,6 +24,7 @@ def explain(controller: Controller, job_id: str) -> Table:
     journal = controller.journal
     with journal.lock:
         is_waiting = controller.find(job_id).state is JobState.QUEUED
+        check_touch(journal.live.jobs[job_id].job, job_id)
         seconds = controller.settings.pace.startup_seconds
         startup = StartupCost(seconds_per_gpu=seconds, most_seconds=seconds)
         present = copy_present(journal, startup) if is_waiting else None
@@ -131,6 +133,9 @@ def _waiting_sentence(
     blocking: list[str],
 ) -> str:
     live = controller.journal.live.jobs[job_id]
+    held = controller.admission.held.get(job_id)
+    if held:
+        return f"It is held back: {held}."
     if live.retry_seconds > now:
         wait = format_seconds(live.retry_seconds - now)
         return f"It failed ({live.reason.splitlines()[0]}) and is tried again in {wait}."

@@ -1,0 +1,275 @@
+"""Live state for many browsers: each change is looked at, and written as text, once for all.
+
+One thread waits for the log to grow. While anybody listens, one task turns what happened into
+messages a few times a second and hands the same bytes to every listener. Everything here is public
+among those who may look at all; what is only for a team is asked for by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
+
+from drystone.run.controller import Controller
+from drystone.run.lifecycle import JobState
+from drystone.run.store import LogLine
+from drystone.service.answers import LOG
+from drystone.service.happenings import event_view
+from drystone.service.views import cluster_view, job_view, money_view
+
+Table = dict[str, Any]
+Chunk = tuple[int, bytes]  # up to which sequence number, and the text
+_PACE_SECONDS: Final = 0.25  # between looks at the log
+_PROGRESS_SECONDS: Final = 2.0
+_TICK_SECONDS: Final = 5.0
+_MOST_MISSED: Final = 2000  # events that are sent again to who comes back
+_MOST_WAITING: Final = 200  # messages for a listener that does not read
+_MOST_ROWS: Final = 500  # of jobs in one message
+
+
+def message(kind: str, sequence: int, data: Table) -> bytes:
+    """One server-sent event."""
+    text = json.dumps(data, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    body = text.encode("utf-8", errors="backslashreplace")
+    return b"event: %b\nid: %d\ndata: %b\n\n" % (kind.encode(), sequence, body)
+
+
+class Feed:
+    """What happens, for everybody who listens."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller, self._journal = controller, controller.journal
+        self._queues: set[asyncio.Queue[Chunk | None]] = set()
+        self._woken: asyncio.Event | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._sent = 0  # the sequence number that everybody has
+        self._rows: dict[str, tuple[Any, ...]] = {}  # of progress, as they were sent
+        self._nodes: dict[str, Table] = {}
+        self._missed: dict[tuple[int, int], bytes] = {}  # what was made for who came back
+        self.is_closing = False
+
+    @property
+    def num_listeners(self) -> int:
+        """Who listens now."""
+        return len(self._queues)
+
+    @staticmethod
+    def clock() -> Callable[[], float]:
+        """The clock that waiting goes by."""
+        return asyncio.get_running_loop().time
+
+    async def wait(self, sequence: int, seconds: float) -> None:
+        """Until the log is longer than that, or the time is over."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while self._journal.sequence <= sequence and not self.is_closing:
+            left = deadline - loop.time()
+            if left <= 0:
+                return
+            woken = self._watched()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(woken.wait(), left)
+
+    async def listen(
+        self, after: int | None, is_welcome: Callable[[], bool]
+    ) -> AsyncIterator[bytes]:
+        """Messages for one listener, who has seen everything up to `after`; None: nothing yet.
+
+        Ends when the listener is no longer welcome, or too slow: it may come back.
+        """
+        queue: asyncio.Queue[Chunk | None] = asyncio.Queue(_MOST_WAITING)
+        self._queues.add(queue)
+        self._watched()
+        if self._task is None:
+            self._sent = self._journal.sequence
+            self._task = asyncio.create_task(self._publish())
+        try:
+            seen, text = await asyncio.to_thread(self._welcome, after)
+            yield text
+            while (chunk := await queue.get()) is not None and is_welcome():
+                if chunk[0] >= seen:
+                    yield chunk[1]
+        finally:
+            self._queues.discard(queue)
+
+    def close(self) -> None:
+        """Let everybody go; from the thread of the event loop."""
+        self.is_closing = True
+        for queue in list(self._queues):
+            self._drop(queue)
+        if self._woken is not None:
+            self._woken.set()
+
+    # --- inside ---------------------------------------------------------------------------------
+
+    def _watched(self) -> asyncio.Event:
+        """What is set when the log has grown; the thread that sets it starts with the first."""
+        if self._woken is None:
+            self._woken = asyncio.Event()
+            loop = asyncio.get_running_loop()
+            threading.Thread(target=self._watch, args=(loop,), name="feed", daemon=True).start()
+        return self._woken
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        seen = self._journal.sequence
+        while not self.is_closing:
+            with self._journal.lock:
+                if self._journal.sequence <= seen:
+                    self._journal.changed.wait(1.0)
+                grown, seen = self._journal.sequence > seen, self._journal.sequence
+            if grown:
+                with contextlib.suppress(RuntimeError):  # the loop has ended
+                    loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        """Everybody who waits looks once."""
+        if self._woken is not None:
+            self._woken.set()
+            if not self.is_closing:
+                self._woken.clear()
+
+    async def _publish(self) -> None:
+        """Look, write once, hand to all; until nobody listens."""
+        loop = asyncio.get_running_loop()
+        told = ticked = loop.time()
+        try:
+            while self._queues and not self.is_closing:
+                now = loop.time()
+                has_progress = now - told >= _PROGRESS_SECONDS
+                has_tick = now - ticked >= _TICK_SECONDS
+                told, ticked = now if has_progress else told, now if has_tick else ticked
+                if has_progress or has_tick or self._journal.sequence > self._sent:
+                    made = await asyncio.to_thread(self._news, has_progress, has_tick)
+                    if made is not None:
+                        self._hand_out(made)
+                await asyncio.sleep(_PACE_SECONDS)
+        except Exception:
+            LOG.exception("the live feed failed; whoever listens connects again")
+            for queue in list(self._queues):
+                self._drop(queue)
+        finally:
+            self._task = None
+
+    def _hand_out(self, chunk: Chunk) -> None:
+        for queue in list(self._queues):
+            try:
+                queue.put_nowait(chunk)
+            except asyncio.QueueFull:
+                self._drop(queue)
+
+    def _drop(self, queue: asyncio.Queue[Chunk | None]) -> None:
+        self._queues.discard(queue)
+        while not queue.empty():
+            queue.get_nowait()
+        queue.put_nowait(None)
+
+    def _news(self, has_progress: bool, has_tick: bool) -> Chunk | None:
+        """What happened since the last time, as one text."""
+        parts: list[bytes] = []
+        with self._journal.lock:
+            last = self._journal.sequence
+        if last > self._sent:
+            lines = self._controller.store.read_log(after=self._sent, most=_MOST_MISSED)
+            last = lines[-1].sequence if lines else last
+            parts += self._changes(lines, last)
+            self._sent = last
+        if has_progress and (moved := self._progress(last)) is not None:
+            parts.append(moved)
+        if has_tick:
+            parts.append(message("tick", last, self._tick()))
+        return (last, b"".join(parts)) if parts else None
+
+    def _changes(self, lines: list[LogLine], last: int) -> list[bytes]:
+        told = [event_view(line, is_open=False) for line in lines]
+        names = {line.job_id for line in lines if line.job_id}
+        parts = [message("events", last, {"events": told})]
+        with self._journal.lock:
+            jobs = self._jobs(names)
+            nodes = self._changed_nodes()
+        parts.append(message("jobs", last, jobs))
+        if nodes is not None:
+            parts.append(message("cluster", last, nodes))
+        return parts
+
+    def _jobs(self, names: set[str]) -> Table:
+        state, now = self._journal.live.state, self._journal.now()
+        known = [state.jobs[one] for one in sorted(names) if one in state.jobs][:_MOST_ROWS]
+        counts = Counter(record.state for record in state.jobs.values())
+        return {
+            "jobs": [job_view(self._controller, one, now) for one in known],
+            "num_by_state": {one.value: counts[one] for one in JobState},
+            "now_seconds": now,
+        }
+
+    def _changed_nodes(self) -> Table | None:
+        view = cluster_view(self._controller, self._journal.now())
+        nodes = {node["id"]: node for node in view["nodes"]}
+        changed = [node for name, node in nodes.items() if self._nodes.get(name) != node]
+        self._nodes = nodes
+        return {"nodes": changed, "gpus": view["gpus"]} if changed else None
+
+    def _progress(self, last: int) -> bytes | None:
+        """Running jobs that got further."""
+        with self._journal.lock:
+            now, active = self._journal.now(), self._journal.live.state.active
+            views = [
+                job_view(self._controller, one, now) for one in active.values() if one.num_gpus
+            ]
+            money = money_view(self._controller, now)
+        rows: dict[str, tuple[Any, ...]] = {}
+        for job in views:
+            eta = job["eta_seconds"]
+            rows[job["id"]] = (
+                job["step"], _short(job["progress"]), _short(job["loss"]),
+                _short(job["step_seconds"]), round(eta) if eta is not None else None,
+                _short(job["dollars"]),
+            )  # fmt: skip
+        changed = [[name, *row] for name, row in rows.items() if self._rows.get(name) != row]
+        self._rows = rows
+        if not changed:
+            return None
+        return message("progress", last, {"rows": changed, **money, "now_seconds": now})
+
+    def _tick(self) -> Table:
+        return {
+            "now_seconds": self._journal.now(),
+            "sequence": self._journal.sequence,
+            "decision_seconds": self._controller.decision_seconds,
+            "last_error": self._controller.last_error,
+        }
+
+    def _welcome(self, after: int | None) -> Chunk:
+        """The first message of a connection, with what was missed where that is little."""
+        last = self._journal.sequence
+        is_resumed = after is not None and 0 <= last - after <= _MOST_MISSED
+        hello = {
+            "sequence": last,
+            "epoch": self._journal.lease.epoch,
+            "is_resumed": is_resumed,
+            "now_seconds": self._journal.now(),
+        }
+        text = b"retry: 2000\n\n" + message("hello", last, hello)
+        if not is_resumed or after is None or after == last:
+            return last, text
+        missed = self._missed.get((after, last))
+        if missed is None:
+            lines = self._controller.store.read_log(after=after, most=_MOST_MISSED)
+            lines = [line for line in lines if line.sequence <= last]
+            told = [event_view(line, is_open=False) for line in lines]
+            with self._journal.lock:
+                jobs = self._jobs({line.job_id for line in lines})
+                view = cluster_view(self._controller, self._journal.now())
+            missed = message("events", last, {"events": told}) + message("jobs", last, jobs)
+            missed += message("cluster", last, {"nodes": view["nodes"], "gpus": view["gpus"]})
+            self._missed = {(after, last): missed}
+        return last, text + missed
+
+
+def _short(value: float | None) -> float | None:
+    """Five digits are enough to show."""
+    return None if value is None else float(f"{value:.5g}")

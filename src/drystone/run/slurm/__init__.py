@@ -1,0 +1,1 @@
+"""Slurm as an engine, by its commands: `sbatch`, `squeue`, `scontrol`, `sinfo` and `scancel`."""

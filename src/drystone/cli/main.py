@@ -26,6 +26,7 @@ VERBS: Final = MappingProxyType(
     {
         "demo": "Show the best of what there is, on CPU.",
         "plan": "Rank the ways to run a model on GPUs, equal or mixed.",
+        "export": "Write Kubernetes manifests for a saved plan.",
         "estimate": "Estimate one layout: memory by item and stage, step time, tokens, dollars.",
         "check": "Judge the estimates by published measurements.",
         "profile": "Measure the device that is here, for estimates to use.",

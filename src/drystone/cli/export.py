@@ -1,0 +1,120 @@
+"""`drystone export`: a saved plan as Kubernetes manifests."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from drystone.errors import DrystoneError, InvalidSpec, UnknownName
+
+
+def export(
+    plan: Annotated[Path, typer.Argument(help="A plan, as `drystone plan --save` writes it.")],
+    to: Annotated[str, typer.Option(help="jobset, kueue or job.")] = "jobset",
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The file to write; none: standard output.")
+    ] = None,
+    name: Annotated[str, typer.Option(help="Of what is made; none: the model's.")] = "",
+    image: Annotated[str, typer.Option(help="A container image with drystone[runtime].")] = "",
+    namespace: Annotated[str, typer.Option(help="None: the one that kubectl uses.")] = "",
+    command: Annotated[
+        str, typer.Option(help="Your own script, started for each rank; none: our runtime.")
+    ] = "",
+    steps: Annotated[int, typer.Option(help="Optimizer steps in all.", min=1)] = 1000,
+    data: Annotated[str, typer.Option(help="As for a job: synthetic, or a file in the image.")] = (
+        "synthetic"
+    ),
+    gpus_per_pod: Annotated[
+        int, typer.Option(help="None: as many as divide each type's number, up to 8.", min=0)
+    ] = 0,
+    node_label: Annotated[
+        list[str] | None,
+        typer.Option(help="GPU=KEY=VALUE: how nodes of a type are told; else drystone/gpu."),
+    ] = None,
+    claim: Annotated[str, typer.Option(help="A volume claim that is there; none: make one.")] = "",
+    queue: Annotated[str, typer.Option(help="Kueue's queue.")] = "drystone",
+    queues: Annotated[bool, typer.Option(help="Make Kueue's flavours and queues too.")] = True,
+    max_restarts: Annotated[int, typer.Option(help="From the checkpoint.", min=0)] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON list instead of YAML.")] = False,
+) -> None:
+    """Write Kubernetes manifests for a saved plan.
+
+    One replicated job for each GPU type, torchrun's variables, a volume for checkpoints and the
+    plan as a ConfigMap. Nothing is sent to a cluster: kubectl apply -f FILE does that.
+
+    With --json: the manifests as one list.
+    """
+    from drystone.plan.plan import load_plan
+    from drystone.run.kubernetes import DEFAULT_IMAGE, ExportSettings, Target, export_plan
+
+    if to not in list(Target):
+        raise UnknownName("target", to, list(Target))
+    settings = ExportSettings(
+        name=name,
+        namespace=namespace,
+        command=tuple(shlex.split(command)),
+        num_steps=steps,
+        data=data,
+        gpus_per_pod=gpus_per_pod,
+        node_labels=_node_labels(node_label or []),
+        claim=claim,
+        queue=queue,
+        has_queues=queues,
+        max_restarts=max_restarts,
+        image=image or DEFAULT_IMAGE,
+    )
+    manifests = export_plan(load_plan(plan), Target(to), settings)
+    text = _render(manifests, as_json=as_json)
+    if out is None:
+        print(text, end="")
+    else:
+        try:
+            out.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise DrystoneError(f"cannot be written: {error.strerror}", where=str(out)) from None
+        typer.echo(f"Written: {out}. Start it with: kubectl apply -f {out}", err=True)
+    if not image:
+        typer.echo(
+            f"The image is {settings.image}, which you have to build: docs/kubernetes.md", err=True
+        )
+
+
+def _node_labels(words: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """By GPU type, the label that its nodes have."""
+    from drystone.describe.catalogue import find_gpu
+
+    found = {}
+    for word in words:
+        gpu, _, label = word.partition("=")
+        key, has_value, value = label.partition("=")
+        if not (gpu and key and has_value and value):
+            raise InvalidSpec(
+                f"{word!r} is no label of nodes",
+                where="--node-label",
+                hint="Write it like A100-80GB-SXM=nvidia.com/gpu.product=NVIDIA-A100-SXM4-80GB",
+            )
+        found[find_gpu(gpu).name] = (key, value)
+    return found
+
+
+def _render(manifests: Sequence[dict[str, Any]], *, as_json: bool) -> str:
+    import json
+
+    import yaml
+
+    if as_json:
+        return json.dumps(manifests, indent=2) + "\n"
+
+    class Dumper(yaml.SafeDumper):
+        """Scripts and plans as blocks of text, so that people can read them."""
+
+    def block(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+        style = "|" if "\n" in text else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+    Dumper.add_representer(str, block)
+    return "---\n".join(yaml.dump(one, Dumper=Dumper, sort_keys=False) for one in manifests)

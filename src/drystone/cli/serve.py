@@ -19,7 +19,14 @@ def serve(
         str, typer.Option(help="Instead of SQLite in the folder, e.g. postgresql+psycopg://...")
     ] = "",
     policy: Annotated[str, typer.Option(help="How to decide.")] = "prices",
-    port: Annotated[int, typer.Option(help="Also answer on this port, on loopback.", min=0)] = 0,
+    port: Annotated[int, typer.Option(help="Also answer on this port.", min=0, max=65535)] = 0,
+    host: Annotated[
+        str, typer.Option(help="Of which address; beyond loopback only once a token exists.")
+    ] = "127.0.0.1",
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(help="A name that people call this service by, e.g. a proxy's."),
+    ] = None,
     ends_all: Annotated[
         bool, typer.Option("--end-all", help="When ended, end what trains too.")
     ] = False,
@@ -36,7 +43,8 @@ def serve(
     from drystone.run.local.devices import find_cluster
     from drystone.schedule.policy import find_policy
     from drystone.service.client import default_folder
-    from drystone.service.server import SOCKET_NAME
+    from drystone.service.guard import Doors
+    from drystone.service.server import SOCKET_NAME, Network
     from drystone.service.server import serve as run_service
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
@@ -50,10 +58,13 @@ def serve(
         for gpu in found.gpu_types
     )
     console.print(f"Serving {kinds}", style="bold")
-    console.print(f"Socket {where / SOCKET_NAME}" + (f", port {port}" if port else ""), style="dim")
+    page = f", page http://{host}:{port}/" if port else ""
+    console.print(f"Socket {where / SOCKET_NAME}{page}", style="dim", soft_wrap=True)
+    names = frozenset(one.lower() for one in allow_host or ())
     run_service(
         ControllerSettings(folder=where, cluster=found, database=database, policy=policy),
-        port=port,
+        network=Network(host=host, port=port, doors=Doors(names=names)),
         ends_agents=ends_all,
+        say=lambda text: console.print(text, style="yellow", soft_wrap=True),
     )
     console.print("Ended; what trains goes on." if not ends_all else "Ended.", style="dim")

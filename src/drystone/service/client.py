@@ -1,14 +1,16 @@
-"""Talk to a running Drystone over its socket: for the command line and for Python."""
+"""Talk to a running Drystone, over its socket or over the network: for commands and for Python.
+
+Importing this is quick: a command that shows a list spends more on imports than on anything else.
+"""
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import socket
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
-from urllib.parse import urlencode
+from typing import TYPE_CHECKING, Any, Final
 
 from drystone.errors import (
     DrystoneError,
@@ -18,8 +20,14 @@ from drystone.errors import (
 )
 from drystone.run.agent.socket_path import short_path
 
+if TYPE_CHECKING:
+    import http.client
+
 FOLDER_VARIABLE: Final = "DRYSTONE_FOLDER"
+URL_VARIABLE: Final = "DRYSTONE_URL"
+TOKEN_VARIABLE: Final = "DRYSTONE_TOKEN"
 _SOCKET_NAME: Final = "drystone.sock"
+_LOGIN_NAME: Final = "login.json"
 
 
 class NotRunning(DrystoneError):
@@ -32,43 +40,91 @@ def default_folder() -> Path:
     return Path(named) if named else Path.home() / ".drystone"
 
 
-class _Connection(http.client.HTTPConnection):
-    """HTTP over a Unix socket."""
+def login_path() -> Path:
+    """Where `drystone login` keeps the address and the token of a service."""
+    home = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    return Path(home) / "drystone" / _LOGIN_NAME
 
-    def __init__(self, path: Path, timeout: float) -> None:
-        super().__init__("localhost", timeout=timeout)
-        self._path = path
 
-    def connect(self) -> None:
-        """To the file instead of to a host."""
-        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        made.settimeout(self.timeout)
-        try:
-            with short_path(self._path) as name:
-                made.connect(name)
-        except OSError:
-            made.close()
-            raise
-        self.sock = made
+def save_login(url: str, token: str) -> Path:
+    """Keep where to talk to and as whom; only this user may read it."""
+    path = login_path()
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.part")
+    handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        json.dump({"url": url, "token": token}, file)
+    scratch.replace(path)
+    return path
+
+
+def load_login() -> tuple[str, str] | None:
+    """The address and the token to use when no folder is named; None: the socket of this machine.
+
+    `DRYSTONE_URL` and `DRYSTONE_TOKEN` come first, then `DRYSTONE_FOLDER`, then `drystone login`.
+    """
+    url = os.environ.get(URL_VARIABLE)
+    if url:
+        return url, os.environ.get(TOKEN_VARIABLE, "")
+    if os.environ.get(FOLDER_VARIABLE):
+        return None
+    try:
+        table = json.loads(login_path().read_text(encoding="utf-8"))
+        return str(table["url"]), str(table["token"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InvalidSpec(
+            "cannot be read", where=str(login_path()), hint="`drystone login` writes it anew"
+        ) from None
 
 
 class Client:
-    """Requests, one at a time."""
+    """Requests, one at a time: to the socket in a folder, or to an address with a token."""
 
-    def __init__(self, folder: Path | None = None, *, timeout_seconds: float = 60.0) -> None:
+    def __init__(
+        self,
+        folder: Path | None = None,
+        *,
+        url: str = "",
+        token: str = "",
+        timeout_seconds: float = 60.0,
+    ) -> None:
         self.folder = folder or default_folder()
+        if folder is None and not url:
+            url, token = load_login() or ("", "")
+        self.url, self._token = url.rstrip("/"), token
         self._timeout_seconds = timeout_seconds
-        self._connection: _Connection | None = None
+        self._connection: http.client.HTTPConnection | None = None
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether paths of this machine may mean nothing there."""
+        return bool(self.url)
 
     def get(self, path: str, **query: Any) -> dict[str, Any]:
         """Ask."""
-        given = {name: value for name, value in query.items() if value not in (None, "", [])}
-        text = urlencode(given, doseq=True)
-        return self._request("GET", f"{path}?{text}" if text else path, None)
+        return self._request("GET", path + _query(query))
 
     def post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """Order."""
         return self._request("POST", path, body)
+
+    def patch(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Change."""
+        return self._request("PATCH", path, body)
+
+    def delete(self, path: str) -> dict[str, Any]:
+        """Take away."""
+        return self._request("DELETE", path)
+
+    def upload(self, bundle: str, name: str, path: Path) -> dict[str, Any]:
+        """Send a file that a job needs."""
+        with path.open("rb") as file:
+            return self._request(
+                "POST", "/v1/files" + _query({"bundle": bundle, "name": name}), raw=file,
+                num_bytes=path.stat().st_size,
+            )  # fmt: skip
 
     def close(self) -> None:
         """Let go of the connection."""
@@ -82,21 +138,40 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _request(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
-        if self._connection is None:
-            self._connection = _Connection(self.folder / _SOCKET_NAME, self._timeout_seconds)
-        headers = {"Content-Type": "application/json"} if body is not None else {}
-        text = json.dumps(body) if body is not None else None
+    def _request(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        *,
+        raw: Iterable[bytes] | None = None,
+        num_bytes: int = 0,
+    ) -> dict[str, Any]:
+        import http.client
+
+        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        sent: Any = raw
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+            sent = json.dumps(body).encode()
+        elif raw is not None:
+            headers |= {
+                "Content-Type": "application/octet-stream",
+                "Content-Length": f"{num_bytes}",
+            }
+        is_kept = self._connection is not None
         try:
-            self._connection.request(method, path, body=text, headers=headers)
+            if self._connection is None:
+                self._connection = self._connect()
+            self._connection.request(method, path, body=sent, headers=headers)
             answer = self._connection.getresponse()
             table = json.loads(answer.read())
         except (OSError, http.client.HTTPException) as error:
+            if is_kept and method == "GET" and not isinstance(error, TimeoutError):
+                self.close()  # the service may have let go of a connection that was quiet
+                return self._request(method, path)
             self.close()
-            raise NotRunning(
-                f"no Drystone answers in {self.folder}: {error}",
-                hint="Start one with `drystone serve`, or name its folder with --folder",
-            ) from None
+            raise self._silence(error) from None
         except ValueError as error:
             self.close()
             raise DrystoneError(f"the answer is no JSON: {error}") from None
@@ -105,10 +180,70 @@ class Client:
         found: dict[str, Any] = table
         return found
 
+    def _connect(self) -> http.client.HTTPConnection:
+        import http.client
+
+        if not self.url:
+            made = http.client.HTTPConnection("localhost", timeout=self._timeout_seconds)
+            made.sock = _open_socket(self.folder / _SOCKET_NAME, self._timeout_seconds)
+            made.auto_open = 0  # it would go to a port
+            return made
+        kind, host, port = split_url(self.url)
+        if kind == "https":
+            return http.client.HTTPSConnection(host, port, timeout=self._timeout_seconds)
+        return http.client.HTTPConnection(host, port, timeout=self._timeout_seconds)
+
+    def _silence(self, error: Exception) -> NotRunning:
+        if self.url:
+            return NotRunning(
+                f"no Drystone answers at {self.url}: {error}",
+                hint="`drystone login URL` names another; --folder names one on this machine",
+            )
+        return NotRunning(
+            f"no Drystone answers in {self.folder}: {error}",
+            hint="Start one with `drystone serve`, or name its folder with --folder",
+        )
+
+
+def split_url(url: str) -> tuple[str, str, int | None]:
+    """`http` or `https`, the host, and the port if one is named."""
+    from urllib.parse import urlsplit
+
+    try:
+        parts = urlsplit(url)
+        kind, host, port = parts.scheme, parts.hostname, parts.port
+    except ValueError:
+        kind, host, port = "", None, None
+    if kind not in ("http", "https") or not host or parts.path not in ("", "/"):
+        raise InvalidSpec(f"{url!r} is no address", hint="Write e.g. http://gpu-box:8080")
+    return kind, host, port
+
+
+def _open_socket(path: Path, timeout_seconds: float) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    made.settimeout(timeout_seconds)
+    try:
+        with short_path(path) as name:
+            made.connect(name)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def _query(values: dict[str, Any]) -> str:
+    given = {name: one for name, one in values.items() if one not in (None, "", [])}
+    if not given:
+        return ""
+    from urllib.parse import urlencode
+
+    return "?" + urlencode(given, doseq=True)
+
 
 def _error_of(status: int, error: dict[str, Any]) -> DrystoneError:
     kinds: dict[int, type[DrystoneError]] = {
-        404: RequestError, 409: RequestError, 422: InvalidSpec, 507: NothingFits,
+        401: RequestError, 403: RequestError, 404: RequestError, 409: RequestError,
+        413: RequestError, 422: InvalidSpec, 507: NothingFits,
     }  # fmt: skip
     made = kinds.get(status, DrystoneError)
     message = str(error.get("message") or f"the request failed with status {status}")

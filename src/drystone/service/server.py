@@ -1,34 +1,58 @@
-"""One process: the controller's loop in one thread, the API on a Unix socket and on loopback."""
+"""One process: the controller's loop in one thread, the API on a Unix socket and on a port."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import ipaddress
 import os
 import signal
 import socket
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import uvicorn
 
-from drystone.errors import DrystoneError
+from drystone.errors import DrystoneError, InvalidSpec
 from drystone.run.agent.socket_path import short_path
 from drystone.run.controller import Controller, ControllerSettings
 from drystone.service.api import make_app
+from drystone.service.feed import Feed
+from drystone.service.guard import Doors
 
 SOCKET_NAME = "drystone.sock"
+LOOPBACK = "127.0.0.1"
 
 
-def serve(settings: ControllerSettings, *, port: int = 0, ends_agents: bool = False) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """Where a service listens besides its socket."""
+
+    host: str = LOOPBACK
+    port: int = 0  # 0: nowhere
+    doors: Doors = field(default_factory=Doors)
+
+
+def serve(
+    settings: ControllerSettings,
+    *,
+    network: Network | None = None,
+    ends_agents: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+) -> None:
     """Run until a signal; then let what trains go on, or with `ends_agents` end it all."""
+    network = network or Network()
     controller = Controller(settings)
-    listeners = [listen(settings.folder)]
-    if port:
-        listeners.append(_listen_on_loopback(port))
-    config = uvicorn.Config(
-        make_app(controller), log_level="warning", lifespan="off", timeout_graceful_shutdown=2
-    )
-    server = uvicorn.Server(config)
+    try:
+        listeners = [listen(settings.folder)]
+        if network.port:
+            listeners.append(_listen_on_port(controller, network, say))
+    except BaseException:
+        controller.close(ends_agents=ends_agents)
+        raise
+    server = _make_server(controller, network)
     failure: list[BaseException] = []
 
     def control() -> None:
@@ -61,6 +85,33 @@ def serve(settings: ControllerSettings, *, port: int = 0, ends_agents: bool = Fa
         raise failure[0]
 
 
+class Server(uvicorn.Server):
+    """uvicorn, which lets those who listen to live state go before it waits for the others."""
+
+    feed: Feed | None = None
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End."""
+        if self.feed is not None:
+            self.feed.close()
+        await super().shutdown(sockets)
+
+
+def _make_server(controller: Controller, network: Network) -> Server:
+    doors = dataclasses.replace(network.doors, is_loopback=_is_loopback(network.host))
+    app = make_app(controller, doors)
+    config = uvicorn.Config(
+        app,
+        log_level="warning",  # and so no access log: addresses may hold what is nobody's business
+        lifespan="off",
+        timeout_graceful_shutdown=2,
+        server_header=False,
+    )
+    server = Server(config)
+    server.feed = app.state.feed
+    return server
+
+
 def listen(folder: Path) -> socket.socket:
     """The socket of the API; only this user may connect. A dead controller's is taken over."""
     path = folder / SOCKET_NAME
@@ -76,15 +127,42 @@ def listen(folder: Path) -> socket.socket:
     return made
 
 
-def _listen_on_loopback(port: int) -> socket.socket:
-    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+def _listen_on_port(
+    controller: Controller, network: Network, say: Callable[[str], None]
+) -> socket.socket:
+    """Beyond loopback only where a token says who may do what."""
+    host, port = network.host, network.port
+    has_tokens = controller.journal.live.access.has_tokens
+    if not has_tokens and not _is_loopback(host):
+        raise InvalidSpec(
+            f"no token exists, so that everybody who reaches {host} could run anything here",
+            hint="Make one first: drystone token create --role admin. "
+            "Without a token a service listens on loopback only",
+        )
+    if not has_tokens:
+        say(
+            f"No token exists: port {port} answers on loopback only, and everybody on this "
+            "machine may do everything. `drystone token create --role admin` ends that."
+        )
+    kind = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(kind, socket.SOCK_STREAM)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        made.bind(("127.0.0.1", port))
+        made.bind((host, port))
     except OSError as error:
         made.close()
         raise DrystoneError(
-            f"port {port} cannot be used: {error.strerror}", hint="Choose another --port"
+            f"port {port} of {host} cannot be used: {error.strerror or error}",
+            hint="Choose another --port or --host",
         ) from None
-    made.listen(128)
+    made.listen(512)
     return made
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -76,7 +76,7 @@ def test_an_agent_that_dies_takes_its_jobs_with_it_and_they_go_on(system):
     for job in jobs:
         system.wait_step(job, 6)
     node = system.live.jobs[jobs[0]].devices[0][0]
-    os.kill(system.controller.agents.pid(node), signal.SIGKILL)
+    os.kill(system.controller.engine.pid(node), signal.SIGKILL)
 
     assert system.wait_over(*jobs) == ["done"] * 4
     hit = [job for job in jobs if system.live.jobs[job].num_faults]
@@ -91,7 +91,7 @@ def test_an_agent_that_dies_takes_its_jobs_with_it_and_they_go_on(system):
 def test_an_agent_that_hangs_is_replaced(system):
     job = system.submit(steps=60, seconds=0.1)
     system.wait_step(job, 6)
-    pid = system.controller.agents.pid(system.live.jobs[job].devices[0][0])
+    pid = system.controller.engine.pid(system.live.jobs[job].devices[0][0])
     os.kill(pid, signal.SIGSTOP)
 
     system.until(lambda: system.live.jobs[job].num_faults)
@@ -191,7 +191,7 @@ def test_the_next_controller_adopts_what_runs(tmp_path):
         job = first.submit(steps=120)
         first.wait_step(job, 6)
         # As if killed: no goodbye to the agents.
-        first.controller.agents.quit = lambda: None
+        first.controller.engine.quit = lambda: None
     with running(folder) as second:
         assert second.wait_over(job) == ["done"]
         assert second.controller.find(job).num_starts == 1

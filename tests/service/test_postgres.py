@@ -11,7 +11,7 @@ def test_jobs_run_and_controllers_follow_each_other_on_postgresql(postgres, tmp_
     with running(folder, database=postgres) as first:
         jobs = [first.submit(steps=60), first.submit(fault="kill")]
         first.wait_step(jobs[0], 5)
-        first.controller.agents.quit = lambda: None  # as if killed
+        first.controller.engine.quit = lambda: None  # as if killed
     with running(folder, database=postgres) as second:
         assert second.wait_over(*jobs) == ["done", "done"]
         assert second.controller.find(jobs[0]).num_starts == 1

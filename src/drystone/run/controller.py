@@ -20,14 +20,15 @@ from drystone.describe.cluster_file import ClusterSpec
 from drystone.describe.training_job import TrainingJob, make_spec
 from drystone.errors import DrystoneError, InvalidSpec, NothingFits, UnknownName
 from drystone.run.admission import Admission
-from drystone.run.agent.client import AgentClient, AgentGone, AgentRefused
+from drystone.run.agent.client import AgentGone, AgentRefused
+from drystone.run.engine import Engine
 from drystone.run.events import Cancelled, Event, Paused, Stopped, Submitted, Unpaused
 from drystone.run.journal import Journal
 from drystone.run.lifecycle import TERMINAL, IllegalTransition
 from drystone.run.live.options import work_of
 from drystone.run.live.reconcile import Patience, Reconciler
 from drystone.run.live.world import LiveWorld, Pace
-from drystone.run.local.agents import AgentPool
+from drystone.run.local.engine import LocalEngine
 from drystone.run.loop import drive
 from drystone.run.notes import Decided, Described, Drained, Launched, Undrained
 from drystone.run.state import JobRecord
@@ -42,7 +43,8 @@ class ControllerSettings:
     """What a controller is started with."""
 
     folder: Path  # log, jobs and agents
-    cluster: ClusterSpec
+    cluster: ClusterSpec  # as it is found at first; nodes may join and leave
+    engine: Engine | None = None  # none: this machine
     database: str = ""  # an address for SQLAlchemy; empty: SQLite in the folder
     policy: str = "prices"
     pace: Pace = field(default_factory=Pace)
@@ -67,15 +69,11 @@ class Controller:
                 settings.cluster,
                 startup=StartupCost(seconds_per_gpu=seconds, most_seconds=seconds),
             )
-            self.agents = AgentPool(
-                folder / "agents",
-                [node.id for node in settings.cluster.nodes],
-                controller=lease.epoch,
-            )
         except BaseException:
             os.close(self._lock)
             raise
-        self.reconciler = Reconciler(self.journal, self.agents, folder / "jobs", settings.patience)
+        self.engine = settings.engine or LocalEngine(folder / "agents", settings.cluster)
+        self.reconciler = Reconciler(self.journal, self.engine, folder / "jobs", settings.patience)
         self.world = LiveWorld(self.journal, self.reconciler, settings.pace)
         self.admission = Admission(self.journal)
         self.decision_seconds = 0.0  # that the last one took
@@ -91,7 +89,7 @@ class Controller:
 
     def run(self) -> None:
         """Start the agents, then decide and act until `leave`."""
-        self.agents.start()
+        self.engine.start(self.journal.lease.epoch)
         policy = self._noting(self.admission.limited(find_policy(self.settings.policy)))
         while not self.world.is_leaving:
             try:
@@ -114,8 +112,8 @@ class Controller:
     def close(self, *, ends_agents: bool = False) -> None:
         """Let go of everything; with `ends_agents` nothing is left running."""
         if ends_agents:
-            self.agents.quit()
-        self.agents.close()
+            self.engine.quit()
+        self.engine.close()
         try:
             self.store.release(self.journal.lease)
         except DrystoneError as error:
@@ -212,17 +210,13 @@ class Controller:
         launch = wanted[-1]
         if not 0 <= rank < len(launch.devices):
             raise InvalidSpec(f"job {job_id} has ranks 0 to {len(launch.devices) - 1}")
-        # Requests come from other threads: a connection of their own, and no orders.
-        client = AgentClient(self.settings.folder / "agents" / launch.devices[rank][0])
         try:
-            answer = client.ask(
-                "read", job_id=job_id, epoch=launch.epoch, name=f"rank-{rank}.{stream}",
-                offset=offset,
+            answer = self.engine.read(
+                launch.devices[rank][0], job_id=job_id, epoch=launch.epoch,
+                name=f"rank-{rank}.{stream}", offset=offset,
             )  # fmt: skip
         except (AgentGone, AgentRefused):
             return "", offset, launch.epoch
-        finally:
-            client.close()
         return str(answer["text"]), int(answer["offset"]), launch.epoch
 
     def _change(self, job_id: str, make: Callable[[float], Event], done: str) -> None:
@@ -237,10 +231,11 @@ class Controller:
                 ) from None
 
     def _find_node(self, name: str) -> int:
-        names = [node.id for node in self.journal.live.state.nodes]
-        if name not in names:
-            raise UnknownName("node", name, names)
-        return names.index(name)
+        state = self.journal.live.state
+        rows = {node.id: row for row, node in enumerate(state.nodes) if row not in state.gone}
+        if name not in rows:
+            raise UnknownName("node", name, rows)
+        return rows[name]
 
     # --- inside ---------------------------------------------------------------------------------
 

@@ -171,6 +171,22 @@ class NodeBack(Event):
 
 
 @event_kind
+class NodeAdded(Event):
+    """A node joined the cluster; nobody rented it."""
+
+    node: int  # its row: a new one, or that of a node of the same GPU type which is gone
+    spec: NodeSpec
+
+
+@event_kind
+class NodeRemoved(Event):
+    """A node left for good; the jobs on it were interrupted before."""
+
+    node: int
+    reason: str = ""
+
+
+@event_kind
 class NodeSlowed(Event):
     """A node runs at this share of its speed; 1 is its full speed again."""
 
@@ -255,6 +271,7 @@ KINDS: Final = MappingProxyType(
     {
         kind.__name__: kind
         for kind in (
+            NodeAdded, NodeRemoved,
             Submitted, Started, SpeedChanged, PhaseChanged, Stopped, Interrupted, StartFailed,
             Finished, Refused, Cancelled, Progressed, Paused, Unpaused, Failed, NodeLost, NodeBack,
             NodeSlowed, RentalAsked, RentalFailed, NodeJoined, ReleaseAsked, NodeReleased,
@@ -271,7 +288,7 @@ def render_event(event: Event) -> str:
         job = dataclasses.asdict(event.job) | {"allowed_gpus": sorted(event.job.allowed_gpus)}
         # JSON knows no infinity; a limit that is left out is no limit.
         fields["job"] = {name: value for name, value in job.items() if value != math.inf}
-    if isinstance(event, NodeJoined):
+    if isinstance(event, NodeJoined | NodeAdded):
         fields["spec"] = dataclasses.asdict(event.spec)
     return json.dumps({"event": type(event).__name__} | fields)
 

@@ -58,7 +58,7 @@ def copy_present(journal: Journal, startup: StartupCost) -> Present | None:
         now = journal.snapshot().now_seconds  # it brings the options of running jobs up to date
         live = journal.live
         state = ClusterState(list(live.state.nodes), now_seconds=live.state.now_seconds)
-        state.free, state.lost = list(live.state.free), set(live.state.lost)
+        state.free, state.lost = list(live.state.free), live.state.lost | live.state.gone
         for row, node in enumerate(state.nodes):
             if node.id in live.drained:
                 state.free[row] = 0
@@ -77,7 +77,7 @@ def copy_present(journal: Journal, startup: StartupCost) -> Present | None:
             state=state,
             held=tuple(held),
             options={spec.id: journal.options_of(spec) for spec in specs},
-            gpu_types=journal.cluster.gpu_types,
+            gpu_types=journal.gpu_types,
             startup=startup,
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -17,7 +17,16 @@ import numpy as np
 
 from drystone.describe.cluster_file import ClusterSpec
 from drystone.describe.job import JobSpec
-from drystone.run.events import Event, Interrupted, Progressed, Submitted
+from drystone.describe.trace_cluster import NodeSpec
+from drystone.run.events import (
+    Event,
+    Interrupted,
+    NodeAdded,
+    NodeReclaimed,
+    NodeRemoved,
+    Progressed,
+    Submitted,
+)
 from drystone.run.lifecycle import TERMINAL, JobState
 from drystone.run.live.options import OptionBook, work_of
 from drystone.run.live_state import LiveState
@@ -36,7 +45,14 @@ from drystone.run.snapshots import SnapshotMaker
 from drystone.run.store import JobRow, Lease, Store
 from drystone.schedule.snapshot import JobTable, OptionSet, Snapshot, StartupCost
 
+# The event of a node that joins, given its row and the time; None: it is not to be used.
+Joining = Callable[[int, NodeSpec, float], Event | None]
 _NO_CHANGE = (Progressed, Decided, Launched, Described, TokenMade, TokenRevoked)  # for policies
+
+
+def node_added(row: int, spec: NodeSpec, now_seconds: float) -> Event:
+    """A node joined that nobody rented."""
+    return NodeAdded(time_seconds=now_seconds, node=row, spec=spec)
 
 
 class Journal:
@@ -49,22 +65,28 @@ class Journal:
         cluster: ClusterSpec,
         *,
         startup: StartupCost | None = None,
+        joining: Joining = node_added,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.store, self.lease, self.cluster = store, lease, cluster
+        self.store, self.lease = store, lease
+        self.cluster = cluster  # of now: the nodes that there are
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.live = LiveState(cluster)
-        self.book = OptionBook(cluster)
+        self.gpu_types: tuple[str, ...] = ()  # also of nodes that are gone: their rows stay
         self.version = 0  # grows with every event that may change a decision
         self.sequence = 0  # of the last event in the log
         self._actor = ""  # who is behind what is written now
-        self._startup, self._clock = startup or StartupCost(), clock
+        self._startup, self._clock, self._joining = startup or StartupCost(), clock, joining
         self._maker: SnapshotMaker | None = None
         for sequence, event in store.read():
             self.live.record(event)
             self.sequence = sequence
-        self._adopt_cluster()
+        if not self.live.state.nodes:
+            self._describe(tuple((one.id, one.gpu, one.num_gpus) for one in cluster.nodes))
+        types = dict.fromkeys((*self._all_types(), *cluster.gpu_types))
+        self.book = OptionBook(cluster, tuple(types))
+        self.adopt(cluster, reason="the controller was started with other nodes")
 
     def now(self) -> float:
         """Seconds since 1970; never before the last event, whatever the clock does."""
@@ -143,7 +165,7 @@ class Journal:
         if self._maker is None:
             self._maker = SnapshotMaker(
                 tuple(self.live.state.nodes),
-                self.cluster.gpu_types,
+                self.gpu_types,
                 self.options_of,
                 self._startup,
             )
@@ -153,14 +175,16 @@ class Journal:
                 self._maker.update(record)
         return self._maker
 
-    def _row_of_placement(self, spec: JobSpec, placement: tuple[tuple[int, int], ...]) -> int:
+    def _row_of_placement(
+        self, spec: JobSpec, placement: tuple[tuple[int, int], ...], speed: float = 0.0
+    ) -> int:
         """The option that a running job has: after a restart rows may stand elsewhere."""
         job = self.live.jobs[spec.id].job
-        counts = dict.fromkeys(self.cluster.gpu_types, 0)
+        counts = dict.fromkeys(self.gpu_types, 0)
         for node, count in placement:
             counts[self.live.state.nodes[node].gpu] += count
         self.options_of(spec)
-        return self.book.row_of(job, tuple(counts.values()))
+        return self.book.row_of(job, tuple(counts.values()), speed)
 
     def _without_drained(self, made: Snapshot) -> Snapshot:
         rows = [row for row, name in enumerate(made.nodes.ids) if name in self.live.drained]
@@ -168,29 +192,98 @@ class Journal:
         num_gpus[rows], free[rows] = 0, 0
         return replace(made, nodes=replace(made.nodes, num_gpus=num_gpus, free=free))
 
-    def _adopt_cluster(self) -> None:
-        """Tell the log which nodes there are now; what ran on others is interrupted first."""
-        nodes = tuple((node.id, node.gpu, node.num_gpus) for node in self.cluster.nodes)
-        prices = tuple(sorted(self.cluster.dollars_per_gpu_hour.items()))
-        seen = self.live.described
-        if (seen.nodes, seen.dollars_per_gpu_hour) == (nodes, prices):
-            return
-        now = self.now()
-        events: list[Event] = []
-        if seen.nodes != nodes:
-            events = [
+    def missing_rows(self, cluster: ClusterSpec) -> list[int]:
+        """The nodes of the log that are not in a cluster any more."""
+        there = {(one.id, one.gpu, one.num_gpus) for one in cluster.nodes}
+        state = self.live.state
+        return [
+            row
+            for row, one in enumerate(state.nodes)
+            if row not in state.gone and (one.id, one.gpu, one.num_gpus) not in there
+        ]
+
+    def adopt(
+        self, cluster: ClusterSpec, *, reason: str, left: Mapping[str, str] | None = None
+    ) -> None:
+        """From now on these are the nodes: the log is told who joined, and who left for good.
+
+        What runs on nodes that are missing is interrupted first. `left` says why, by node.
+        """
+        with self.lock:
+            now, state = self.now(), self.live.state
+            missing = self.missing_rows(cluster)
+            events: list[Event] = [
                 Interrupted(
                     time_seconds=now,
                     job_id=job_id,
                     lost_samples=max(0.0, record.done_at(now) - record.done_samples),
-                    reason="the controller was started with other nodes",
+                    reason=reason,
                     kind="cluster-changed",
                 )
-                for job_id, record in self.live.state.active.items()
-                if record.state is JobState.RUNNING
+                for job_id, record in state.active.items()
+                if any(row in missing for row, _ in record.placement)
             ]
-        note = ClusterDescribed(time_seconds=now, nodes=nodes, dollars_per_gpu_hour=prices)
-        self.commit([*events, note])
+            for row in missing:
+                why = (left or {}).get(state.nodes[row].id, reason)
+                kind = NodeReclaimed if row in state.rentals.rented else NodeRemoved
+                events.append(kind(time_seconds=now, node=row, reason=why))
+            self.commit([*events, *self._joins(cluster, now)])
+            used = {one.id for row, one in enumerate(state.nodes) if row not in state.gone}
+            kept = tuple(one for one in cluster.nodes if one.id in used)
+            self.cluster = replace(cluster, nodes=kept)
+            if tuple(sorted(cluster.dollars_per_gpu_hour.items())) != self._known_prices():
+                self._describe(self.live.described.nodes)
+            self._open_book()
+
+    def _joins(self, cluster: ClusterSpec, now: float) -> list[Event]:
+        """An event for every node that the log does not have; rows that are gone are used first."""
+        state = self.live.state
+        known = {one.id for row, one in enumerate(state.nodes) if row not in state.gone}
+        spare, next_row = sorted(state.gone), len(state.nodes)
+        events = []
+        for spec in cluster.nodes:
+            if spec.id in known:
+                continue
+            row = next((one for one in spare if state.nodes[one].gpu == spec.gpu), next_row)
+            event = self._joining(row, spec, now)
+            if event is None:
+                continue
+            events.append(event)
+            if row == next_row:
+                next_row += 1
+            else:
+                spare.remove(row)
+        return events
+
+    def _open_book(self) -> None:
+        """Other options, where the nodes make a difference; running jobs keep the one they have."""
+        types = self._all_types()
+        before, self.gpu_types = self.book, types
+        if types == before.types and _sizes(self.cluster) == _sizes(before.cluster):
+            before.cluster = self.cluster
+            return
+        self.book, self._maker = before.for_cluster(self.cluster, types), None
+        for record in self.live.state.active.values():
+            if record.state is JobState.RUNNING:
+                speed = record.samples_per_second
+                record.option = self._row_of_placement(record.spec, record.placement, speed)
+
+    def _all_types(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(node.gpu for node in self.live.state.nodes))
+
+    def _known_prices(self) -> tuple[tuple[str, float], ...]:
+        return self.live.described.dollars_per_gpu_hour
+
+    def _describe(self, nodes: tuple[tuple[str, str, int], ...]) -> None:
+        prices = tuple(sorted(self.cluster.dollars_per_gpu_hour.items()))
+        if (nodes, prices) != (self.live.described.nodes, self._known_prices()):
+            self.commit(
+                [
+                    ClusterDescribed(
+                        time_seconds=self.now(), nodes=nodes, dollars_per_gpu_hour=prices
+                    )
+                ]
+            )
 
     def _rows(self, events: Sequence[Event], states: dict[str, JobState]) -> list[JobRow]:
         """The table for reading: every job that these events changed."""
@@ -235,3 +328,12 @@ def _take(jobs: JobTable, rows: np.ndarray) -> JobTable:
         else:
             values[name] = column
     return JobTable(**values)
+
+
+def _sizes(cluster: ClusterSpec) -> object:
+    """What options depend on: by type how many GPUs, on how large nodes, how emulated."""
+    sizes: dict[str, tuple[int, int]] = {}
+    for node in cluster.nodes:
+        total, largest = sizes.get(node.gpu, (0, 0))
+        sizes[node.gpu] = (total + node.num_gpus, max(largest, node.num_gpus))
+    return sizes, dict(cluster.emulations), dict(cluster.dollars_per_gpu_hour)

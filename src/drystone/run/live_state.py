@@ -22,6 +22,12 @@ from drystone.run.events import (
     Failed,
     Finished,
     Interrupted,
+    NodeAdded,
+    NodeJoined,
+    NodeLost,
+    NodeReclaimed,
+    NodeReleased,
+    NodeRemoved,
     Paused,
     Progressed,
     Refused,
@@ -90,7 +96,7 @@ class LiveState:
 
     def __init__(self, cluster: ClusterSpec) -> None:
         self.cluster = cluster
-        self.state = ClusterState(list(cluster.nodes))
+        self.state = ClusterState([])  # the first line of a log says which nodes there are
         self.jobs: dict[str, LiveJob] = {}
         self.drained: set[str] = set()
         self.lessons: dict[str, Lesson] = {}
@@ -106,9 +112,11 @@ class LiveState:
         What is in the log must be foldable for ever, so this comes before writing.
         """
         states: dict[str, JobState] = {}
+        rows = _Rows(self.state)
         for event in events:
             job_id = job_of(event)
             if isinstance(event, Note) or not job_id:
+                rows.check(event, states)
                 continue
             if isinstance(event, Submitted):
                 if job_id in self.state.jobs or job_id in states:
@@ -240,6 +248,44 @@ class LiveState:
         if note.memory_share > 0:
             lesson = replace(lesson, memory_share=max(lesson.memory_share, note.memory_share))
         self.lessons[note.work] = lesson
+
+
+class _Rows:
+    """Whether nodes may come and go as events say, one after the other."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+        self._num_nodes, self._gone = len(state.nodes), set(state.gone)
+
+    def check(self, event: Event, states: Mapping[str, JobState]) -> None:
+        """Raise if it cannot follow; `states` are those of jobs that earlier events changed."""
+        match event:
+            case NodeAdded(node=row, spec=spec) | NodeJoined(node=row, spec=spec):
+                self._check_row(row, spec)
+            case NodeLost(node=row) | NodeRemoved(node=row) | NodeReleased(node=row):
+                self._check_leaving(row, states, is_lost=isinstance(event, NodeLost))
+            case NodeReclaimed(node=row):
+                self._check_leaving(row, states, is_lost=False)
+            case _:
+                pass
+
+    def _check_row(self, row: int, spec: NodeSpec) -> None:
+        if row == self._num_nodes:
+            self._num_nodes += 1
+        elif row in self._gone and self._state.nodes[row].gpu == spec.gpu:
+            self._gone.remove(row)
+        else:
+            raise DrystoneError(f"node {spec.id} cannot have row {row}")
+
+    def _check_leaving(self, row: int, states: Mapping[str, JobState], *, is_lost: bool) -> None:
+        if row >= self._num_nodes or row in self._gone:
+            raise DrystoneError(f"there is no node in row {row} that could leave")
+        for job_id, record in self._state.active.items():
+            is_there = any(one == row for one, _ in record.placement)
+            if is_there and states.get(job_id, record.state) is JobState.RUNNING:
+                raise DrystoneError(f"node {row} leaves while job {job_id} runs on it")
+        if not is_lost:
+            self._gone.add(row)
 
 
 def _leaves_running(record: JobRecord, event: Event) -> bool:

@@ -17,11 +17,13 @@ from drystone.run.events import (
     BillSettled,
     Event,
     Interrupted,
+    NodeAdded,
     NodeBack,
     NodeJoined,
     NodeLost,
     NodeReclaimed,
     NodeReleased,
+    NodeRemoved,
     NodeSlowed,
     PhaseChanged,
     PriceChanged,
@@ -94,7 +96,7 @@ class ClusterState:
     num_requeued: int = 0  # how often a job came back to wait
     free: list[int] = field(default_factory=list)  # GPUs by node
     lost: set[int] = field(default_factory=set)
-    gone: set[int] = field(default_factory=set)  # rented nodes that left; their rows stay
+    gone: set[int] = field(default_factory=set)  # nodes that left for good; their rows stay
     closing: set[int] = field(default_factory=set)  # rented nodes that are being given back
     rentals: RentalState = field(default_factory=RentalState)
     num_node_changes: int = 0  # of which nodes there are and can be used
@@ -198,15 +200,33 @@ class ClusterState:
     def _join(self, event: NodeJoined) -> None:
         """A rented node gets a new row, or that of one which is gone."""
         self.rentals.join(event)
-        if event.node == len(self.nodes):
-            self.nodes.append(event.spec)
-            self.free.append(event.spec.num_gpus)
+        self._take_row(event.node, event.spec)
+
+    def _take_row(self, row: int, spec: NodeSpec) -> None:
+        if row == len(self.nodes):
+            self.nodes.append(spec)
+            self.free.append(spec.num_gpus)
             return
-        if event.node not in self.gone or self.nodes[event.node].gpu != event.spec.gpu:
-            raise DrystoneError(f"node {event.spec.id} cannot have row {event.node}")
-        self.gone.remove(event.node)
-        self.nodes[event.node] = event.spec
-        self.free[event.node] = event.spec.num_gpus
+        if row not in self.gone or self.nodes[row].gpu != spec.gpu:
+            raise DrystoneError(f"node {spec.id} cannot have row {row}")
+        self.gone.remove(row)
+        self.nodes[row] = spec
+        self.free[row] = spec.num_gpus
+
+    def _add_node(self, event: NodeAdded) -> None:
+        self.num_node_changes += 1
+        self._take_row(event.node, event.spec)
+
+    def _remove_node(self, event: NodeRemoved) -> None:
+        row = event.node
+        is_empty = row in self.lost or self.free[row] == self.nodes[row].num_gpus
+        if row in self.gone or row in self.rentals.rented or not is_empty:
+            raise DrystoneError(f"node {self.nodes[row].id} cannot leave: gone, rented or used")
+        self.num_node_changes += 1
+        self.free[row] = 0
+        self.gone.add(row)
+        self.lost.discard(row)
+        self.speed_share.pop(row, None)
 
     def _start(self, job: JobRecord, event: Started) -> None:
         time_seconds, placement, free = event.time_seconds, event.placement, self.free
@@ -260,6 +280,8 @@ class ClusterState:
 # What folds which kind of event that is not about a job that is there.
 _FOLDS: Final[dict[type[Event], Callable[[ClusterState, Any], JobRecord | None]]] = {
     Submitted: ClusterState._submit,
+    NodeAdded: ClusterState._add_node,
+    NodeRemoved: ClusterState._remove_node,
     **dict.fromkeys(
         (NodeLost, NodeBack, NodeSlowed, NodeJoined, ReleaseAsked, NodeReleased, NodeReclaimed),
         ClusterState._change_node,

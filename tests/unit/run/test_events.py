@@ -1,10 +1,15 @@
 import pytest
 
 from drystone.describe.job import JobSpec
+from drystone.describe.trace_cluster import NodeSpec
 from drystone.errors import RequestError
+from drystone.run import events
 from drystone.run.events import (
     KINDS,
+    Event,
     Interrupted,
+    NodeAdded,
+    NodeRemoved,
     NodeSlowed,
     PhaseChanged,
     Started,
@@ -31,6 +36,8 @@ EVENTS = [
     Interrupted(time_seconds=9.0, job_id="a", lost_samples=0.5),
     PhaseChanged(time_seconds=9.5, job_id="a", samples_per_second=0.3, phase=2, done_samples=1 / 7),
     NodeSlowed(time_seconds=10.0, node=3, speed_share=0.5),
+    NodeAdded(time_seconds=11.0, node=4, spec=NodeSpec(id="n", gpu="T4", num_gpus=2)),
+    NodeRemoved(time_seconds=12.0, node=4, reason="why"),
 ]
 
 
@@ -44,7 +51,9 @@ def test_a_log_reads_back_line_by_line():
 
 
 def test_every_kind_is_known():
-    assert len(KINDS) == 25
+    classes = [one for one in vars(events).values() if isinstance(one, type)]
+
+    assert set(KINDS.values()) == {one for one in classes if issubclass(one, Event)} - {Event}
 
 
 @pytest.mark.parametrize("line", ["", "[]", "{}", '{"event": "Startled"}', "nonsense"])

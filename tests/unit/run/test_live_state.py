@@ -1,6 +1,6 @@
 import pytest
 
-from drystone.describe.cluster_file import parse_cluster
+from drystone.describe.cluster_file import ClusterSpec, parse_cluster
 from drystone.describe.job import JobSpec
 from drystone.describe.training_job import TrainingJob
 from drystone.errors import DrystoneError
@@ -9,6 +9,8 @@ from drystone.run.events import (
     Failed,
     Finished,
     Interrupted,
+    NodeAdded,
+    NodeRemoved,
     Paused,
     Progressed,
     Started,
@@ -189,3 +191,102 @@ def test_the_log_leads_to_the_same_state(journal):
     assert after.state.jobs["1"].placement == before.state.jobs["1"].placement
     assert after.dollars_at("1", 200.0) == before.dollars_at("1", 200.0) > 0
     assert after.num_events == before.num_events
+
+
+def with_nodes(text: str):
+    return parse_cluster(f"nodes: [{text}]\nprices: {{A100: 2.0, T4: 0.5, L4: 0.7}}")
+
+
+A100, T4, L4 = (
+    "{gpu: A100, gpus_per_node: 2, name: a100-0}",
+    "{gpu: T4, gpus_per_node: 2, name: t4-1}",
+    "{gpu: L4, gpus_per_node: 4, name: l4-new}",
+)
+
+
+def shape_of(state) -> tuple:
+    nodes = [(one.id, one.gpu, one.num_gpus) for one in state.nodes]
+    return nodes, state.free, state.gone, state.lost
+
+
+def again(journal, cluster) -> Journal:
+    return Journal(journal.store, journal.lease, cluster, clock=lambda: 100.0)
+
+
+def test_nodes_join_and_leave_and_the_log_knows_it(journal):
+    journal.commit(submission("1", at=100.0))
+    journal.commit([started(100.0, placement=((0, 1),))])
+    bigger, other = with_nodes(f"{A100}, {T4}, {L4}"), with_nodes(f"{A100}, {L4}")
+    journal.adopt(bigger, reason="")
+
+    assert journal.snapshot().nodes.num_gpus.tolist() == [2, 2, 4]
+    assert len(journal.options_of(journal.live.state.jobs["1"].spec)) == 2 + 2 + 4
+    journal.adopt(other, reason="", left={"t4-1": "switched off"})
+    assert journal.snapshot().nodes.num_gpus.tolist() == [2, 0, 4]
+    assert len(journal.options_of(journal.live.state.jobs["1"].spec)) == 2 + 4
+    assert journal.live.state.jobs["1"].state is JobState.RUNNING  # it was on another node
+    restarted = again(journal, other)
+    assert shape_of(restarted.live.state) == shape_of(journal.live.state)
+    assert restarted.sequence == journal.sequence  # nothing new to tell
+
+
+def test_a_row_that_is_gone_is_used_again_by_the_same_type(journal):
+    journal.adopt(with_nodes(A100), reason="")
+    again_t4 = "{gpu: T4, gpus_per_node: 4, name: t4-later}"
+    journal.adopt(with_nodes(f"{A100}, {L4}, {again_t4}"), reason="")
+
+    names = [one.id for one in journal.live.state.nodes]
+    assert names == ["a100-0", "t4-later", "l4-new"]
+    assert journal.live.state.free == [2, 4, 4]
+    assert not journal.live.state.gone
+
+
+def test_after_a_restart_only_jobs_on_missing_nodes_are_interrupted(journal):
+    for number, row in (("1", 0), ("2", 1)):
+        journal.commit(submission(number, at=100.0))
+        journal.commit([started(100.0, number, ((row, 1),))])
+    states = again(journal, with_nodes(f"{A100}, {L4}")).live.state.jobs
+
+    assert states["1"].state is JobState.RUNNING
+    assert states["2"].state is JobState.QUEUED
+
+
+def test_a_cluster_may_begin_without_nodes(tmp_path):
+    store = Store(f"sqlite:///{tmp_path}/log.db")
+    lease = store.acquire("me", lease_seconds=60)
+    empty = Journal(store, lease, ClusterSpec(nodes=()), clock=lambda: 100.0)
+    empty.commit(submission("1", at=100.0))
+    assert empty.snapshot().nodes.num_gpus.tolist() == []
+    empty.adopt(with_nodes(A100), reason="")
+    empty.commit([started(100.0, placement=((0, 1),))])
+    later = again(empty, with_nodes(A100))
+
+    assert later.live.state.jobs["1"].state is JobState.RUNNING
+    assert later.live.state.free == [1]
+    store.close()
+
+
+def test_a_node_that_is_not_to_be_used_does_not_join(tmp_path):
+    store = Store(f"sqlite:///{tmp_path}/log.db")
+    lease = store.acquire("me", lease_seconds=60)
+    journal = Journal(store, lease, CLUSTER, clock=lambda: 100.0, joining=lambda *_: None)
+    journal.adopt(with_nodes(f"{A100}, {T4}, {L4}"), reason="")
+
+    assert len(journal.live.state.nodes) == 2
+    store.close()
+
+
+def test_nodes_that_cannot_leave_are_refused_before_it_is_written(journal):
+    journal.commit(submission("1", at=100.0))
+    journal.commit([started(100.0, placement=((0, 1),))])
+    spec = journal.live.state.nodes[1]
+    for event in (
+        NodeRemoved(time_seconds=100.0, node=0),
+        NodeRemoved(time_seconds=100.0, node=7),
+        NodeAdded(time_seconds=100.0, node=5, spec=spec),
+        NodeAdded(time_seconds=100.0, node=1, spec=spec),
+    ):
+        before = journal.sequence
+        with pytest.raises(DrystoneError):
+            journal.commit([event])
+        assert journal.sequence == before

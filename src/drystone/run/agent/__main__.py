@@ -1,7 +1,12 @@
-"""`python -m drystone.run.agent FOLDER NODE [IDLE_SECONDS]`: the agent of one node."""
+"""`python -m drystone.run.agent FOLDER NODE [SECONDS] [--listen HOST --secret FILE --life PID]`.
+
+The agent of one node. With `--listen` it answers over the network, to those who know the secret.
+With `--life` it ends with that process, and takes everything along that it started.
+"""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import fcntl
 import os
@@ -9,14 +14,15 @@ import signal
 import sys
 from pathlib import Path
 
-from drystone.run.agent.server import Agent, listen, serve
+from drystone.run.agent.server import Agent, listen, listen_remote, serve
 
 
 def main(arguments: list[str]) -> int:
     """Serve until asked to leave, or until nobody needs us any more."""
-    folder, node = Path(arguments[0]), arguments[1]
-    idle_seconds = float(arguments[2]) if len(arguments) > 2 else 600.0
+    given = _parse(arguments)
+    folder: Path = given.folder
     folder.mkdir(parents=True, exist_ok=True)
+    secret = given.secret.read_text(encoding="ascii").strip() if given.listen else ""
     if os.fork():
         os._exit(0)  # whoever started us need not wait for us, nor bury us
     os.setsid()
@@ -26,15 +32,36 @@ def main(arguments: list[str]) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return 0
-    agent = Agent(folder, node=node, idle_seconds=idle_seconds)
+    agent = Agent(
+        folder,
+        node=given.node,
+        idle_seconds=given.idle_seconds,
+        host=given.listen,
+        life=given.life,
+    )
 
     def leave(_: int, __: object) -> None:
         agent.is_leaving = True
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, leave)
-    asyncio.run(serve(agent, listen(folder)))
+    listener = listen_remote(folder, given.listen) if given.listen else listen(folder)
+    asyncio.run(serve(agent, listener, secret))
     return 0
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="drystone.run.agent")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("node")
+    parser.add_argument("idle_seconds", type=float, nargs="?", default=600.0)
+    parser.add_argument("--listen", default="", metavar="HOST")
+    parser.add_argument("--secret", type=Path)
+    parser.add_argument("--life", type=int, default=0, metavar="PID")
+    given = parser.parse_args(arguments)
+    if given.listen and given.secret is None:
+        parser.error("--listen needs --secret")
+    return given
 
 
 if __name__ == "__main__":

@@ -8,10 +8,12 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from drystone.errors import DrystoneError
+from drystone.run.agent.secret import proof_of
 from drystone.run.agent.socket_path import short_path
 
 
@@ -23,23 +25,59 @@ class AgentRefused(DrystoneError):
     """The agent answered that it does not do that."""
 
 
-class AgentClient:
-    """One connection to one agent; made when first needed, and again when it broke."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remote:
+    """Where the agent of another machine listens, and the secret that it asks for."""
 
-    def __init__(self, folder: Path, *, controller: int = 0, timeout_seconds: float = 5.0) -> None:
-        self.folder, self._controller = folder, controller
+    host: str
+    port: int
+    secret: str
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+class AgentClient:
+    """One connection to one agent; made when first needed, and again when it broke.
+
+    An agent of this machine is known by its folder, one of another machine by its address.
+    """
+
+    def __init__(
+        self, where: Path | Remote, *, controller: int = 0, timeout_seconds: float = 5.0
+    ) -> None:
+        self.where, self._controller = where, controller
         self._timeout_seconds = timeout_seconds
         self._socket: socket.socket | None = None
         self._rest = b""
 
     def ask(self, op: str, **values: Any) -> dict[str, Any]:
         """One request, one answer."""
+        self.send(op, **values)
+        return self.receive()
+
+    def send(self, op: str, **values: Any) -> None:
+        """The request alone; `receive` must follow before the next one."""
         request = {"op": op, "controller": self._controller, **values}
         try:
-            answer = self._exchange(json.dumps(request).encode() + b"\n")
+            if self._socket is None:
+                self._connect()
+            assert self._socket is not None
+            self._socket.sendall(json.dumps(request).encode() + b"\n")
         except (OSError, ValueError) as error:
-            self.close()
-            raise AgentGone(f"the agent in {self.folder} does not answer: {error}") from None
+            self._give_up(error)
+
+    def receive(self, timeout_seconds: float | None = None) -> dict[str, Any]:
+        """The answer to what was sent."""
+        try:
+            if self._socket is None:
+                raise ConnectionResetError("there is no connection")
+            seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
+            self._socket.settimeout(max(seconds, 0.001))
+            answer = self._read_line()
+            self._socket.settimeout(self._timeout_seconds)
+        except (OSError, ValueError) as error:
+            self._give_up(error)
         if not answer.pop("ok", False):
             raise AgentRefused(str(answer.get("error", "refused")))
         return answer
@@ -50,18 +88,31 @@ class AgentClient:
             self._socket.close()
         self._socket, self._rest = None, b""
 
-    def _exchange(self, line: bytes) -> dict[str, Any]:
-        if self._socket is None:
-            made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            made.settimeout(self._timeout_seconds)
-            try:
-                with short_path(self.folder / "agent.sock") as name:
-                    made.connect(name)
-            except OSError:
-                made.close()
-                raise
-            self._socket = made
-        self._socket.sendall(line)
+    def _give_up(self, error: Exception) -> Any:
+        self.close()
+        raise AgentGone(f"the agent at {self.where} does not answer: {error}") from None
+
+    def _connect(self) -> None:
+        if isinstance(self.where, Remote):
+            address = (self.where.host, self.where.port)
+            self._socket = socket.create_connection(address, self._timeout_seconds)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            greeting = self._read_line()
+            proof = proof_of(self.where.secret, str(greeting["nonce"]))
+            self._socket.sendall(json.dumps({"proof": proof}).encode() + b"\n")
+            return
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        made.settimeout(self._timeout_seconds)
+        try:
+            with short_path(self.where / "agent.sock") as name:
+                made.connect(name)
+        except OSError:
+            made.close()
+            raise
+        self._socket = made
+
+    def _read_line(self) -> dict[str, Any]:
+        assert self._socket is not None
         parts = [self._rest]
         while b"\n" not in parts[-1]:
             chunk = self._socket.recv(1 << 16)
@@ -71,7 +122,7 @@ class AgentClient:
         head, _, self._rest = b"".join(parts).partition(b"\n")
         answer = json.loads(head)
         if not isinstance(answer, dict):
-            raise TypeError("no JSON object")
+            raise ValueError("no JSON object")
         return answer
 
 

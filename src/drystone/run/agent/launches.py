@@ -11,7 +11,9 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,6 +25,7 @@ from drystone.run.fence import (
     raise_fence,
 )
 
+PYTHON = "{python}"  # in arguments: the interpreter that runs the agent
 LOST_EXIT = -1000  # how a process ended is not known: the agent that watched it is gone
 _MOST_CHUNK = 262_144
 
@@ -30,8 +33,11 @@ _MOST_CHUNK = 262_144
 class Launch:
     """Processes of one job on one node, at one epoch."""
 
-    def __init__(self, folder: Path, request: dict[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, request: dict[str, Any], variables: Mapping[str, str] | None = None
+    ) -> None:
         self.folder, self.request = folder, request
+        self._variables = variables or {}  # of the node; what is asked for goes before them
         self.job_id, self.epoch = str(request["job_id"]), int(request["epoch"])
         self.devices = [int(one["device"]) for one in request["ranks"]]
         self.exits: dict[int, int | None] = {int(one["rank"]): None for one in request["ranks"]}
@@ -66,6 +72,7 @@ class Launch:
     def _start_rank(self, one: dict[str, Any]) -> None:
         rank = int(one["rank"])
         environment = {
+            **self._variables,
             **os.environ,
             **self.request.get("environment", {}),
             **one.get("environment", {}),
@@ -76,7 +83,7 @@ class Launch:
             environment[FENCE_VARIABLE] = str(self.request["fence"])
         with self._open(f"rank-{rank}.out") as output, self._open(f"rank-{rank}.log") as log:
             process = spawn(
-                self.request["arguments"],
+                [sys.executable if one == PYTHON else one for one in self.request["arguments"]],
                 environment=environment,
                 folder=str(self.request.get("folder", "")),
                 output=output,

@@ -1,7 +1,8 @@
-"""What an agent answers: one JSON object a line over a Unix socket, one answer for each request.
+"""What an agent answers: one JSON object a line, one answer for each request.
 
-Requests: {"op": "hello" | "launch" | "poll" | "stop" | "forget" | "tail" | "read" | "quit", ...}.
-Requests of a controller carry its epoch; one that is older than the newest seen is refused.
+Requests: {"op": "hello" | "launch" | "poll" | "stop" | "forget" | "tail" | "read" | "port" |
+"quit", ...}. Requests of a controller carry its epoch; one that is older than the newest seen is
+refused. They come over a Unix socket or, from other machines, over TCP with a secret.
 """
 
 from __future__ import annotations
@@ -18,9 +19,14 @@ from typing import Any
 
 from drystone.errors import DrystoneError
 from drystone.run.agent.launches import Launch, read_json, read_lines, read_tail, write_whole
+from drystone.run.agent.ports import free_port, interface_of
+from drystone.run.agent.processes import birth_of
+from drystone.run.agent.secret import is_proof, make_nonce
 from drystone.run.agent.socket_path import short_path
 
 _TICK_SECONDS = 0.1
+_FAREWELL_SECONDS = 5.0  # an agent whose node is lost answers for so long, to say so
+_PORT_SECONDS = 120.0  # a port that was given out is not given out again before
 _MOST_LINE = 16 * 2**20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -32,9 +38,16 @@ class Refused(DrystoneError):
 class Agent:
     """The launches of one node."""
 
-    def __init__(self, folder: Path, *, node: str, idle_seconds: float) -> None:
+    def __init__(
+        self, folder: Path, *, node: str, idle_seconds: float, host: str = "", life: int = 0
+    ) -> None:
         self.folder, self.node = folder, node
+        self.host = host  # of this machine, as others call it; empty: all is on this machine
+        self.leaving = ""  # why the node is lost
+        self._life, self._birth = life, birth_of(life) if life else ""
+        self._leave_at = float("inf")
         self._idle_seconds, self._heard = idle_seconds, time.monotonic()
+        self._ports: dict[int, float] = {}  # that were given out, and when
         self._launches: dict[tuple[str, int], Launch] = {}
         self._controller = int((read_json(folder / "controller.json") or {}).get("epoch", 0))
         self.is_leaving = False
@@ -61,7 +74,15 @@ class Agent:
         """Look after every launch; leave when nobody has asked for anything for long."""
         for launch in self._launches.values():
             launch.watch()
+        is_alive = bool(self._birth) and birth_of(self._life) == self._birth
+        if self._life and not self.leaving and not is_alive:
+            # Whoever manages this node is dead: others take the node for lost, so it must be.
+            self.leaving = f"process {self._life}, which stands for the node, has ended"
+            self._leave_at = time.monotonic() + _FAREWELL_SECONDS
+            self.end_all()
         is_busy = any(not launch.is_over for launch in self._launches.values())
+        if time.monotonic() > self._leave_at:
+            self.is_leaving = True
         if not is_busy and time.monotonic() - self._heard > self._idle_seconds:
             self.is_leaving = True
 
@@ -89,6 +110,8 @@ class Agent:
     def _op_launch(self, request: dict[str, Any]) -> dict[str, Any]:
         """Start; a launch that is known is not started again, whatever became of it."""
         job_id, epoch = str(request["job_id"]), int(request["epoch"])
+        if self.leaving:
+            raise Refused(f"{self.node} is lost: {self.leaving}")
         if not _NAME.fullmatch(job_id):
             raise Refused(f"{job_id[:40]!r} is no name of a job")
         if (job_id, epoch) in self._launches:
@@ -104,7 +127,9 @@ class Agent:
                 raise Refused(f"{other.job_id} still runs on devices {sorted(other.devices)}")
         if any(known == job_id and number > epoch for known, number in self._launches):
             raise Refused(f"a later epoch of {job_id} was launched on {self.node}")
-        launch = Launch(self.folder / "launches" / f"{job_id}.{epoch}", request)
+        launch = Launch(
+            self.folder / "launches" / f"{job_id}.{epoch}", request, self._own_variables()
+        )
         shutil.rmtree(launch.folder, ignore_errors=True)  # of an agent that died in `start`
         launch.start()
         self._launches[job_id, epoch] = launch
@@ -123,8 +148,24 @@ class Agent:
             "launches": [
                 launch.describe(int(offsets.get(f"{launch.job_id}.{launch.epoch}", 0)))
                 for launch in self._launches.values()
-            ]
+            ],
+            "leaving": self.leaving,
         }
+
+    def _op_port(self, _: dict[str, Any]) -> dict[str, Any]:
+        """A port that is free, and given to nobody else for a while."""
+        now = time.monotonic()
+        self._ports = {port: at for port, at in self._ports.items() if now - at < _PORT_SECONDS}
+        port = free_port(self.host or "127.0.0.1", frozenset(self._ports))
+        self._ports[port] = now
+        return {"port": port}
+
+    def _own_variables(self) -> dict[str, str]:
+        """Collectives must take the network that the other nodes reach, not what a name gives."""
+        interface = interface_of(self.host) if self.host else ""
+        if not interface:
+            return {}
+        return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
 
     def _op_stop(self, request: dict[str, Any]) -> dict[str, Any]:
         launch = self._find(request)
@@ -170,25 +211,38 @@ class Agent:
         return {}
 
 
-async def serve(agent: Agent, listener: socket.socket) -> None:
-    """Answer until it is time to leave."""
+async def serve(agent: Agent, listener: socket.socket, secret: str = "") -> None:
+    """Answer until it is time to leave; with a secret, only those who know it."""
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
+            if secret and not await _knows_secret(reader, writer, secret):
+                return
             while line := await reader.readline():
                 writer.write(json.dumps(_answer(agent, line)).encode() + b"\n")
                 await writer.drain()
-        except (OSError, ValueError):
+        except (TimeoutError, OSError, ValueError):
             pass  # the other side has left in the middle of a line
         finally:
             writer.close()
 
-    server = await asyncio.start_unix_server(converse, sock=listener, limit=_MOST_LINE)
+    start = asyncio.start_server if secret else asyncio.start_unix_server
+    server = await start(converse, sock=listener, limit=_MOST_LINE)
     async with server:
         while not agent.is_leaving:
             agent.watch()
             await asyncio.sleep(_TICK_SECONDS)
     agent.end_all()
+
+
+async def _knows_secret(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: str
+) -> bool:
+    nonce = make_nonce()
+    writer.write(json.dumps({"nonce": nonce}).encode() + b"\n")
+    await writer.drain()
+    told = json.loads(await asyncio.wait_for(reader.readline(), 10.0))
+    return isinstance(told, dict) and is_proof(secret, nonce, str(told.get("proof", "")))
 
 
 def _answer(agent: Agent, line: bytes) -> dict[str, Any]:
@@ -217,4 +271,15 @@ def listen(folder: Path) -> socket.socket:
         finally:
             os.umask(old)
     listener.listen(64)
+    return listener
+
+
+def listen_remote(folder: Path, host: str) -> socket.socket:
+    """A socket for other machines; where it is stands in `address.json`."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.bind((host, 0))
+    listener.listen(64)
+    address = {"host": host, "port": listener.getsockname()[1], "pid": os.getpid()}
+    write_whole(folder / "address.json", address)
     return listener

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +23,8 @@ from drystone.describe.training_job import TrainingJob
 from drystone.estimate.layer import layer_seconds
 from drystone.plan.plan import Plan, save_plan
 from drystone.plan.uneven import uneven_recipe
-from drystone.run.agent.launches import read_json, write_whole
+from drystone.run.agent.launches import PYTHON, read_json, write_whole
+from drystone.run.engine import Rendezvous
 
 # Steps between checkpoints are chosen so that about this much work can be lost.
 CHECKPOINT_SECONDS: Final = 30.0
@@ -115,6 +114,7 @@ def make_order(
     num_steps: int,
     plan: Plan | None,
     seats: Sequence[Seat],
+    rendezvous: Rendezvous,
     cluster: ClusterSpec,
     folder: Path,
     lease_seconds: float,
@@ -129,8 +129,8 @@ def make_order(
         "DRYSTONE_STEPS": str(num_steps),
         "DRYSTONE_CHECKPOINTS": str(checkpoints),
         "DRYSTONE_PROGRESS": str(home / "progress.jsonl"),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
+        "MASTER_ADDR": rendezvous.address,
+        "MASTER_PORT": str(rendezvous.port),
         "WORLD_SIZE": str(len(seats)),
         "PYTHONUNBUFFERED": "1",
         "PYTHONPATH": _python_path(dict(job.environment)),
@@ -201,7 +201,7 @@ def _runtime_arguments(
     assert plan is not None  # a job without a command names a model
     every = job.checkpoint_every or max(1, round(CHECKPOINT_SECONDS / plan.step_seconds))
     return [
-        sys.executable, "-m", "drystone.run.runtime", str(plan_file),
+        PYTHON, "-m", "drystone.run.runtime", str(plan_file),
         "--steps", str(num_steps), "--lr", str(job.learning_rate),
         "--weight-decay", str(job.weight_decay), "--clip", str(job.clip), "--data", job.data,
         "--checkpoints", str(checkpoints), "--checkpoint-every", str(every),
@@ -210,9 +210,9 @@ def _runtime_arguments(
 
 
 def _own_command(command: tuple[str, ...]) -> list[str]:
-    """A script runs with the Python that runs us, unless it names another one by path."""
+    """A script runs with the Python that runs the agent, unless it names another one by path."""
     is_python = command[0] in ("python", "python3")
-    return [sys.executable if is_python else command[0], *command[1:]]
+    return [PYTHON if is_python else command[0], *command[1:]]
 
 
 def _emulation(plan: Plan | None, cluster: ClusterSpec) -> dict[str, str]:
@@ -264,13 +264,6 @@ def describe_plan(plan: Plan | None, seats: Sequence[Seat]) -> str:
         f"{share.count}x{share.batch}" for stage in plan.stages for share in stage.ranks
     )
     return f"{gpus}, {plan.way.value}, batches {shares}"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _python_path(environment: Mapping[str, str]) -> str:

@@ -56,9 +56,12 @@ class _Listed:
 class OptionBook:
     """Options by kind of job."""
 
-    def __init__(self, cluster: ClusterSpec) -> None:
+    def __init__(self, cluster: ClusterSpec, types: tuple[str, ...] = ()) -> None:
         self.cluster = cluster
-        self.types = cluster.gpu_types
+        self.types = types or cluster.gpu_types  # also those of which there are no nodes now
+        self._totals = dict.fromkeys(self.types, 0)
+        for node in cluster.nodes:
+            self._totals[node.gpu] += node.num_gpus
         self._shapes: dict[str, ModelSpec | None] = {}
         self._listed: dict[str, tuple[float, _Listed]] = {}  # memory share they were listed with
         self._sets: dict[str, tuple[Lesson, OptionSet]] = {}
@@ -99,11 +102,17 @@ class OptionBook:
         """What the formulas said, uncorrected."""
         return self._listed[kind_of(job)][1].estimated.get(counts, 0.0)
 
-    def row_of(self, job: TrainingJob, counts: Counts) -> int:
-        """The option with just these GPUs, added if it was not there; it may not fit any more."""
+    def for_cluster(self, cluster: ClusterSpec, types: tuple[str, ...]) -> OptionBook:
+        """The book of other nodes; shapes of models that were read need not be read again."""
+        other = OptionBook(cluster, types)
+        other._shapes = self._shapes
+        return other
+
+    def row_of(self, job: TrainingJob, counts: Counts, speed: float = 0.0) -> int:
+        """The option with just these GPUs, added with this speed if it was not there."""
         listed = self._listed[kind_of(job)][1]
         if counts not in listed.row_of:
-            listed.put(counts, 0.0, 0.0)
+            listed.put(counts, speed, 0.0)
             self._sets.pop(kind_of(job), None)
         return listed.row_of[counts]
 
@@ -130,11 +139,10 @@ class OptionBook:
         return [
             gpu
             for gpu in self.types
-            if (not job.allowed_gpus or gpu in job.allowed_gpus) and gpu not in job.denied_gpus
+            if self._totals[gpu]
+            and (not job.allowed_gpus or gpu in job.allowed_gpus)
+            and gpu not in job.denied_gpus
         ]
-
-    def _total(self, gpu: str) -> int:
-        return sum(node.num_gpus for node in self.cluster.nodes if node.gpu == gpu)
 
     def _pool(self, counts: Mapping[str, int], memory_share: float) -> Pool:
         """The GPUs, with less memory where estimates turned out too low."""
@@ -171,7 +179,7 @@ class OptionBook:
         listed: _Listed,
         lesson: Lesson,
     ) -> None:
-        most = {gpu: min(self._total(gpu), job.max_gpus, job.global_batch) for gpu in usable}
+        most = {gpu: min(self._totals[gpu], job.max_gpus, job.global_batch) for gpu in usable}
         pool = self._pool(most, lesson.memory_share)
         recipe = self.recipe(job, shape)
         found = enumerate_options(shape, recipe, pool, prunes=job.min_gpus == 1)
@@ -188,7 +196,7 @@ class OptionBook:
         rates = {gpu: _rate(self.cluster, gpu) for gpu in usable}
         slowest = min(rates.values())
         for gpu in usable:
-            for number in count_grid(min(self._total(gpu), job.max_gpus)):
+            for number in count_grid(min(self._totals[gpu], job.max_gpus)):
                 if number >= job.min_gpus:
                     gain = _SCRIPT_EFFICIENCY ** np.log2(number) * number
                     counts = tuple(number if one == gpu else 0 for one in self.types)
@@ -207,7 +215,7 @@ class OptionBook:
                 mean = np.mean([factors.get(gpu, other) for gpu, _ in named])
                 speeds[row] = lesson.speeds.get(named) or speed * float(mean)
         return OptionSet(
-            counts=np.array(listed.counts, dtype=np.int64).reshape(-1, len(self.types)),
+            counts=np.array(listed.counts, dtype=np.int64).reshape(len(speeds), len(self.types)),
             samples_per_second=speeds,
             memory_bytes=np.zeros(len(speeds)),  # judged when they were listed
         )

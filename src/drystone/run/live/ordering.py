@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from drystone.describe.training_job import count_steps
+from drystone.run.engine import Engine
 from drystone.run.journal import Journal
 from drystone.run.live.launching import LaunchOrder, make_order, seat_ranks, take_seats
 from drystone.run.live.options import work_of
@@ -15,12 +16,16 @@ from drystone.run.state import JobRecord
 def order_launch(
     journal: Journal,
     record: JobRecord,
+    engine: Engine,
     *,
     busy: Mapping[str, set[int]],
     folder: Path,
     lease_seconds: float,
 ) -> LaunchOrder | None:
-    """What the agents are to start; None while devices are taken by processes that still leave."""
+    """What the agents are to start; None while devices are taken by processes that still leave.
+
+    Raises `AgentGone` if the node of the first rank does not answer.
+    """
     nodes = journal.live.state.nodes
     placed = [(nodes[row].id, nodes[row].gpu, count) for row, count in record.placement]
     seats = take_seats(placed, busy, {node.id: node.num_gpus for node in nodes})
@@ -30,13 +35,15 @@ def order_launch(
     journal.options_of(record.spec)
     counts = journal.book.counts_of(job, record.option)
     plan = journal.book.plan(job, counts, journal.live.lessons.get(work_of(job)))
+    seats = seat_ranks(seats, plan)
     return make_order(
         job,
         job_id=record.spec.id,
         epoch=record.num_starts,
         num_steps=count_steps(job, journal.book.shape(job)),
         plan=plan,
-        seats=seat_ranks(seats, plan),
+        seats=seats,
+        rendezvous=engine.rendezvous(seats[0].node),
         cluster=journal.cluster,
         folder=folder,
         lease_seconds=lease_seconds,

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from drystone.errors import DrystoneError, NothingFits
 from drystone.run.agent.client import AgentGone, AgentRefused
+from drystone.run.engine import Engine, Key, Poll, Seen
 from drystone.run.events import Event, Finished, NodeBack, NodeLost, Progressed
 from drystone.run.journal import Journal
 from drystone.run.lifecycle import TERMINAL, JobState
@@ -25,7 +26,6 @@ from drystone.run.live.lessons import speed_lesson
 from drystone.run.live.limits import limits_reached
 from drystone.run.live.ordering import order_launch
 from drystone.run.live.progress import RunProgress
-from drystone.run.local.agents import AgentPool, Key, Seen
 from drystone.run.notes import Launched
 from drystone.run.state import JobRecord
 
@@ -41,6 +41,7 @@ class Patience:
     hang_steps: float = 20.0
     progress_seconds: float = 10.0  # between events about progress
     silence_seconds: float = 10.0  # a node whose agent says nothing for so long is lost
+    lock_seconds: float = 60.0  # for GPUs that the cluster has given to somebody else
 
 
 @dataclass(slots=True)
@@ -49,6 +50,7 @@ class _Run:
 
     order: LaunchOrder
     ordered: float  # by the monotonic clock
+    has_lock: bool = False
     progress: RunProgress = field(default_factory=RunProgress)
     told_seconds: float = 0.0
     told_step: int = -1
@@ -62,13 +64,14 @@ class Reconciler:
     """What is known about launches, by job."""
 
     def __init__(
-        self, journal: Journal, agents: AgentPool, folder: Path, patience: Patience | None = None
+        self, journal: Journal, engine: Engine, folder: Path, patience: Patience | None = None
     ) -> None:
-        self._journal, self._agents, self._folder = journal, agents, folder
+        self._journal, self._engine, self._folder = journal, engine, folder
         self._patience = patience or Patience()
         self._runs: dict[str, _Run] = {}
         self._past: dict[str, RunProgress] = {}  # of launches that ended
         self._leaving: dict[Key, RunProgress] = {}  # launches that should not be there
+        self._broken: set[Key] = set()  # launches that lost a node: the rest cannot save anything
         self._silent_since: dict[str, float] = {}
         self._renewed = -math.inf
 
@@ -83,12 +86,13 @@ class Reconciler:
 
     def tick(self) -> None:
         """One look, one step."""
-        poll = self._agents.poll(self._offsets(), self._to_renew(), self._patience.lease_seconds)
+        poll = self._engine.poll(self._offsets(), self._to_renew(), self._patience.lease_seconds)
         seen: dict[Key, list[Seen]] = {}
         for one in poll.launches:
             seen.setdefault((one.job_id, one.epoch), []).append(one)
         with self._journal.lock:
             state = self._journal.live.state
+            self._note_nodes(poll)
             self._note_silence(poll.silent)
             self._commit(*limits_reached(self._journal))
             wanted = {
@@ -104,6 +108,19 @@ class Reconciler:
                     self._see_off(key, parts, is_silent=bool(poll.silent - self._lost()))
             for job_id, record in wanted.items():
                 self._look_after(job_id, record, seen, poll.silent)
+            self._let_go(seen, is_silent=bool(poll.silent))
+
+    def _let_go(self, seen: dict[Key, list[Seen]], *, is_silent: bool) -> None:
+        """Forget launches of which no agent knows any more, and give their locks back."""
+        if is_silent:
+            return  # a node that says nothing may still run a part of one
+        for key in [one for one in self._leaving if one not in seen]:
+            del self._leaving[key]
+        self._broken &= seen.keys()
+        wanted = {(job_id, run.order.epoch) for job_id, run in self._runs.items()}
+        for key in self._engine.held() - wanted:
+            if all(part.is_over for part in seen.get(key, ())):
+                self._engine.release(key)
 
     def _see_off(self, key: Key, parts: Sequence[Seen], *, is_silent: bool) -> None:
         """Ask it to leave; when it has left, take down how far it came, and forget it."""
@@ -116,6 +133,7 @@ class Reconciler:
             record = self._journal.live.state.jobs.get(job_id)
             is_dropped = record is None or record.state is JobState.CANCELLED
             grace = 1.0 if is_dropped else self._patience.grace_seconds
+            grace = 0.0 if key in self._broken else grace
             for part in parts:
                 if not part.is_over:
                     self._ask(part.node, "stop", job_id=job_id, epoch=epoch, grace_seconds=grace,
@@ -156,11 +174,25 @@ class Reconciler:
                 return
             self._runs[job_id] = run
         parts = {part.node: part for part in seen.get(key, ())}
-        for node in run.order.requests:
-            if node not in parts and node not in silent:
-                self._make(run, node)
+        if self._take_lock(key, run):
+            for node in run.order.requests:
+                if node not in parts and node not in silent:
+                    self._make(run, node)
         self._take_in(job_id, record, run, list(parts.values()))
         self._judge(job_id, record, run, parts)
+
+    def _take_lock(self, key: Key, run: _Run) -> bool:
+        """Whether the GPUs are ours also in the eyes of the cluster."""
+        if not run.has_lock:
+            gpus = {node: len(one["ranks"]) for node, one in run.order.requests.items()}
+            run.has_lock = self._engine.reserve(key, gpus)
+            waited = time.monotonic() - run.ordered
+            if run.has_lock:
+                run.ordered = time.monotonic()
+            elif waited > self._patience.lock_seconds:
+                reason = f"others hold the GPUs of {', '.join(gpus)}: no lock within {waited:.0f} s"
+                run.fault = run.fault or Fault(kind=FaultKind.PREEMPTED, reason=reason)
+        return run.has_lock
 
     def _order(self, job_id: str, record: JobRecord, seen: dict[Key, list[Seen]]) -> _Run | None:
         """Decide once which rank sits where; None while devices are not free yet."""
@@ -170,6 +202,8 @@ class Reconciler:
         if order is None:
             try:
                 order = self._new_order(job_id, record, seen)
+            except AgentGone:
+                return None  # of the node where the ranks are to meet
             except (DrystoneError, OSError) as error:
                 is_full = isinstance(error, OSError)
                 is_short = isinstance(error, NothingFits)
@@ -207,6 +241,7 @@ class Reconciler:
         return order_launch(
             self._journal,
             record,
+            self._engine,
             busy=busy,
             folder=self._folder / job_id,
             lease_seconds=self._patience.lease_seconds,
@@ -214,11 +249,11 @@ class Reconciler:
 
     def _make(self, run: _Run, node: str) -> None:
         try:
-            self._agents.ask(node, "launch", **run.order.requests[node])
+            self._engine.ask(node, "launch", **run.order.requests[node])
         except AgentGone:
             return  # it is started again, and asked again
         except AgentRefused as error:
-            if "still runs" not in str(error):
+            if "still runs" not in str(error) and "is lost" not in str(error):
                 run.fault = run.fault or Fault(
                     kind=FaultKind.DISK if "No space" in str(error) else FaultKind.USER_ERROR,
                     reason=f"{node}: {error}",
@@ -312,7 +347,7 @@ class Reconciler:
         for rank, seat in enumerate(run.order.seats):
             for name in (f"rank-{rank}.out", f"rank-{rank}.log"):
                 with suppress(AgentGone, AgentRefused):
-                    found = self._agents.ask(
+                    found = self._engine.ask(
                         seat.node, "read_end", job_id=job_id, epoch=run.order.epoch, name=name
                     )
                     is_report = name.endswith(".out") and not run.order.requests[seat.node].get(
@@ -321,10 +356,32 @@ class Reconciler:
                     logs[rank] = logs.get(rank, "") + ("" if is_report else str(found["text"]))
         return logs
 
+    def _note_nodes(self, poll: Poll) -> None:
+        """Nodes joined, or left for good, with what runs on them."""
+        if poll.cluster is None:
+            return
+        nodes = self._journal.live.state.nodes
+        for row in self._journal.missing_rows(poll.cluster):
+            name = nodes[row].id
+            reason = f"{name} left the cluster: {poll.left.get(name, 'it is not there any more')}"
+            self._end_on(row, reason)
+            self._silent_since.pop(name, None)
+        self._journal.adopt(poll.cluster, reason="it left the cluster", left=poll.left)
+
+    def _end_on(self, row: int, reason: str) -> None:
+        """What runs on a node has lost it."""
+        for job_id, record in list(self._journal.live.state.active.items()):
+            if any(one == row for one, _ in record.placement):
+                self._broken.add((job_id, record.num_starts))
+                fault = Fault(kind=FaultKind.NODE_LOST, reason=reason)
+                self._end(job_id, record, fault, self._runs.get(job_id))
+
     def _note_silence(self, silent: frozenset[str]) -> None:
         """Nodes that say nothing for long are lost, with what runs on them; others come back."""
         live, now = self._journal.live, time.monotonic()
         for row, node in enumerate(live.state.nodes):
+            if row in live.state.gone:
+                continue
             if node.id not in silent:
                 self._silent_since.pop(node.id, None)
                 if row in live.state.lost:
@@ -333,11 +390,7 @@ class Reconciler:
             since = self._silent_since.setdefault(node.id, now)
             if now - since < self._patience.silence_seconds or row in live.state.lost:
                 continue
-            for job_id, record in list(live.state.active.items()):
-                if any(one == row for one, _ in record.placement):
-                    reason = f"the agent of {node.id} has not answered for {now - since:.0f} s"
-                    fault = Fault(kind=FaultKind.NODE_LOST, reason=reason)
-                    self._end(job_id, record, fault, self._runs.get(job_id))
+            self._end_on(row, f"the agent of {node.id} has not answered for {now - since:.0f} s")
             self._commit(NodeLost(time_seconds=self._journal.now(), node=row))
 
     def _offsets(self) -> dict[Key, int]:
@@ -354,7 +407,7 @@ class Reconciler:
 
     def _ask(self, node: str, op: str, **values: object) -> None:
         with suppress(AgentGone, AgentRefused):
-            self._agents.ask(node, op, **values)
+            self._engine.ask(node, op, **values)
 
     def _commit(self, *events: Event) -> None:
         self._journal.commit(events)

@@ -1,0 +1,54 @@
+"""A port that is free, and the name of the network interface with an address."""
+
+from __future__ import annotations
+
+import fcntl
+import random
+import socket
+import struct
+from typing import Final
+
+# Below what the kernel gives to outgoing connections, so that few take one by chance.
+_LOWEST: Final = 20_000
+_HIGHEST: Final = 32_767
+_SIOCGIFADDR: Final = 0x8915
+_chance = random.Random()
+
+
+def free_port(host: str, taken: frozenset[int] = frozenset()) -> int:
+    """A port of this machine that nobody listens on now, and that is not in `taken`."""
+    for _ in range(1000):
+        port = _chance.randint(_LOWEST, _HIGHEST)
+        if port not in taken and _can_bind(host, port):
+            return port
+    with socket.socket() as probe:  # all of them taken? Then whatever the kernel has
+        probe.bind((host, 0))
+        found: int = probe.getsockname()[1]
+        return found
+
+
+def _can_bind(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+        return True
+
+
+def interface_of(host: str) -> str:
+    """The network interface that has an address, as libraries for collectives want it; or ""."""
+    try:
+        wanted = socket.inet_aton(socket.gethostbyname(host))
+    except OSError:
+        return ""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+            except OSError:
+                continue
+            if answer[20:24] == wanted:
+                return name
+    return ""

@@ -249,6 +249,8 @@ class Wire:
         work = dist.all_gather_single(table, mine, group=self.group, async_op=True)
 
         def finish() -> None:
+            nonlocal mine
+            del mine  # it was read until here, and must be seen until here
             rows = table.view(self.num_ranks, longest)
             for part, row in zip(flat.split(list(sizes)), rows, strict=True):
                 part.copy_(row[: part.numel()])
@@ -264,7 +266,13 @@ class Wire:
             row[: part.numel()] = part
         mine = flat.new_empty(longest)
         work = dist.reduce_scatter_single(mine, table.view(-1), group=self.group, async_op=True)
-        return Pending([work], lambda: _copy(out, mine[: out.numel()]))
+
+        def finish() -> None:
+            nonlocal table
+            del table  # it was read until here, and must be seen until here
+            out.copy_(mine[: out.numel()])
+
+        return Pending([work], finish)
 
     def _reduce_split(self, flat: torch.Tensor, out: torch.Tensor, sizes: Sequence[int]) -> Pending:
         num_elements, num_bytes = out.numel(), out.nbytes
@@ -307,10 +315,6 @@ def choose_reduce(sizes: Sequence[int], element_bytes: int, backend: str) -> For
     if sum(sizes) * element_bytes <= SMALL_BYTES:
         return Form.PADDED
     return Form.GROUPED
-
-
-def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
-    target.copy_(source)
 
 
 def _nothing() -> None:

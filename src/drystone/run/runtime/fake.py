@@ -39,7 +39,9 @@ from drystone.run.runtime.lora import add_adapters
 from drystone.run.runtime.model import build_model
 from drystone.run.runtime.trainer import MakeOptimizer
 
-_DEPTHS = (3, 5)  # blocks at which a deep model is asked
+# Blocks at which a deep model is asked. Where only adapters are trained nothing but blocks is
+# reduced, and between the first two and the last two reductions there must be one in both.
+_DEPTHS = (4, 6)
 
 
 class FakeWire(Wire):
@@ -177,4 +179,5 @@ def _step_peaks(
     engine.compute_gradients(batches)
     optimizer.step()
     peaks = [*wire.peaks, ledger.peak_bytes]
-    return max(peaks[:2]), max(peaks[2:-2], default=0), max(peaks[-2:])
+    # Of a few blocks nothing is between; such a model is asked whole, never continued.
+    return max(peaks[:2]), max(peaks[2:-2], default=min(peaks)), max(peaks[-2:])

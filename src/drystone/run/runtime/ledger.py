@@ -80,7 +80,9 @@ class Ledger(TorchDispatchMode):
         storage.resize_(num_bytes)
 
     def _see(self, tensor: torch.Tensor) -> None:
-        if tensor.device.type == "meta":
+        # Asking a fake tensor for its device is an operation again, and as slow as one.
+        device = getattr(tensor, "fake_device", None) or tensor.device
+        if device.type == "meta":
             return
         # A tensor that is split over ranks says the size of the whole; here is its part.
         storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()

@@ -23,6 +23,10 @@ def submit(
     name: Annotated[str, typer.Option(help="For people.")] = "",
     deadline: Annotated[str, typer.Option(help="E.g. 6h or 2026-11-20T18:00.")] = "",
     max_cost: Annotated[float, typer.Option(help="Dollars.", min=0)] = 0.0,
+    include: Annotated[
+        list[Path] | None,
+        typer.Option(help="For a service on another machine: more files or folders to send."),
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only show what it would get.")
@@ -38,12 +42,14 @@ def submit(
     import uuid
 
     from drystone.cli.output import make_console, print_json
+    from drystone.service.submission import with_files
 
     body: dict[str, Any] = {"client_key": uuid.uuid4().hex, "owner": getpass.getuser()}
     train = {"steps": steps, "tokens": tokens, "batch": batch, "sequence": sequence}
     table = {"model": model, "data": data, "name": name, "deadline": deadline, "max_cost": max_cost}
     body |= _described(file, table, train)
     with connected(folder) as client:
+        body = with_files(client, body, include or ())
         if dry_run and as_json:
             print_json(client.post("/v1/plan", body))
             return

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _STYLES = ("green", "cyan", "magenta", "yellow", "blue", "red")
 _NUM_EVENTS = 8
+_NUM_JOBS = 30  # that run or wait
 
 
 def top(
@@ -52,18 +53,18 @@ def picture(client: Client, width: int) -> Group:
     from rich.console import Group
     from rich.text import Text
 
-    cluster, answer = client.get("/v1/cluster"), client.get("/v1/jobs", most=100_000)
-    health = client.get("/v1/health")
-    running = [one for one in answer["jobs"] if one["state"] == "running"]
-    others = [one for one in answer["jobs"] if one["state"] in ("queued", "paused")]
-    ended = [one for one in answer["jobs"] if one["end_seconds"] is not None][-5:]
+    cluster, health = client.get("/v1/cluster"), client.get("/v1/health")
+    answer = client.get("/v1/jobs", state=["running"], most=_NUM_JOBS)
+    waiting = client.get("/v1/jobs", state=["queued", "paused"], most=_NUM_JOBS)
+    over = ["done", "failed", "refused", "cancelled"]
+    ended = client.get("/v1/jobs", state=over, newest="true", most=5)["jobs"][::-1]
     head = Text.assemble(
-        (f"{len(running)} running, {len(others)} waiting, ", "bold"),
+        (f"{answer['total']} running, {waiting['total']} waiting, ", "bold"),
         f"${cluster['dollars_per_hour']:.2f} an hour, ${cluster['dollars']:.2f} so far",
         ("  GPUs are emulated" if cluster["is_emulated"] else "", "yellow"),
         (f"  {health['last_error']}" if health["last_error"] else "", "red"),
     )
-    shown = (running + others)[:30] + ended
+    shown = (answer["jobs"] + waiting["jobs"])[:_NUM_JOBS] + ended
     return Group(
         head,
         *(_node(node) for node in cluster["nodes"]),

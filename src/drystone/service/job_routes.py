@@ -35,7 +35,7 @@ from drystone.service.uploads import Uploads
 from drystone.service.views import job_details, job_view, plan_view
 from drystone.service.why import explain
 
-MOST_ROWS: Final = 10_000
+MOST_ROWS: Final = 100_000
 
 
 def job_routes(controller: Controller, uploads: Uploads) -> APIRouter:

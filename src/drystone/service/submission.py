@@ -6,11 +6,12 @@ import getpass
 import os
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from drystone.describe.job_file import TrainPart, load_job, make_job
+from drystone.describe.yaml_file import parse_yaml
 from drystone.errors import DrystoneError, InvalidSpec
 from drystone.service.client import Client, NotRunning
 
@@ -119,7 +120,7 @@ def submit(
         "client_key": client_key or uuid.uuid4().hex,
     }
     with Client(home) as client:
-        return Submitted(str(client.post("/v1/jobs", body)["id"]), home)
+        return Submitted(str(client.post("/v1/jobs", with_files(client, body))["id"]), home)
 
 
 def _described(
@@ -143,6 +144,51 @@ def file_body(file: Path) -> dict[str, Any]:
     if "\nname:" not in f"\n{text}":
         text = f"name: {checked.name}\n{text}"
     return {"text": text, "folder": str(file.resolve().parent)}
+
+
+def with_files(
+    client: Client, body: dict[str, Any], include: Sequence[Path] = ()
+) -> dict[str, Any]:
+    """The same request for a service on another machine: what the job names here is sent there.
+
+    Sent are the files that the command, `model` and `data` name by relative paths, and `include`
+    (folders whole). Whole paths mean files on the other machine.
+    """
+    if not client.is_remote:
+        return body
+    home = Path(str(body["folder"]))
+    table = parse_yaml(body["text"]).value if "text" in body else body["job"]
+    words = [*str(table.get("command") or "").split(), table.get("model"), table.get("data")]
+    named = [Path(str(one)) for one in words if one]
+    found = {one.as_posix(): home / one for one in named if not one.is_absolute()}
+    files = {name: path for name, path in found.items() if path.exists()}
+    files |= {_relative(path, home): home / path for path in include}
+    sent = {name: one for name, path in files.items() for name, one in _files(name, path)}
+    if not sent:
+        return body
+    bundle = uuid.uuid4().hex
+    for name, path in sorted(sent.items()):
+        client.upload(bundle, name, path)
+    return body | {"files": bundle}
+
+
+def _relative(path: Path, home: Path) -> str:
+    whole = (home / path).resolve()
+    if not whole.is_relative_to(home.resolve()) or not whole.exists():
+        raise InvalidSpec("is not there, or not in the job's folder", where=str(path))
+    return whole.relative_to(home.resolve()).as_posix()
+
+
+def _files(name: str, path: Path) -> list[tuple[str, Path]]:
+    """A file by its name, or all that a folder holds."""
+    if path.is_file():
+        return [(name, path)]
+    inside = sorted(one for one in path.rglob("*") if one.is_file())
+    return [
+        (f"{name}/{one.relative_to(path).as_posix()}".removeprefix("./"), one)
+        for one in inside
+        if not any(part.startswith((".", "__pycache__")) for part in one.relative_to(path).parts)
+    ]
 
 
 def _nested(keys: Mapping[str, Any]) -> dict[str, Any]:

@@ -79,8 +79,8 @@ class ArenaWorld(SimulatedWorld):
         self._options_of = fields["options_of"]
         super().__init__(**fields)
         true_speed = self._runs._true_speed
-        self._runs._true_speed = lambda record, option, placement, phase: (
-            true_speed(record, option, placement, phase)
+        self._runs._true_speed = lambda record, facts, option, placement: (
+            true_speed(record, facts, option, placement)
             * _spread_share(self.state.nodes, placement)
         )
 

@@ -22,14 +22,15 @@ from drystone.schedule.snapshot import Placement
 Kind = TypeVar("Kind")
 
 
-@dataclass_transform(kw_only_default=True, frozen_default=True)
+@dataclass_transform(frozen_default=True)
 def event_kind(kind: type[Kind]) -> type[Kind]:
     """A class of events: frozen for the type checker alone.
 
     A simulation makes hundreds of thousands of them, and a dataclass that is frozen while it runs
-    sets every field through `object.__setattr__`, which takes several times as long.
+    sets every field through `object.__setattr__`, which takes several times as long. Fields go by
+    their names; only where every job passes, in the order of their declaration, twice as quick.
     """
-    return dataclass(slots=True, kw_only=True, unsafe_hash=True)(kind)
+    return dataclass(slots=True, unsafe_hash=True)(kind)
 
 
 @event_kind

@@ -65,8 +65,6 @@ TRANSITIONS: Final[Mapping[tuple[JobState, type[Event]], JobState]] = MappingPro
     }
 )
 
-NEXT_STATES: Final = dict(TRANSITIONS)  # the same, quicker to read
-
 
 class IllegalTransition(DrystoneError):
     """Something happened to a job that cannot happen in its state; tells its whole story."""
@@ -85,7 +83,7 @@ def next_state(
     job_id: str, state: JobState, event: Event, history: Sequence[Event] = ()
 ) -> JobState:
     """The state after an event; an event that is not in the table is an error."""
-    after = NEXT_STATES.get((state, type(event)))
+    after = TRANSITIONS.get((state, type(event)))
     if after is None:
         raise IllegalTransition(job_id, state, event, history)
     return after

@@ -10,7 +10,7 @@ import numpy as np
 
 from drystone.describe.job import JobSpec
 from drystone.schedule.phases import Options, PhasedOptions, phase_end_samples, phase_set
-from drystone.schedule.snapshot import FloatArray, OptionFacts, OptionSet, OptionTable
+from drystone.schedule.snapshot import FloatArray, JobStatus, OptionFacts, OptionSet, OptionTable
 
 
 class RunFacts(NamedTuple):
@@ -20,6 +20,7 @@ class RunFacts(NamedTuple):
     end_samples: float  # the work done when the phase ends; infinity for the last one
     row: int  # of the table
     options: Options
+    waiting: JobStatus  # of a job in this phase that waits
 
 
 class OptionBook:
@@ -29,7 +30,6 @@ class OptionBook:
         self, gpu_types: tuple[str, ...], options_of: Callable[[JobSpec], Options]
     ) -> None:
         self._gpu_types, self._options_of = gpu_types, options_of
-        self._options: dict[str, Options] = {}  # by job
         self._sets: list[OptionSet] = []
         self._rows: dict[int, int] = {}  # by identity of the options: the row of the first phase
         self._next_set: list[int] = []  # by row: that of the next phase, or -1
@@ -48,26 +48,26 @@ class OptionBook:
 
     def options(self, job: JobSpec) -> Options:
         """What a job can choose from; asked for once."""
-        found = self._options.get(job.id)
-        if found is None:
-            found = self._options[job.id] = self._options_of(job)
-        return found
+        return self.run_facts(job, 0).options
 
     def run_facts(self, job: JobSpec, phase: int) -> RunFacts:
         """The speeds of a job in a phase, and when the phase ends."""
-        if phase == 0 and (first := self._first_runs.get(job.id)) is not None:
-            return first
-        options = self.options(job)
+        first = self._first_runs.get(job.id)
+        if first is None:
+            first = self._first_runs[job.id] = self._facts_of(self._options_of(job), 0)
+        return first if phase == 0 else self._facts_of(first.options, phase)
+
+    def _facts_of(self, options: Options, phase: int) -> RunFacts:
         facts = self._runs.get((id(options), phase))
         if facts is None:
             one = phase_set(options, phase)
             speeds: list[float] = one.samples_per_second.tolist()
-            # Holding the options keeps their identity from being used again.
             row = self._row(options, phase)
-            facts = RunFacts(speeds, phase_end_samples(options, phase), row, options)
+            # Holding the options keeps their identity from being used again.
+            facts = RunFacts(
+                speeds, phase_end_samples(options, phase), row, options, JobStatus(-1, row, ())
+            )
             self._runs[id(options), phase] = facts
-        if phase == 0:
-            self._first_runs[job.id] = facts
         return facts
 
     def facts(self, option_set: int, option: int) -> OptionFacts | None:

@@ -236,8 +236,10 @@ class LazySnapshot(Snapshot):
         record = self._state.active.get(job_id)
         if record is None or record.state not in _THERE:
             return None
-        option_set = self._maker.book.run_facts(record.spec, record.phase).row
-        return JobStatus(record.option, option_set, record.placement)
+        facts = self._maker.book.run_facts(record.spec, record.phase)
+        if record.option < 0:
+            return facts.waiting
+        return JobStatus(record.option, facts.row, record.placement)
 
     def option_facts(self, option_set: int, option: int) -> OptionFacts | None:
         if not self._is_live:

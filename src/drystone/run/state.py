@@ -35,7 +35,7 @@ from drystone.run.events import (
     Started,
     Submitted,
 )
-from drystone.run.lifecycle import NEXT_STATES, TERMINAL, JobState, next_state
+from drystone.run.lifecycle import TERMINAL, TRANSITIONS, JobState, next_state
 from drystone.run.rentals import RentalState
 from drystone.schedule.snapshot import Placement
 
@@ -117,19 +117,18 @@ class ClusterState:
                 f"{type(event).__name__} at {time_seconds} s comes after {self.now_seconds} s"
             )
         kind = type(event)
-        fold = _FOLDS.get(kind)
-        if fold is not None:
-            return fold(self, event)
+        rule = _JOB_RULES.get(kind)
+        if rule is None:
+            return _FOLDS[kind](self, event)
         # Whatever else there is happens to a job that is there already.
-        job_id = getattr(event, "job_id", "")
+        moves, change = rule
+        job_id: str = event.job_id  # type: ignore[attr-defined]
         job = self.jobs.get(job_id)
         if job is None:
             raise DrystoneError(f"{kind.__name__}: there is no job {job_id!r}")
-        after = NEXT_STATES.get((job.state, kind))
-        job.state = after or next_state(job.spec.id, job.state, event, job.history)
+        job.state = moves.get(job.state) or next_state(job_id, job.state, event, job.history)
         if self.keeps_history:
             job.history = (*job.history, event)
-        change = _CHANGES.get(kind, ClusterState._leave)
         change(self, job, event)
         return job
 
@@ -297,6 +296,15 @@ _CHANGES: Final[dict[type[Event], Callable[[ClusterState, JobRecord, Any], None]
     SpeedChanged: ClusterState._change_speed,
     PhaseChanged: ClusterState._change_speed,
     Progressed: ClusterState._progress,
+}
+
+# By kind of event: from which state of a job to which, and what changes it. One look-up an event.
+_JOB_RULES: Final = {
+    kind: (
+        {before: after for (before, one), after in TRANSITIONS.items() if one is kind},
+        _CHANGES.get(kind, ClusterState._leave),
+    )
+    for _, kind in TRANSITIONS
 }
 
 

@@ -23,12 +23,12 @@ from drystone.schedule.decision import (
     Start,
     Wake,
 )
-from drystone.schedule.snapshot import JobStatus, Snapshot
+from drystone.schedule.snapshot import Snapshot
 
 # Spelt out once: to join types with | at every decision takes longer than the check.
-_RENTALS: Final = (Rent, Release)
+_ON_JOBS: Final = (Start, Resize, Move, Preempt, Refuse)
+_FOR_WAITING: Final = (Start, Refuse)
 _WITHOUT_PLACEMENT: Final = (Preempt, Refuse)
-_NO_PROBLEMS: Final[Sequence[str]] = ()
 
 
 def check_decisions(snapshot: Snapshot, decisions: Sequence[Decision]) -> list[str]:
@@ -39,19 +39,21 @@ def check_decisions(snapshot: Snapshot, decisions: Sequence[Decision]) -> list[s
     problems: list[str] = []
     touched: set[str] = set()
     changes: dict[int, int] = {}  # by node: free GPUs that the list makes, or takes
+    kinds = snapshot.node_kinds()
     has_rentals = False
     for decision in decisions:
-        if isinstance(decision, _RENTALS):
-            has_rentals = True
+        if isinstance(decision, _ON_JOBS):
+            job_id = decision.job_id
+            if job_id in touched:
+                problems.append(f"{_name(decision)}: job {job_id} is decided on twice")
+            touched.add(job_id)
+            found = _check_job(snapshot, decision, changes, kinds)
+            if found is not None:
+                problems.append(found)
         elif isinstance(decision, Wake):
             problems.extend(_check_wake(snapshot, decision))
         else:
-            if decision.job_id in touched:
-                problems.append(f"{_name(decision)}: job {decision.job_id} is decided on twice")
-            touched.add(decision.job_id)
-            found = _check_job(snapshot, decision, changes)
-            if found:
-                problems.extend(found)
+            has_rentals = True
     if has_rentals:
         problems.extend(check_rentals(snapshot, decisions))
     return problems or _check_room(snapshot, decisions, changes, has_rentals)
@@ -61,20 +63,50 @@ def _check_job(
     snapshot: Snapshot,
     decision: Start | Resize | Move | Preempt | Refuse,
     changes: dict[int, int],
-) -> Sequence[str]:
-    """Whether the job is there, in the right state, and well placed; notes what it takes where."""
+    kinds: Sequence[int],
+) -> str | None:
+    """Whether the job is there, in the right state, and well placed; notes what it takes where.
+
+    The placement must be the option: as many GPUs of each type, and enough memory on each.
+    """
     status = snapshot.job_status(decision.job_id)
     if status is None:
-        return [f"{_name(decision)}: there is no job {decision.job_id!r}"]
-    is_for_waiting = type(decision) is Start or type(decision) is Refuse
-    if is_for_waiting != (status.option < 0):
-        state = "runs" if status.option >= 0 else "waits"
-        return [f"{_name(decision)}: job {decision.job_id} {state}"]
-    for node, count in status.placement:
+        return f"{_name(decision)}: there is no job {decision.job_id!r}"
+    option, option_set, held = status
+    is_for_waiting = isinstance(decision, _FOR_WAITING)
+    if is_for_waiting != (option < 0):
+        return f"{_who(decision)} {'runs' if option >= 0 else 'waits'}"
+    for node, count in held:
         changes[node] = changes.get(node, 0) + count
     if isinstance(decision, _WITHOUT_PLACEMENT):
-        return _NO_PROBLEMS
-    return _check_placement(snapshot, decision, status, changes)
+        return None
+    option = option if isinstance(decision, Move) else decision.option
+    facts = snapshot.option_facts(option_set, option)
+    if facts is None:
+        return f"{_who(decision)} has no option {option}"
+    placed, placement = [0] * len(facts.counts), decision.placement
+    for node, count in placement:
+        if not 0 <= node < len(kinds) or count < 1:
+            what = "is placed on a node that does not exist, or on less than one GPU"
+            return f"{_who(decision)} {what}"
+        placed[kinds[node]] += count
+        changes[node] = changes.get(node, 0) - count
+    if len(placement) > 1 and len(dict(placement)) < len(placement):
+        return f"{_who(decision)} names a node twice"
+    if tuple(placed) != facts.counts:
+        what = f"is placed on {placed} GPUs by type, but needs {list(facts.counts)}"
+        return f"{_who(decision)} {what}"
+    return _check_memory(snapshot, decision, facts.memory_bytes) if facts.memory_bytes > 0 else None
+
+
+def _check_memory(
+    snapshot: Snapshot, decision: Start | Resize | Move, memory_bytes: float
+) -> str | None:
+    room = [float(snapshot.nodes.memory_bytes[node]) for node, _ in decision.placement]
+    least = min((one for one in room if one > 0), default=math.inf)
+    if least >= memory_bytes:
+        return None
+    return f"{_who(decision)} needs {memory_bytes:.0f} bytes on a GPU that has {least:.0f}"
 
 
 def _check_room(
@@ -100,49 +132,13 @@ def _check_room(
     return problems
 
 
-def _check_placement(
-    snapshot: Snapshot,
-    decision: Start | Resize | Move,
-    status: JobStatus,
-    changes: dict[int, int],
-) -> Sequence[str]:
-    """The placement must be the option: as many GPUs of each type, and enough memory on each."""
-    option = status.option if isinstance(decision, Move) else decision.option
-    facts = snapshot.option_facts(status.option_set, option)
-    if facts is None:
-        return [f"{_who(decision)} has no option {option}"]
-    needed, _, memory_bytes = facts
-    kinds, placement = snapshot.node_kinds(), decision.placement
-    placed = [0] * len(needed)
-    for node, count in placement:
-        if not 0 <= node < len(kinds) or count < 1:
-            what = "is placed on a node that does not exist, or on less than one GPU"
-            return [f"{_who(decision)} {what}"]
-        placed[kinds[node]] += count
-        changes[node] = changes.get(node, 0) - count
-    if len(placement) > 1 and len(dict(placement)) < len(placement):
-        return [f"{_who(decision)} names a node twice"]
-    problems = []
-    if tuple(placed) != needed:
-        what = f"is placed on {placed} GPUs by type, but needs {list(needed)}"
-        problems.append(f"{_who(decision)} {what}")
-    if memory_bytes > 0:
-        room = [float(snapshot.nodes.memory_bytes[node]) for node, _ in placement]
-        least = min((one for one in room if one > 0), default=math.inf)
-        if least < memory_bytes:
-            problems.append(
-                f"{_who(decision)} needs {memory_bytes:.0f} bytes on a GPU that has {least:.0f}"
-            )
-    return problems
-
-
 def _check_wake(snapshot: Snapshot, decision: Wake) -> list[str]:
     if snapshot.now_seconds < decision.at_seconds < math.inf:
         return []
     return [f"Wake: at {decision.at_seconds} s, but it is {snapshot.now_seconds} s already"]
 
 
-def _who(decision: Start | Resize | Move) -> str:
+def _who(decision: Start | Resize | Move | Preempt | Refuse) -> str:
     return f"{_name(decision)}: job {decision.job_id}"
 
 

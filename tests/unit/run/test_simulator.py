@@ -1,4 +1,5 @@
 import gc
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -22,8 +23,9 @@ from drystone.run.lifecycle import JobState
 from drystone.run.loop import UnsoundDecisions, drive
 from drystone.run.simulator.collection import NEW_OBJECTS, rare_collection
 from drystone.run.simulator.faults import FaultSpec
-from drystone.run.simulator.queue import TimeQueue
+from drystone.run.simulator.virtual_time import VirtualTime
 from drystone.run.simulator.world import SimulatedWorld
+from drystone.run.snapshots import SnapshotMaker
 from drystone.run.state import ClusterState, replay
 from drystone.schedule.decision import Start
 from drystone.schedule.policies.fifo import fifo
@@ -140,13 +142,22 @@ def test_a_log_out_of_order_is_refused():
         state.record(NodeLost(time_seconds=4, node=1))
 
 
-def test_equal_times_come_out_in_order():
-    queue: TimeQueue[str] = TimeQueue()
-    for item in "abc":
-        queue.push(1.0, item)
-    queue.push(0.5, "first")
+def test_what_is_due_at_one_time_happens_in_the_order_it_was_planned_jobs_first():
+    maker = SnapshotMaker(tuple(NODES), ("A",), lambda _: OPTIONS, StartupCost())
+    time = VirtualTime(ClusterState(list(NODES)), maker)
+    happened: list[str] = []
+    for name in "abc":
+        time.later(1.0, lambda _, name: happened.append(name), name)
+    time.later(0.5, lambda _: happened.append("first"))
+    jobs = [replace(job(name), submit_seconds=1.0) for name in ("j1", "j2")]
+    time.expect(jobs, lambda _, spec: happened.append(spec.id))
 
-    assert [queue.pop()[1] for _ in range(4)] == ["first", "a", "b", "c"]
+    assert time.next_seconds() == 0.5
+    time.run_until(0.9)
+    assert happened == ["first"]
+    time.run_until(1.0)
+    assert happened == ["first", "j1", "j2", "a", "b", "c"]
+    assert time.next_seconds() == math.inf
 
 
 def test_speeds_may_be_other_than_they_seem():

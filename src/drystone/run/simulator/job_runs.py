@@ -51,31 +51,21 @@ class JobRuns:
         if self._errs:
             factors = self._dice.speed_factors(len(self._gpu_types)).tolist()
             self._speed_factors[job.id] = dict(zip(self._gpu_types, factors, strict=True))
-        self._time.record(Submitted(time_seconds=time_seconds, job=job))
+        self._time.record(Submitted(time_seconds, job))
 
     def launch(self, job_id: str, option: int, placement: Placement, reason: str) -> None:
         """Start a waiting job."""
         time = self._time
-        state, now = time.state, time.now_seconds
-        record = state.jobs[job_id]
-        facts = self._book.run_facts(record.spec, record.phase)
-        speed = self._true_speed(record, option, placement, record.phase)
-        delay = record.spec.startup_seconds
+        now, record = time.now_seconds, time.state.jobs[job_id]
+        spec = record.spec
+        facts = self._book.run_facts(spec, record.phase)
+        speed = self._true_speed(record, facts, option, placement)
+        delay = spec.startup_seconds
         if delay < 0:
             delay = 0.0
             if self._startup.most_seconds > 0:
                 delay = self._startup.seconds_on(sum([count for _, count in placement]))
-        time.record(
-            Started(
-                time_seconds=now,
-                job_id=job_id,
-                option=option,
-                placement=placement,
-                samples_per_second=speed,
-                productive_seconds=now + delay,
-                reason=reason,
-            )
-        )
+        time.record(Started(now, job_id, option, placement, speed, now + delay, reason))
         if self._can_fail and self._dice.start_fails():
             time.later(record.counted_seconds, self._fail, record, self._new_version(job_id))
         else:
@@ -108,7 +98,7 @@ class JobRuns:
         """A node became slower or quicker, and so do its jobs."""
         for record in self._jobs_on(node):
             facts = self._book.run_facts(record.spec, record.phase)
-            speed = self._true_speed(record, record.option, record.placement, record.phase)
+            speed = self._true_speed(record, facts, record.option, record.placement)
             self._time.record(
                 SpeedChanged(
                     time_seconds=time_seconds, job_id=record.spec.id, samples_per_second=speed
@@ -129,7 +119,9 @@ class JobRuns:
         end = record.counted_seconds
         if left > 0:
             end += left / record.samples_per_second
-        self._time.later(end, action, record, self._new_version(record.spec.id))
+        versions, job_id = self._versions, record.spec.id
+        version = versions[job_id] = versions.get(job_id, 0) + 1
+        self._time.later(end, action, record, version)
 
     def _is_void(self, record: JobRecord, version: int) -> bool:
         is_old = self._versions[record.spec.id] != version
@@ -144,7 +136,7 @@ class JobRuns:
     def _finish(self, time_seconds: float, record: JobRecord, version: int) -> None:
         job_id = record.spec.id
         if self._versions[job_id] == version and record.state is JobState.RUNNING:
-            self._time.record(Finished(time_seconds=time_seconds, job_id=job_id))
+            self._time.record(Finished(time_seconds, job_id))
             self.num_unsettled -= 1
 
     def _enter_next_phase(self, time_seconds: float, record: JobRecord, version: int) -> None:
@@ -156,7 +148,7 @@ class JobRuns:
             PhaseChanged(
                 time_seconds=time_seconds,
                 job_id=spec.id,
-                samples_per_second=self._true_speed(record, record.option, record.placement, phase),
+                samples_per_second=self._true_speed(record, facts, record.option, record.placement),
                 phase=phase,
                 done_samples=self._book.run_facts(spec, record.phase).end_samples,
             )
@@ -176,13 +168,14 @@ class JobRuns:
         ]
 
     def _true_speed(
-        self, record: JobRecord, option: int, placement: Placement, phase: int
+        self, record: JobRecord, facts: RunFacts, option: int, placement: Placement
     ) -> float:
         """What the option says, times how wrong it is, times how slow the nodes are."""
-        speed = self._book.run_facts(record.spec, phase).samples_per_second[option]
-        shares, nodes = self._time.state.speed_share, self._time.state.nodes
-        if not self._errs and not shares:
+        speed = facts.samples_per_second[option]
+        state = self._time.state
+        if not self._errs and not state.speed_share:
             return speed
+        shares, nodes = state.speed_share, state.nodes
         factors = self._speed_factors.get(record.spec.id)
         slowest = min(
             (factors[nodes[node].gpu] if factors else 1.0) * shares.get(node, 1.0)

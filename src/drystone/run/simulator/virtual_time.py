@@ -1,17 +1,22 @@
-"""What has happened, and what will? The log and its state behind, a queue of calls ahead."""
+"""What has happened, and what will? The log and its state behind, a heap of calls ahead.
+
+What is due at one time happens in the order in which it was planned, jobs that come in first.
+"""
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 
 from drystone.describe.job import JobSpec
 from drystone.run.events import Event
-from drystone.run.simulator.queue import TimeQueue
 from drystone.run.snapshots import SnapshotMaker
 from drystone.run.state import ClusterState
 
 _SAME_SECONDS = 1e-9  # times this near are one time
+_LAST_SECONDS = sys.float_info.max
 
 # Called with the time at which it happens, then with its own arguments.
 Action = Callable[..., None]
@@ -24,45 +29,71 @@ class VirtualTime:
         self.log: list[Event] = []
         self.state, self.maker = state, maker
         self.now_seconds = 0.0
-        self._coming: TimeQueue[tuple[Action, tuple[object, ...]]] = TimeQueue()
-        self.next_seconds = self._coming.next_seconds
+        # The last entry is never due, so that there is always a first one to look at.
+        self._coming: list[tuple[float, int, Action, tuple[object, ...]]] = [
+            (math.inf, 0, _never, ())
+        ]
+        self._num_planned = 0
+        # Kept apart, read from its end: a heap of all jobs to come would make all else slow.
+        self._jobs: list[JobSpec] = []
+        self._job_seconds = math.inf  # when the next of them comes
+        self._submit: Callable[[float, JobSpec], None] = _never
+        self._fold, self._append, self._changed = state.record, self.log.append, maker.changed
 
-    def expect(self, jobs: Sequence[JobSpec], submit: Action) -> None:
-        """Let `submit` be called with every job at its time: before anything else is planned."""
-        self._coming = TimeQueue([(job.submit_seconds, (submit, (job,))) for job in jobs])
-        self.next_seconds = self._coming.next_seconds
+    def expect(self, jobs: Sequence[JobSpec], submit: Callable[[float, JobSpec], None]) -> None:
+        """Let `submit` be called with every job at its time."""
+        self._jobs = sorted(jobs, key=lambda job: job.submit_seconds)
+        self._jobs.reverse()
+        self._submit = submit
+        self._job_seconds = self._jobs[-1].submit_seconds if jobs else math.inf
 
     def later(self, time_seconds: float, action: Action, *args: object) -> None:
         """Let this happen then."""
-        coming = self._coming
-        heappush(coming.heap, (time_seconds, coming.sequence, (action, args)))
-        coming.sequence += 1
+        number = self._num_planned = self._num_planned + 1
+        heappush(self._coming, (time_seconds, number, action, args))
+
+    def next_seconds(self) -> float:
+        """When the next thing happens; infinity where nothing will."""
+        first, due = self._job_seconds, self._coming[0][0]
+        return first if first < due else due
 
     def record(self, event: Event) -> None:
         """Take notice of something that happens now."""
-        maker = self.maker
-        if maker.is_held:
-            maker.keep()
-        touched = self.state.record(event)
-        self.log.append(event)
+        if self.maker.is_held:
+            self.maker.keep()
+        touched = self._fold(event)
+        self._append(event)
         if touched is not None:
-            maker.changed[touched.spec.id] = touched
+            self._changed[touched.spec.id] = touched
 
     def run_until(self, then_seconds: float) -> None:
         """Let everything happen that is due by then."""
-        state, until = self.state, then_seconds + _SAME_SECONDS
-        known, heap = self._coming.known, self._coming.heap
-        while True:  # as `TimeQueue.pop_by` does, without a call for each
-            if known and (not heap or known[-1][0] <= heap[0][0]):
-                if known[-1][0] > until:
+        state, coming = self.state, self._coming
+        until = min(then_seconds + _SAME_SECONDS, _LAST_SECONDS)
+        while True:
+            due_seconds = coming[0][0]
+            if self._job_seconds <= due_seconds:
+                if self._job_seconds > until:
                     break
-                time_seconds, (action, args) = known.pop()
-            elif heap and heap[0][0] <= until:
-                time_seconds, _, (action, args) = heappop(heap)
+                self._let_come()
+            elif due_seconds <= until:
+                _, _, action, args = heappop(coming)
+                now = state.now_seconds
+                action(due_seconds if due_seconds > now else now, *args)
             else:
                 break
-            now = state.now_seconds
-            action(time_seconds if time_seconds > now else now, *args)
         if then_seconds > self.now_seconds:
             self.now_seconds = then_seconds
         state.now_seconds = self.now_seconds
+
+    def _let_come(self) -> None:
+        """The next job is submitted."""
+        jobs = self._jobs
+        job = jobs.pop()
+        now, then = self.state.now_seconds, self._job_seconds
+        self._job_seconds = jobs[-1].submit_seconds if jobs else math.inf
+        self._submit(then if then > now else now, job)
+
+
+def _never(*_: object) -> None:
+    raise AssertionError("this was not to happen")

@@ -76,6 +76,7 @@ class Journal:
         self.gpu_types: tuple[str, ...] = ()  # also of nodes that are gone: their rows stay
         self.version = 0  # grows with every event that may change a decision
         self.sequence = 0  # of the last event in the log
+        self.taken: dict[str, int] = {}  # GPUs of nodes that others use; not in the log
         self._actor = ""  # who is behind what is written now
         self._startup, self._clock, self._joining = startup or StartupCost(), clock, joining
         self._maker: SnapshotMaker | None = None
@@ -143,7 +144,15 @@ class Journal:
                 made = replace(made, jobs=_take(made.jobs, np.flatnonzero(kept)))
             if self.live.drained:
                 made = self._without_drained(made)
-            return made
+            return self._without_taken(made) if self.taken else made
+
+    def take_away(self, taken: Mapping[str, int]) -> None:
+        """Other people use so many GPUs of nodes now: nothing is planned with them."""
+        with self.lock:
+            if self.taken != taken:
+                self.taken = dict(taken)
+                self.version += 1
+                self.changed.notify_all()
 
     def options_of(self, spec: JobSpec) -> OptionSet:
         """What a job can choose from, with what was learned."""
@@ -190,6 +199,13 @@ class Journal:
         rows = [row for row, name in enumerate(made.nodes.ids) if name in self.live.drained]
         num_gpus, free = made.nodes.num_gpus.copy(), made.nodes.free.copy()
         num_gpus[rows], free[rows] = 0, 0
+        return replace(made, nodes=replace(made.nodes, num_gpus=num_gpus, free=free))
+
+    def _without_taken(self, made: Snapshot) -> Snapshot:
+        """What runs stays, whatever others have."""
+        taken = np.array([self.taken.get(name, 0) for name in made.nodes.ids], dtype=np.int64)
+        lacking = np.minimum(made.nodes.free, taken)
+        free, num_gpus = made.nodes.free - lacking, made.nodes.num_gpus - lacking
         return replace(made, nodes=replace(made.nodes, num_gpus=num_gpus, free=free))
 
     def missing_rows(self, cluster: ClusterSpec) -> list[int]:

@@ -93,7 +93,8 @@ class Reconciler:
         with self._journal.lock:
             state = self._journal.live.state
             self._note_nodes(poll)
-            self._note_silence(poll.silent)
+            self._note_silence(poll)
+            self._journal.take_away(poll.taken)
             self._commit(*limits_reached(self._journal))
             wanted = {
                 job_id: record
@@ -185,7 +186,10 @@ class Reconciler:
         """Whether the GPUs are ours also in the eyes of the cluster."""
         if not run.has_lock:
             gpus = {node: len(one["ranks"]) for node, one in run.order.requests.items()}
-            run.has_lock = self._engine.reserve(key, gpus)
+            try:
+                run.has_lock = self._engine.reserve(key, gpus)
+            except DrystoneError as error:
+                run.fault = run.fault or Fault(kind=FaultKind.USER_ERROR, reason=str(error))
             waited = time.monotonic() - run.ordered
             if run.has_lock:
                 run.ordered = time.monotonic()
@@ -376,21 +380,24 @@ class Reconciler:
                 fault = Fault(kind=FaultKind.NODE_LOST, reason=reason)
                 self._end(job_id, record, fault, self._runs.get(job_id))
 
-    def _note_silence(self, silent: frozenset[str]) -> None:
+    def _note_silence(self, poll: Poll) -> None:
         """Nodes that say nothing for long are lost, with what runs on them; others come back."""
         live, now = self._journal.live, time.monotonic()
         for row, node in enumerate(live.state.nodes):
             if row in live.state.gone:
                 continue
-            if node.id not in silent:
+            reason = poll.lost.get(node.id, "")
+            if node.id not in poll.silent and not reason:
                 self._silent_since.pop(node.id, None)
                 if row in live.state.lost:
                     self._commit(NodeBack(time_seconds=self._journal.now(), node=row))
                 continue
             since = self._silent_since.setdefault(node.id, now)
-            if now - since < self._patience.silence_seconds or row in live.state.lost:
+            is_long = now - since >= self._patience.silence_seconds or bool(reason)
+            if not is_long or row in live.state.lost:
                 continue
-            self._end_on(row, f"the agent of {node.id} has not answered for {now - since:.0f} s")
+            silence = f"its agent has not answered for {now - since:.0f} s"
+            self._end_on(row, f"{node.id} is lost: {reason or silence}")
             self._commit(NodeLost(time_seconds=self._journal.now(), node=row))
 
     def _offsets(self) -> dict[Key, int]:

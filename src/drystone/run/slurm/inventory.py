@@ -1,0 +1,85 @@
+"""The nodes of a Slurm cluster from look to look: which there are, are lost, and what is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import suppress
+
+from drystone.describe.cluster_file import ClusterSpec
+from drystone.errors import DrystoneError
+from drystone.run.slurm.dialect import SlurmNode
+from drystone.run.slurm.discover import make_cluster, usable_nodes
+from drystone.run.slurm.free import by_type, drained_rest, lost_nodes, taken_by_others
+from drystone.run.slurm.watch import Look
+
+
+class Inventory:
+    """What was described last, and what two looks agree on."""
+
+    def __init__(
+        self,
+        prefix: str,
+        file: ClusterSpec | None,
+        *,
+        partitions: Sequence[str] = (),
+        pins_nodes: bool = True,
+    ) -> None:
+        self._prefix, self._file = prefix, file
+        self._partitions, self._pins_nodes = partitions, pins_nodes
+        self._cluster: ClusterSpec | None = None
+        self._seen = 0.0  # when the last look was begun that was taken in
+        self._taken: tuple[dict[str, int], dict[str, int]] = ({}, {})  # of the last two looks
+        # Nodes where a job of ours does not end: its number, and when it was given back.
+        self.suspects: dict[str, tuple[int, float]] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """Of the nodes that were described."""
+        return [one.id for one in self._cluster.nodes] if self._cluster is not None else []
+
+    def describe(self, nodes: Iterable[SlurmNode]) -> ClusterSpec:
+        """The nodes with GPUs in our partitions, whatever their state."""
+        self._cluster = make_cluster(usable_nodes(nodes, self._partitions), self._file)
+        return self._cluster
+
+    def renew(self, look: Look) -> ClusterSpec | None:
+        """Take in a look; the cluster, if it has other nodes than before."""
+        if look.asked == self._seen:
+            return None
+        self._seen, before = look.asked, self._cluster
+        self._taken = (self._taken[1], taken_by_others(look, self.names, self._prefix))
+        with suppress(DrystoneError):  # Slurm shows no nodes at all: then they are merely lost
+            after = self.describe(look.nodes.values())
+            return after if after != before else None
+        return None
+
+    def lost(self, look: Look, there: Container[str]) -> dict[str, str]:
+        """Nodes on which nothing can be started, and why; on those `there` agents of ours answer.
+
+        A node that was lost with a job of ours on it stays so until Slurm has got rid of the job:
+        before that, nobody can tell whether its slurmd is alive.
+        """
+        lost = lost_nodes(look, there, self.names)
+        for node, (number, since) in list(self.suspects.items()):
+            stays = any(
+                node in job.gpus and (job.is_running or job.is_completing)
+                for job in look.jobs.get(number, ())
+            )
+            if look.asked > since and not stays:
+                del self.suspects[node]
+            else:
+                lost.setdefault(node, f"Slurm's job {number} does not end there")
+        return lost
+
+    def taken(self, look: Look, held: Mapping[str, int]) -> dict[str, int]:
+        """GPUs of each node that others have; `held` are ours, as they were planned.
+
+        Only what two looks agree on: nodes and jobs are asked for one after the other.
+        """
+        before, now = self._taken
+        taken = {node: min(count, before.get(node, 0)) for node, count in now.items()}
+        taken = {node: count for node, count in taken.items() if count}
+        if not self._pins_nodes:
+            there = [one for one in self.names if one in look.nodes]
+            taken = by_type(taken, held, look.nodes, there)
+        return taken | drained_rest(look, held, self.names)

@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from drystone.errors import DrystoneError, NothingFits, RequestError, UnknownName
 from drystone.run.store import LeaseLost, StoreBusy
@@ -58,7 +59,7 @@ class TooMany(RequestError):
 
 _STATUS: Final = (
     (Unauthorized, 401), (Forbidden, 403), (NotFound, 404), (Conflict, 409), (TooLarge, 413),
-    (NotJson, 415), (Misdirected, 421), (TooMany, 429), (NothingFits, 507), (StoreBusy, 503),
+    (NotJson, 415), (Misdirected, 421), (TooMany, 429), (NothingFits, 409), (StoreBusy, 503),
     (LeaseLost, 503), (RequestError, 422),
 )  # fmt: skip
 
@@ -127,11 +128,21 @@ def _answer_invalid(_: Request, error: Exception) -> Response:
     return answer_failure(RequestError(str(first["msg"]), where=where))
 
 
-def _answer_http(_: Request, error: Exception) -> Response:
+def _answer_http(request: Request, error: Exception) -> Response:
     """What the framework itself refuses: an unknown address, a method that is not there."""
     assert isinstance(error, HTTPException)
-    kind = {404: "NotFound", 405: "NotAllowed"}.get(error.status_code, "InvalidSpec")
+    kind = {404: "NotFound", 405: "NotAllowed"}.get(error.status_code, "RequestError")
     body = {"kind": kind, "message": str(error.detail), "where": "", "hint": ""}
-    answer = answer_json({"error": body}, status=error.status_code)
+    status = 422 if error.status_code == 400 else error.status_code  # a body that is no text
+    answer = answer_json({"error": body}, status=status)
     answer.headers.update(error.headers or {})
+    if status == 405:
+        # Each method is a route of its own here; the framework names those of the first.
+        methods = {
+            method
+            for route in request.app.routes
+            if route.matches(request.scope)[0] is not Match.NONE
+            for method in getattr(route, "methods", None) or ()
+        }
+        answer.headers["Allow"] = ", ".join(sorted(methods))
     return answer

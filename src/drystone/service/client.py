@@ -243,8 +243,10 @@ def _query(values: dict[str, Any]) -> str:
 def _error_of(status: int, error: dict[str, Any]) -> DrystoneError:
     kinds: dict[int, type[DrystoneError]] = {
         401: RequestError, 403: RequestError, 404: RequestError, 409: RequestError,
-        413: RequestError, 422: InvalidSpec, 507: NothingFits,
+        413: RequestError, 422: InvalidSpec,
     }  # fmt: skip
     made = kinds.get(status, DrystoneError)
+    if error.get("kind") == "NothingFits":
+        made = NothingFits
     message = str(error.get("message") or f"the request failed with status {status}")
     return made(message, where=str(error.get("where", "")), hint=str(error.get("hint", "")))

@@ -65,7 +65,7 @@ def _add_submission(router: APIRouter, controller: Controller, uploads: Uploads)
         "/v1/plan",
         dependencies=[SUBMITTER],
         response_model=Planned,
-        responses={507: {"model": Failure}},
+        responses={409: {"model": Failure}},
     )
     def plan(body: Annotated[JobBody, Body()]) -> Response:
         """What submitting would do; nothing is kept."""
@@ -84,7 +84,6 @@ def _add_submission(router: APIRouter, controller: Controller, uploads: Uploads)
         responses={
             200: {"model": SubmittedJob, "description": "The key was used before"},
             409: {"model": Failure},
-            507: {"model": Failure},
         },
     )
     def submit(body: Annotated[JobBody, Body()]) -> Response:

@@ -203,7 +203,7 @@ def _add_files(router: APIRouter, uploads: Uploads) -> None:
         response_model=FileKept,
         openapi_extra={
             "requestBody": {
-                "required": True,
+                "required": False,  # a file may be empty
                 "content": {"application/octet-stream": {"schema": {"type": "string"}}},
             }
         },

@@ -17,7 +17,7 @@ from drystone.errors import InvalidSpec
 from drystone.run.lifecycle import JobState
 
 MOST_SEQUENCE = 2**53
-JobId = Annotated[str, Field(max_length=64)]
+JobId = Annotated[str, Field(max_length=64, examples=["1"])]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,39}$")]
 TeamName = Annotated[str, Field(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,39})?$")]
 Period = Literal["day", "week", "month", "ever"]
@@ -35,6 +35,17 @@ class Shape(BaseModel):
 
 class JobBody(Shape):
     """A job to plan or to submit: a file's text, or its keys as a table."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        json_schema_extra={
+            "examples": [
+                {"job": {"model": "mini-gpt", "train": {"steps": 3}}},
+                {"text": "model: mini-gpt\ntrain: {steps: 3, batch: 8}\n"},
+            ]
+        },
+    )
 
     text: str | None = Field(default=None, max_length=262_144)
     job: dict[str, Any] | None = None

@@ -113,7 +113,12 @@ class Unit:
         self._gradient: torch.Tensor | None = None  # of the whole unit, fp32
         self._offsets = [0, *accumulate(one.numel() for one in self._parameters)][:-1]
         self._fill_piece(parameters, start, end, initial_value)
-        self._flat = torch.empty(self.cuts[-1], dtype=dtype, device=device)
+        # A single rank has the whole already, and computes with it if the dtype is the same.
+        self._is_whole = wire.num_ranks == 1 and self._piece.dtype == dtype
+        if self._is_whole:
+            self._flat = self._piece
+        else:
+            self._flat = torch.empty(self.cuts[-1], dtype=dtype, device=device)
         for parameter, offset in zip(self._parameters, self._offsets, strict=True):
             view = self._flat[offset : offset + parameter.numel()]
             parameter.data = view.view(parameter.shape)
@@ -130,6 +135,10 @@ class Unit:
     def start_gather(self) -> None:
         """Begin to fill the buffer; `gather` waits for it."""
         if self.is_gathered or self._pending is not None:
+            return
+        if self._is_whole:
+            self._wire.traffic.count("gather", 0)
+            self._pending = Pending((), _nothing)
             return
         resize_storage(self._flat, self._flat_bytes)
         self._sent = self._piece.to(self._flat.dtype)  # must outlive the collective
@@ -240,7 +249,8 @@ class Unit:
                 yield Owned(name, parameter.shape, first - offset, last - offset, value)
 
     def _release(self) -> None:
-        resize_storage(self._flat, 0)
+        if not self._is_whole:
+            resize_storage(self._flat, 0)
 
 
 class Layer:

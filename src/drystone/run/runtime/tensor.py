@@ -26,6 +26,7 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
+from torch.nn import functional as F  # noqa: N812  # torch's own custom
 
 from drystone.describe.model import ModelSpec, QkNorm
 from drystone.errors import InvalidSpec
@@ -112,6 +113,8 @@ class TensorSplit:
                 parallelize_module(module, self.mesh, style)
             if module is not None:
                 leaves += self._leaves(module, name, ())
+        if self.mesh is not None:
+            _look_up_part(model.tokens, leaves[0].part, self.mesh)
         return leaves
 
     def split_back(self, model: Transformer, *, tied: str, shared: Leaf | None) -> list[Leaf]:
@@ -242,6 +245,24 @@ def _bring_back(module: nn.Module, leaves: dict[str, tuple[Leaf, DTensor]]) -> N
 
     module.register_forward_pre_hook(install, prepend=True)
     module.register_forward_hook(remove)
+
+
+def _look_up_part(module: nn.Embedding, part: Box, mesh: DeviceMesh) -> None:
+    """Each rank looks up the tokens that it has; the sum over the ranks is all of them.
+
+    So does DTensor, but in the backward pass it makes the gradient of the whole vocabulary.
+    """
+    first, num_tokens = part.offsets[0], part.lengths[0]
+
+    def look_up(tokens: DTensor) -> DTensor:
+        weight: DTensor = module.weight  # type: ignore[assignment]
+        at = tokens.to_local() - first
+        is_elsewhere = (at < 0) | (at >= num_tokens)
+        found = F.embedding(at.masked_fill(is_elsewhere, 0), weight.to_local())
+        found = found.masked_fill(is_elsewhere.unsqueeze(-1), 0.0)
+        return DTensor.from_local(found, mesh, [Partial()], run_check=False)
+
+    module.forward = look_up  # type: ignore[method-assign, assignment]
 
 
 def _use_one_head(module: nn.Linear, head: int, size: int) -> None:

@@ -20,7 +20,7 @@ from drystone.run.slurm.script import ScriptSettings, make_groups, write_script
 
 SAMPLES = Path(__file__).parent / "samples"
 VERSIONS = ("22.05.8", "24.11.5")
-SETTINGS = ScriptSettings(python="/opt/python", python_path="/opt/src")
+SETTINGS = ScriptSettings(python="/usr/bin/python3", python_path="/usr/lib/src")
 
 
 def read(version: str, what: str) -> str:

@@ -48,6 +48,8 @@ class LocalUnderTest(EngineUnderTest):
 
     def hang_node(self, node: str) -> None:
         agent = self._pid(node)
+        if not agent:
+            return  # it is being started again
         self._stopped[node] = [agent, *children_of(agent)]
         self._signal(self._stopped[node], signal.SIGSTOP)
 

@@ -33,7 +33,8 @@ _TYPES = ("A100", "V100", "T4")
 
 def slurm_controller(cluster: SlurmCluster, folder: Path, **more) -> Controller:
     """A controller of this cluster, not running yet; `more` goes to `SlurmSettings`."""
-    given = {"look_seconds": 2.0, "busy_seconds": 0.3, "silence_seconds": 3.0} | more
+    soon = {"look_seconds": 2.0, "busy_seconds": 0.3, "silence_seconds": 3.0}
+    given = soon | {"slurmd_seconds": 0.2} | more
     patience = given.pop("patience", PATIENCE)
     settings = SlurmSettings(environment=cluster.environment, **given)
     engine = SlurmEngine(folder, settings, emulated())

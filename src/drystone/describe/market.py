@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from drystone.describe.cluster_file import Emulation
 from drystone.describe.trace_cluster import NodeSpec
 from drystone.errors import InvalidSpec
 
@@ -36,6 +37,11 @@ class Offer:
     reclaims_per_hour: float = 0.0  # spot: how often the owner takes a node back
     memory_bytes: float = 0.0  # of each GPU; 0: not stated, not checked
     price_changes: tuple[PriceChange, ...] = ()  # ascending in time; policies do not see them
+    instance: str = ""  # what its provider calls it, e.g. p4d.24xlarge
+    infra: str = ""  # where, e.g. aws/us-east-1
+    is_spot: bool = False
+    emulation: Emulation | None = None  # of a simulated cloud: how its GPUs are emulated
+    is_short: bool = False  # it was out of stock of late: nothing is asked of it for now
 
     def __post_init__(self) -> None:
         if not self.name or not self.gpu:

@@ -9,6 +9,10 @@ offers:
     start_delay_seconds: 120
     most_nodes: 50
     price_changes: [{at_seconds: 86400, price_dollars_per_hour: 1.6}]
+    instance: g4dn.12xlarge  # for SkyPilot: what the provider calls it,
+    infra: aws/us-east-1     # and where
+    spot: true
+    emulate: {speed: 0.0003, memory: 4GiB}  # for the simulated cloud, as in a cluster file
 
 A price is that of a whole node. Without a name an offer is called after its GPUs: `8xA100`.
 """
@@ -20,9 +24,11 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from drystone.describe.cluster_file import Emulation
 from drystone.describe.market import Offer, PriceChange
 from drystone.describe.yaml_file import Document, Key, load_yaml, parse_yaml
 from drystone.errors import InvalidSpec, RequestError, UnknownName, UnreadableFile
+from drystone.units import parse_bytes
 
 _HINT: Final = "Write it like: offers: [{gpu: A100, num_gpus: 8, price_dollars_per_hour: 16.0}]"
 _Amount = Annotated[float, Field(ge=0, le=1e12)]
@@ -38,6 +44,11 @@ class _ChangePart(_Part):
     price_dollars_per_hour: _Amount
 
 
+class _EmulatePart(_Part):
+    speed: Annotated[float, Field(gt=0, le=1)] = 1e-4
+    memory: str = "2GiB"
+
+
 class _OfferPart(_Part):
     gpu: _Name
     num_gpus: Annotated[int, Field(ge=1, le=10_000)] = 1
@@ -48,6 +59,10 @@ class _OfferPart(_Part):
     reclaims_per_hour: _Amount = 0.0
     memory_bytes: _Amount = 0.0
     price_changes: Annotated[tuple[_ChangePart, ...], Field(strict=False)] = ()
+    instance: Annotated[str, Field(max_length=80)] = ""
+    infra: Annotated[str, Field(max_length=80)] = ""
+    spot: bool = False
+    emulate: _EmulatePart | None = None
 
 
 class _MarketPart(_Part):
@@ -83,9 +98,13 @@ def _offers_of(document: Document) -> tuple[Offer, ...]:
 
 
 def _offer_of(part: _OfferPart, where: str) -> Offer:
-    fields = part.model_dump()
+    fields = part.model_dump(exclude={"emulate", "spot"})
     fields["name"] = part.name or f"{part.num_gpus}x{part.gpu}"
+    fields["is_spot"] = part.spot
     try:
+        if part.emulate is not None:
+            memory_bytes = parse_bytes(part.emulate.memory)
+            fields["emulation"] = Emulation(speed=part.emulate.speed, memory_bytes=memory_bytes)
         fields["price_changes"] = tuple(PriceChange(**one) for one in fields["price_changes"])
         return Offer(**fields)
     except InvalidSpec as error:
@@ -108,5 +127,5 @@ def _explain(document: Document, error: ValidationError) -> RequestError:
 
 def _known_keys(key: Key) -> list[str]:
     """What could have been written where an unknown key stands."""
-    parts: dict[int, Any] = {1: _MarketPart, 3: _OfferPart, 5: _ChangePart}
+    parts: dict[int, Any] = {1: _MarketPart, 3: _OfferPart, 4: _EmulatePart, 5: _ChangePart}
     return list(parts[len(key)].model_fields)

@@ -23,7 +23,7 @@ from drystone.run.admission import Admission
 from drystone.run.agent.client import AgentGone, AgentRefused
 from drystone.run.engine import Engine
 from drystone.run.events import Cancelled, Event, Paused, Stopped, Submitted, Unpaused
-from drystone.run.journal import Journal
+from drystone.run.journal import Journal, node_added
 from drystone.run.lifecycle import TERMINAL, IllegalTransition
 from drystone.run.live.options import work_of
 from drystone.run.live.reconcile import Patience, Reconciler
@@ -31,6 +31,9 @@ from drystone.run.live.world import LiveWorld, Pace
 from drystone.run.local.engine import LocalEngine
 from drystone.run.loop import drive
 from drystone.run.notes import Decided, Described, Drained, Launched, Undrained
+from drystone.run.renting.desk import RentalDesk
+from drystone.run.renting.doors import LocalDoor
+from drystone.run.renting.settings import Renting, check_emulations
 from drystone.run.state import JobRecord
 from drystone.run.store import Lease, LeaseLost, Store
 from drystone.schedule.decision import Decision, Move, Preempt, Refuse, Resize, Start
@@ -49,6 +52,8 @@ class ControllerSettings:
     policy: str = "prices"
     pace: Pace = field(default_factory=Pace)
     patience: Patience = field(default_factory=Patience)
+    renting: Renting | None = None  # None: nothing can be rented
+    clock: Callable[[], float] = time.time  # that the log goes by
 
 
 class Controller:
@@ -63,18 +68,23 @@ class Controller:
             self.store = Store(settings.database or f"sqlite:///{folder / 'log.db'}")
             lease = self._take_lease()
             seconds = settings.pace.startup_seconds
+            self.engine = settings.engine or LocalEngine(folder / "agents", settings.cluster)
+            self.desk = self._make_desk()
             self.journal = Journal(
                 self.store,
                 lease,
                 settings.cluster,
                 startup=StartupCost(seconds_per_gpu=seconds, most_seconds=seconds),
+                joining=self.desk.joining if self.desk else node_added,
+                renting=settings.renting,
+                recover=self.desk.recover if self.desk else None,
+                clock=settings.clock,
             )
         except BaseException:
             os.close(self._lock)
             raise
-        self.engine = settings.engine or LocalEngine(folder / "agents", settings.cluster)
         self.reconciler = Reconciler(self.journal, self.engine, folder / "jobs", settings.patience)
-        self.world = LiveWorld(self.journal, self.reconciler, settings.pace)
+        self.world = LiveWorld(self.journal, self.reconciler, settings.pace, self.desk)
         self.admission = Admission(self.journal)
         self.decision_seconds = 0.0  # that the last one took
         self.last_error = ""
@@ -90,6 +100,8 @@ class Controller:
     def run(self) -> None:
         """Start the agents, then decide and act until `leave`."""
         self.engine.start(self.journal.lease.epoch)
+        if self.desk is not None:
+            self.desk.open(self.journal)
         policy = self._noting(self.admission.limited(find_policy(self.settings.policy)))
         while not self.world.is_leaving:
             try:
@@ -111,7 +123,11 @@ class Controller:
 
     def close(self, *, ends_agents: bool = False) -> None:
         """Let go of everything; with `ends_agents` nothing is left running."""
+        if self.desk is not None:
+            self.desk.close()
         if ends_agents:
+            if self.desk is not None:
+                self.desk.end_all()
             self.engine.quit()
         self.engine.close()
         try:
@@ -238,6 +254,17 @@ class Controller:
         return rows[name]
 
     # --- inside ---------------------------------------------------------------------------------
+
+    def _make_desk(self) -> RentalDesk | None:
+        renting = self.settings.renting
+        if renting is None:
+            return None
+        check_emulations(self.settings.cluster, renting.offers)
+        door = renting.door
+        if door is None:
+            assert isinstance(self.engine, LocalEngine), "other engines come with a door"
+            door = LocalDoor(self.engine)
+        return RentalDesk(renting, self.engine, door, self.settings.folder)
 
     def _take_lease(self) -> Lease:
         """The right to act. On this machine the lock on the folder says that nobody else has it."""

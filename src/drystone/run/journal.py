@@ -7,6 +7,7 @@ reads several things at once holds `lock`.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from drystone.run.events import (
     Interrupted,
     NodeAdded,
     NodeReclaimed,
+    NodeReleased,
     NodeRemoved,
     Progressed,
     Submitted,
@@ -41,6 +43,7 @@ from drystone.run.notes import (
     TokenRevoked,
     job_of,
 )
+from drystone.run.renting.settings import Renting, with_rentable
 from drystone.run.snapshots import SnapshotMaker
 from drystone.run.store import JobRow, Lease, Store
 from drystone.schedule.snapshot import JobTable, OptionSet, Snapshot, StartupCost
@@ -66,6 +69,8 @@ class Journal:
         *,
         startup: StartupCost | None = None,
         joining: Joining = node_added,
+        renting: Renting | None = None,
+        recover: Callable[[LiveState], ClusterSpec] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.store, self.lease = store, lease
@@ -80,13 +85,16 @@ class Journal:
         self._actor = ""  # who is behind what is written now
         self._startup, self._clock, self._joining = startup or StartupCost(), clock, joining
         self._maker: SnapshotMaker | None = None
+        self.renting = renting  # None: nothing can be rented
         for sequence, event in store.read():
             self.live.record(event)
             self.sequence = sequence
+        if recover is not None:  # with the nodes that are rented and still run
+            cluster = recover(self.live)
         if not self.live.state.nodes:
             self._describe(tuple((one.id, one.gpu, one.num_gpus) for one in cluster.nodes))
         types = dict.fromkeys((*self._all_types(), *cluster.gpu_types))
-        self.book = OptionBook(cluster, tuple(types))
+        self.book = OptionBook(self._reachable(cluster), tuple(types))
         self.adopt(cluster, reason="the controller was started with other nodes")
 
     def now(self) -> float:
@@ -172,11 +180,15 @@ class Journal:
 
     def _ready_maker(self) -> SnapshotMaker:
         if self._maker is None:
+            rent = self.renting
             self._maker = SnapshotMaker(
                 tuple(self.live.state.nodes),
                 self.gpu_types,
                 self.options_of,
                 self._startup,
+                offers=rent.offers if rent else (),
+                budget_dollars_per_hour=rent.budget_dollars_per_hour if rent else math.inf,
+                hard_cap_dollars_per_hour=rent.hard_cap_dollars_per_hour if rent else math.inf,
             )
             for record in self.live.state.active.values():
                 if record.state is JobState.RUNNING:
@@ -241,7 +253,9 @@ class Journal:
             ]
             for row in missing:
                 why = (left or {}).get(state.nodes[row].id, reason)
-                kind = NodeReclaimed if row in state.rentals.rented else NodeRemoved
+                kind: type[NodeReclaimed | NodeReleased | NodeRemoved] = NodeRemoved
+                if row in state.rentals.rented:
+                    kind = NodeReleased if row in state.closing else NodeReclaimed
                 events.append(kind(time_seconds=now, node=row, reason=why))
             self.commit([*events, *self._joins(cluster, now)])
             used = {one.id for row, one in enumerate(state.nodes) if row not in state.gone}
@@ -273,19 +287,27 @@ class Journal:
 
     def _open_book(self) -> None:
         """Other options, where the nodes make a difference; running jobs keep the one they have."""
-        types = self._all_types()
+        types, cluster = self._all_types(), self._reachable(self.cluster)
         before, self.gpu_types = self.book, types
-        if types == before.types and _sizes(self.cluster) == _sizes(before.cluster):
-            before.cluster = self.cluster
+        if types == before.types and _sizes(cluster) == _sizes(before.cluster):
+            before.cluster = cluster
             return
-        self.book, self._maker = before.for_cluster(self.cluster, types), None
+        self.book, self._maker = before.for_cluster(cluster, types), None
         for record in self.live.state.active.values():
             if record.state is JobState.RUNNING:
                 speed = record.samples_per_second
                 record.option = self._row_of_placement(record.spec, record.placement, speed)
 
     def _all_types(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(node.gpu for node in self.live.state.nodes))
+        """Those of the first nodes, of what can be rented, and of all that came later."""
+        first = (gpu for _, gpu, _ in self.live.described.nodes)
+        offers = (offer.gpu for offer in (self.renting.offers if self.renting else ()))
+        here = (node.gpu for node in self.live.state.nodes)
+        return tuple(dict.fromkeys((*first, *offers, *here)))
+
+    def _reachable(self, cluster: ClusterSpec) -> ClusterSpec:
+        """The nodes that a job could get: those there are, and those that could be rented."""
+        return with_rentable(cluster, self.renting.offers) if self.renting else cluster
 
     def _known_prices(self) -> tuple[tuple[str, float], ...]:
         return self.live.described.dollars_per_gpu_hour

@@ -31,6 +31,7 @@ from drystone.run.events import (
     Paused,
     Progressed,
     Refused,
+    ReleaseAsked,
     Started,
     StartFailed,
     Stopped,
@@ -44,6 +45,7 @@ from drystone.run.notes import (
     Drained,
     Launched,
     Learned,
+    MarketDescribed,
     Note,
     TeamSet,
     TokenMade,
@@ -51,8 +53,10 @@ from drystone.run.notes import (
     Undrained,
     job_of,
 )
+from drystone.run.renting.ledger import Ledger
 from drystone.run.spending import Spending
 from drystone.run.state import ClusterState, JobRecord
+from drystone.schedule.snapshot import Placement
 from drystone.units import HOUR_SECONDS
 
 # Faults that say nothing about the job: they do not count against it.
@@ -101,6 +105,8 @@ class LiveState:
         self.drained: set[str] = set()
         self.lessons: dict[str, Lesson] = {}
         self.described = ClusterDescribed(time_seconds=0.0, nodes=())
+        self.market: MarketDescribed | None = None  # None: nothing can be rented
+        self.ledger = Ledger()
         self.access = Access()
         self.spending = Spending()
         self.num_events = 0
@@ -132,6 +138,7 @@ class LiveState:
     def record(self, event: Event) -> JobRecord | None:
         """Fold one event; the job that it changed, if any."""
         self.num_events += 1
+        self.ledger.record(event)
         if isinstance(event, Note):
             self._take_note(event)
             return None
@@ -177,10 +184,7 @@ class LiveState:
     def _after(self, live: LiveJob, record: JobRecord, event: Event) -> None:
         match event:
             case Started(placement=placement, reason=reason):
-                prices = dict(self.described.dollars_per_gpu_hour)
-                live.dollars_per_hour = sum(
-                    count * prices.get(self.state.nodes[node].gpu, 0.0) for node, count in placement
-                )
+                live.dollars_per_hour = self._dollars_per_hour(placement)
                 live.reason, live.retry_seconds = reason, 0.0
             case Progressed(done_samples=done):
                 if done > live.furthest_samples:
@@ -197,12 +201,24 @@ class LiveState:
             case _:
                 pass
 
+    def _dollars_per_hour(self, placement: Placement) -> float:
+        """What GPUs cost now: shares of rented nodes, the owner's own at their listed prices."""
+        prices, rented = dict(self.described.dollars_per_gpu_hour), self.state.rentals.rented
+        total = 0.0
+        for row, count in placement:
+            node, one = self.state.nodes[row], rented.get(row)
+            price = one.price_dollars_per_hour / node.num_gpus if one else prices.get(node.gpu, 0.0)
+            total += count * price
+        return total
+
     def _take_note(self, note: Note) -> None:
         match note:
             case Described(job_id=job_id, job=job):
                 self._described[job_id] = job
             case ClusterDescribed():
                 self._change_cluster(note)
+            case MarketDescribed():
+                self.market = note
             case Drained(node=node):
                 self.drained.add(node)
             case Undrained(node=node):
@@ -266,6 +282,9 @@ class _Rows:
                 self._check_leaving(row, states, is_lost=isinstance(event, NodeLost))
             case NodeReclaimed(node=row):
                 self._check_leaving(row, states, is_lost=False)
+            case ReleaseAsked(node=row):
+                self._check_leaving(row, states, is_lost=True)
+                self._state.rentals.check_rented(row)
             case _:
                 pass
 

@@ -41,6 +41,23 @@ class ClusterDescribed(Note):
 
 
 @event_kind
+class MarketDescribed(Note):
+    """From now on this can be rented, (name, GPU type, GPUs, dollars an hour) each, for so much.
+
+    `fleet` begins the token of every rental of this log; it never changes.
+    """
+
+    fleet: str
+    offers: tuple[tuple[str, str, int, float], ...]
+    budget_dollars_per_hour: float | None = None  # on average; None: no limit
+    hard_cap_dollars_per_hour: float | None = None
+
+    def says_as(self, other: MarketDescribed) -> bool:
+        """Whether both say the same, whenever it was."""
+        return dataclasses.replace(self, time_seconds=other.time_seconds) == other
+
+
+@event_kind
 class Drained(Note):
     """Nothing more is to start on a node."""
 
@@ -118,7 +135,7 @@ NOTES: Final = {
     kind.__name__: kind
     for kind in (
         Described, ClusterDescribed, Drained, Undrained, Launched, Learned, Decided, TokenMade,
-        TokenRevoked, TeamSet,
+        TokenRevoked, TeamSet, MarketDescribed,
     )
 }  # fmt: skip
 

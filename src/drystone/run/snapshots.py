@@ -138,7 +138,7 @@ class SnapshotMaker:
         self._columns.flush()
         return self.book.table()
 
-    def offers(self, rentals: RentalState) -> tuple[Offer, ...]:
+    def offers(self, rentals: RentalState, now_seconds: float) -> tuple[Offer, ...]:
         """At their prices of now, without what will be."""
         if rentals.prices != self._prices:
             self._prices = rentals.prices.copy()
@@ -146,13 +146,20 @@ class SnapshotMaker:
                 one.seen_at(self._prices.get(one.name, one.price_dollars_per_hour))
                 for one in self._listed
             )
+        if rentals.shortages:
+            return tuple(
+                dataclasses.replace(one, is_short=rentals.is_short(one.name, now_seconds))
+                for one in self._offers
+            )
         return self._offers
 
-    def rentals(self, rentals: RentalState) -> Rentals:
+    def rentals(self, state: ClusterState) -> Rentals:
+        rentals = state.rentals
         if not rentals.rented and not rentals.asked:
             return _NOTHING_RENTED
         rows = self._offer_rows
-        nodes = sorted(rentals.rented.items())
+        # Nodes that are being given back cost money still, and cannot be given back once more.
+        nodes = [one for one in sorted(rentals.rented.items()) if one[0] not in state.closing]
         return Rentals(
             nodes=np.array([node for node, _ in nodes], dtype=np.int64),
             offer=np.array([rows[one.offer] for _, one in nodes], dtype=np.int64),
@@ -206,11 +213,11 @@ class LazySnapshot(Snapshot):
 
     @cached_property
     def offers(self) -> tuple[Offer, ...]:
-        return self._maker.offers(self._state.rentals)
+        return self._maker.offers(self._state.rentals, self.now_seconds)
 
     @cached_property
     def rentals(self) -> Rentals:
-        return self._maker.rentals(self._state.rentals)
+        return self._maker.rentals(self._state)
 
     @cached_property
     def spent_dollars(self) -> float:

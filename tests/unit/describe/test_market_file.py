@@ -52,7 +52,7 @@ def test_a_market_file_says_all_that_an_offer_has(tmp_path: Path):
     ("row", "says"),
     [
         ("{gpu: A, price_dollars_per_hor: 1}", "Did you mean 'price_dollars_per_hour'"),
-        ("{gpu: A, price_dollars_per_hour: 1, spot: 1}", "unknown key 'spot'"),
+        ("{gpu: A, price_dollars_per_hour: 1, sport: 1}", "unknown key 'sport'"),
         ("{gpu: A}", "`price_dollars_per_hour` is missing"),
         ("{price_dollars_per_hour: 1}", "`gpu` is missing"),
         ("{gpu: A, price_dollars_per_hour: -1}", "greater than or equal to 0"),

@@ -73,6 +73,7 @@ class Reconciler:
         self._leaving: dict[Key, RunProgress] = {}  # launches that should not be there
         self._broken: set[Key] = set()  # launches that lost a node: the rest cannot save anything
         self._silent_since: dict[str, float] = {}
+        self.busy: frozenset[str] = frozenset()  # nodes where processes were at the last look
         self._renewed = -math.inf
 
     def progress(self, job_id: str) -> RunProgress | None:
@@ -90,6 +91,7 @@ class Reconciler:
         seen: dict[Key, list[Seen]] = {}
         for one in poll.launches:
             seen.setdefault((one.job_id, one.epoch), []).append(one)
+        self.busy = frozenset(one.node for one in poll.launches if not one.is_over) | poll.silent
         with self._journal.lock:
             state = self._journal.live.state
             self._note_nodes(poll)

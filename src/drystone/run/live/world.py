@@ -17,6 +17,7 @@ from drystone.run.events import Refused, Started, Stopped
 from drystone.run.journal import Journal
 from drystone.run.lifecycle import IllegalTransition, JobState
 from drystone.run.live.reconcile import Reconciler
+from drystone.run.renting.desk import RentalDesk
 from drystone.run.store import LeaseLost, StoreBusy
 from drystone.schedule.snapshot import Placement, Snapshot
 
@@ -34,8 +35,15 @@ class Pace:
 class LiveWorld:
     """Jobs, devices and time as they are."""
 
-    def __init__(self, journal: Journal, reconciler: Reconciler, pace: Pace | None = None) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        reconciler: Reconciler,
+        pace: Pace | None = None,
+        desk: RentalDesk | None = None,
+    ) -> None:
         self._journal, self._reconciler, self._pace = journal, reconciler, pace or Pace()
+        self._desk = desk  # None: nothing can be rented
         self._seen_version = -1
         self._wake_at = float("inf")
         self._renewed = 0.0
@@ -88,12 +96,18 @@ class LiveWorld:
             journal.commit([Refused(time_seconds=journal.now(), job_id=job_id, reason=reason)])
 
     def rent(self, offer: str, num_nodes: int, reason: str) -> None:
-        """Nothing can be rented here."""
-        raise DrystoneError(f"this engine cannot rent ({num_nodes} of {offer}: {reason})")
+        """Ask for nodes; they join once the provider has them."""
+        if self._desk is None:
+            raise DrystoneError(f"nothing can be rented ({num_nodes} of {offer}: {reason})")
+        with self._journal.lock:
+            self._desk.ask(offer, num_nodes, reason)
 
     def release(self, node: int, reason: str) -> None:
-        """Nothing was rented here."""
-        raise DrystoneError(f"this engine rents nothing, so it releases nothing ({node}: {reason})")
+        """Give a rented node back, as soon as nobody works there."""
+        if self._desk is None:
+            raise DrystoneError(f"nothing is rented, so nothing is given back ({node}: {reason})")
+        with self._journal.lock:
+            self._desk.release(node, reason)
 
     def wake(self, at_seconds: float, reason: str) -> None:
         """Let `advance` return at this time at the latest."""
@@ -122,6 +136,8 @@ class LiveWorld:
                 )
                 self._renewed = time.monotonic()
             self._reconciler.tick()
+            if self._desk is not None:
+                self._desk.tick(self._reconciler.busy)
         except LeaseLost:
             self.is_leaving = True
             raise
@@ -134,5 +150,6 @@ class LiveWorld:
             live.state.free[node] >= count
             and live.state.nodes[node].id not in live.drained
             and node not in live.state.lost
+            and node not in live.state.gone
             for node, count in placement
         )

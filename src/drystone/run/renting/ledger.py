@@ -23,9 +23,11 @@ from drystone.describe.training_job import TrainingJob
 from drystone.run.events import (
     BillSettled,
     Event,
+    NodeAdded,
     NodeJoined,
     NodeReclaimed,
     NodeReleased,
+    NodeRemoved,
     PhaseChanged,
     PriceChanged,
     Progressed,
@@ -119,7 +121,6 @@ class Ledger:
         self._own_prices: dict[str, float] = {}  # dollars a GPU hour by type
         self._teams: dict[str, str] = {}  # by job
         self._rows: dict[str, tuple[int, ...]] = {}  # by job that has GPUs
-        self._num_own = 0
         self._own: tuple[tuple[str, str, int], ...] = ()
         self._names: dict[int, str] = {}  # of rented nodes, by rental
         self._by_account: Counter[Account] = Counter()
@@ -161,22 +162,33 @@ class Ledger:
         self.rentals.fail(event)
 
     def _describe(self, event: ClusterDescribed) -> None:
-        for row in [row for row in self._nodes if row < self._num_own]:
+        for row in [row for row in self._nodes if row not in self.rentals.rented]:
             self._close(row, event.time_seconds)
         self._own_prices = dict(event.dollars_per_gpu_hour)
         if event.nodes == self._own:
             return
-        rented = [self._nodes[row] for row in sorted(self._nodes) if row >= self._num_own]
-        old = [row for row in sorted(self._nodes) if row >= self._num_own]
-        self._own, self._num_own = event.nodes, len(event.nodes)
+        old = sorted(self.rentals.rented)
+        rented = [self._nodes[row] for row in old]
+        self._own = event.nodes
         self._nodes = {
             row: _Node(id=name, gpu=gpu, num_gpus=count, since_seconds=event.time_seconds)
             for row, (name, gpu, count) in enumerate(event.nodes)
         }
         # As in the state of the cluster: own nodes first, then those that are rented.
-        moved = {before: self._num_own + offset for offset, before in enumerate(old)}
+        moved = {before: len(event.nodes) + offset for offset, before in enumerate(old)}
         self._nodes |= dict(zip(moved.values(), rented, strict=True))
         self.rentals.move_rows(moved)
+
+    def _add(self, event: NodeAdded) -> None:
+        """A node of the owner's."""
+        spec = event.spec
+        self._nodes[event.node] = _Node(
+            id=spec.id, gpu=spec.gpu, num_gpus=spec.num_gpus, since_seconds=event.time_seconds
+        )
+
+    def _remove(self, event: NodeRemoved) -> None:
+        self._close(event.node, event.time_seconds)
+        del self._nodes[event.node]
 
     def _join(self, event: NodeJoined) -> None:
         self.rentals.join(event)
@@ -302,6 +314,8 @@ _FOLDS: Final[Mapping[type[Event], Callable[[Ledger, Any], None]]] = MappingProx
         ClusterDescribed: Ledger._describe,
         RentalAsked: Ledger._ask,
         RentalFailed: Ledger._fail,
+        NodeAdded: Ledger._add,
+        NodeRemoved: Ledger._remove,
         NodeJoined: Ledger._join,
         PriceChanged: Ledger._reprice,
         NodeReleased: Ledger._leave,

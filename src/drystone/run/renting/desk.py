@@ -1,0 +1,317 @@
+"""Renting, made true step by step: what the log asks for, and what the provider says there is.
+
+`ask` and `release` only write events. At every tick the log is compared with the last news from the
+provider: what is asked for and not there is requested (the token was in the log before), what runs
+is brought into the cluster, what the provider took back leaves it, what is given back is ended once
+nobody works there, and what is rented and in no log is ended at once. It can be cut off anywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import secrets
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from drystone.describe.cluster_file import ClusterSpec
+from drystone.describe.market import Offer
+from drystone.describe.trace_cluster import NodeSpec
+from drystone.errors import DrystoneError, UnknownName
+from drystone.run.engine import Engine
+from drystone.run.events import (
+    BillSettled,
+    Event,
+    NodeJoined,
+    PriceChanged,
+    ReleaseAsked,
+    RentalAsked,
+    RentalFailed,
+    Stopped,
+)
+from drystone.run.journal import Journal, node_added
+from drystone.run.live_state import LiveState
+from drystone.run.notes import MarketDescribed
+from drystone.run.renting.errands import Errands, News
+from drystone.run.renting.provider import Rental, Stage, make_token, node_name, rental_of
+from drystone.run.renting.settings import Door, Renting
+
+_OVER: Final = (Stage.FAILED, Stage.ENDED)
+_ROUNDING: Final = 1e-9  # share by which sums of prices may be off
+
+
+class RentalDesk:
+    """Between the log, the provider and the engine. All but the errands is in the loop's thread."""
+
+    def __init__(self, settings: Renting, engine: Engine, door: Door, folder: Path) -> None:
+        self.settings, self._engine, self._door = settings, engine, door
+        self._offers = {offer.name: offer for offer in settings.offers}
+        where = f"{socket.gethostname()}:{folder}"
+        # All that this folder ever rented begins alike, also if its log is lost.
+        self._family = f"drystone-{hashlib.sha256(where.encode()).hexdigest()[:8]}"
+        self._errands = Errands(
+            settings.provider, family=self._family, look_seconds=settings.look_seconds
+        )
+        self._journal: Journal | None = None
+        self._fleet = ""  # the family, and what tells this log from others
+        self._running: dict[str, Rental] = {}  # by name of the node, as last seen
+        self._seen = 0
+
+    @property
+    def trouble(self) -> str:
+        """Why the provider does not answer; empty where it does."""
+        return self._errands.trouble
+
+    # --- beginning and end ----------------------------------------------------------------------
+
+    def recover(self, live: LiveState) -> ClusterSpec:
+        """The cluster of now, with the nodes that the log has rented and that still run.
+
+        Where the provider does not answer they are taken to run: if they do not, they are silent.
+        """
+        self._fleet = live.market.fleet if live.market is not None else ""
+        try:
+            news: News | None = self._errands.look()
+        except DrystoneError:
+            news = None
+        for row, rented in live.state.rentals.rented.items():
+            name = live.state.nodes[row].id
+            found = news.rentals.get(self._token(rented.rental)) if news else None
+            is_gone = news is not None and (found is None or found.stage in _OVER)
+            if not is_gone and rented.offer in self._offers:
+                self._door.bring(name, self._offers[rented.offer])
+        if news is not None and self._fleet:
+            self._note_running(live, news)
+        return self._engine.discover()
+
+    def open(self, journal: Journal) -> None:
+        """The log is read: say what is on offer, and begin to look."""
+        self._journal = journal
+        self._fleet = self._fleet or f"{self._family}-{secrets.token_hex(2)}"
+        budget, cap = (
+            None if math.isinf(one) else one
+            for one in (
+                self.settings.budget_dollars_per_hour, self.settings.hard_cap_dollars_per_hour,
+            )
+        )  # fmt: skip
+        note = MarketDescribed(
+            time_seconds=journal.now(),
+            fleet=self._fleet,
+            offers=tuple(
+                (one.name, one.gpu, one.num_gpus, one.price_dollars_per_hour)
+                for one in self.settings.offers
+            ),
+            budget_dollars_per_hour=budget,
+            hard_cap_dollars_per_hour=cap,
+        )
+        if journal.live.market is None or not note.says_as(journal.live.market):
+            journal.commit([note])
+        self._errands.start()
+
+    def close(self) -> None:
+        """Ask no more; what is rented stays rented."""
+        self._errands.stop()
+
+    def end_all(self) -> None:
+        """Give everything back, now: the controller ends and nobody would."""
+        self._errands.stop()
+        for one in self.settings.provider.status(self._family):
+            if one.stage not in _OVER:
+                self.settings.provider.release(one.token)
+
+    # --- what policies decide -------------------------------------------------------------------
+
+    def ask(self, offer_name: str, num_nodes: int, reason: str) -> None:
+        """Nodes of an offer are wanted: the log knows before anybody is asked."""
+        if offer_name not in self._offers:
+            raise UnknownName("offer", offer_name, self._offers)
+        journal = self._opened()
+        now, offer = journal.now(), self._offers[offer_name]
+        journal.commit(
+            [
+                RentalAsked(
+                    time_seconds=now,
+                    offer=offer_name,
+                    num_nodes=num_nodes,
+                    first_rental=journal.live.state.rentals.num_asked,
+                    ready_seconds=now + offer.start_delay_seconds,
+                    reason=reason,
+                )
+            ]
+        )
+
+    def release(self, row: int, reason: str) -> None:
+        """A node is to be given back, unless somebody got it meanwhile."""
+        journal = self._opened()
+        state = journal.live.state
+        is_free = state.free[row] == state.nodes[row].num_gpus or row in state.lost
+        if row in state.rentals.rented and row not in state.closing and is_free:
+            journal.commit([ReleaseAsked(time_seconds=journal.now(), node=row, reason=reason)])
+
+    def joining(self, row: int, spec: NodeSpec, now_seconds: float) -> Event | None:
+        """The event of a node that joins: rented, of the owner's, or not to be used."""
+        found = self._running.get(spec.id)
+        if found is None:
+            return None if spec.id.startswith("rented-") else node_added(row, spec, now_seconds)
+        rental = rental_of(found.token, self._fleet)
+        assert rental is not None, "only nodes of this log are noted as running"
+        return NodeJoined(
+            time_seconds=now_seconds,
+            node=row,
+            rental=rental,
+            offer=found.offer,
+            spec=spec,
+            price_dollars_per_hour=found.price_dollars_per_hour,
+            billed_since_seconds=min(found.since_seconds, now_seconds),
+        )
+
+    # --- every tick -----------------------------------------------------------------------------
+
+    def tick(self, busy: frozenset[str]) -> None:
+        """One comparison. `busy` are nodes where processes still work or leave."""
+        journal, news = self._opened(), self._errands.news()
+        with journal.lock:
+            if news is not None and news.number != self._seen:
+                self._seen = news.number
+                self._take_in(journal, news)
+            if news is not None:
+                rents = self._to_rent(journal, news)
+                self._errands.order(rents, self._to_release(journal, news, busy))
+
+    def _take_in(self, journal: Journal, news: News) -> None:
+        """What the provider says becomes events, and nodes of the cluster."""
+        state, now = journal.live.state, journal.now()
+        journal.commit(self._price_events(state.rentals.prices, news.prices, now))
+        self._note_running(journal.live, news)
+        journal.commit(self._failures(journal, news))
+        for name, one in self._running.items():
+            self._door.bring(name, self._offers[one.offer])
+        for row, rented in list(state.rentals.rented.items()):
+            found = news.rentals.get(self._token(rented.rental))
+            if found is None or found.stage in _OVER:
+                reason = found.reason if found else "the provider does not know it any more"
+                self._door.take(state.nodes[row].id, reason)
+        journal.commit(self._settlements(journal, news))
+        self._keep_cap(journal)
+
+    def _note_running(self, live: LiveState, news: News) -> None:
+        """Nodes that were asked for and run: they are expected in the cluster."""
+        self._running = {}
+        for rental, asked in live.state.rentals.asked.items():
+            found = news.rentals.get(self._token(rental))
+            if found is not None and found.stage is Stage.RUNNING and asked.offer in self._offers:
+                self._running[node_name(asked.offer, rental)] = found
+
+    def _price_events(
+        self, known: Mapping[str, float], prices: Mapping[str, float], now: float
+    ) -> list[Event]:
+        return [
+            PriceChanged(time_seconds=now, offer=name, price_dollars_per_hour=prices[name])
+            for name, offer in self._offers.items()
+            if name in prices and prices[name] != known.get(name, offer.price_dollars_per_hour)
+        ]
+
+    def _failures(self, journal: Journal, news: News) -> list[Event]:
+        """Nodes that will not come, or for which we wait no longer."""
+        now, events = journal.now(), list[Event]()
+        for rental, asked in journal.live.state.rentals.asked.items():
+            found = news.rentals.get(self._token(rental))
+            reason = ""
+            if found is not None and found.stage in _OVER:
+                reason = found.reason or "it ended before it could be used"
+            elif now > asked.ready_seconds + self.settings.patience_seconds:
+                reason = f"it did not come within {now - asked.asked_seconds:.0f} s"
+            elif asked.offer not in self._offers:
+                reason = f"there is no offer {asked.offer} any more"
+            if reason:
+                events.append(
+                    RentalFailed(time_seconds=now, rental=rental, offer=asked.offer, reason=reason)
+                )
+        return events
+
+    def _settlements(self, journal: Journal, news: News) -> list[Event]:
+        """Bills of rentals that are over, as the provider says."""
+        rentals, now, events = journal.live.state.rentals, journal.now(), list[Event]()
+        open_rentals = {one.rental for one in rentals.rented.values()} | rentals.asked.keys()
+        for token, one in news.rentals.items():
+            rental = rental_of(token, self._fleet)
+            if rental is None or rental in open_rentals or rental >= rentals.num_asked:
+                continue
+            billed = one.billed_micro_dollars
+            if one.stage in _OVER and billed is not None and rental not in rentals.settled:
+                events.append(
+                    BillSettled(
+                        time_seconds=now, rental=rental, offer=one.offer, micro_dollars=billed
+                    )
+                )
+        return events
+
+    def _keep_cap(self, journal: Journal) -> None:
+        """Where prices rose above the hard cap, nodes are given back: idle ones, then new ones."""
+        state, cap = journal.live.state, self.settings.hard_cap_dollars_per_hour
+        rented = state.rentals.rented
+        held = {row: one for row, one in rented.items() if row not in state.closing}
+        rate = sum(one.price_dollars_per_hour for one in held.values())
+        order = sorted(
+            held, key=lambda row: (state.free[row] < state.nodes[row].num_gpus, -held[row].rental)
+        )
+        for row in order:
+            if rate <= cap * (1 + _ROUNDING):
+                return
+            rate -= held[row].price_dollars_per_hour
+            now, reason = journal.now(), "its price rose, and the hard cap allows no more"
+            stops: list[Event] = [
+                Stopped(time_seconds=now, job_id=job_id, reason=reason)
+                for job_id, record in state.active.items()
+                if any(one == row for one, _ in record.placement)
+            ]
+            journal.commit([*stops, ReleaseAsked(time_seconds=now, node=row, reason=reason)])
+
+    def _to_rent(self, journal: Journal, news: News) -> dict[str, Offer]:
+        """Tokens that the provider does not know, as far as the hard cap has room for them now.
+
+        Nodes that are being given back count until they are gone.
+        """
+        rentals, found = journal.live.state.rentals, dict[str, Offer]()
+        rate, unasked = rentals.dollars_per_hour(), []
+        for rental, asked in rentals.asked.items():
+            token = self._token(rental)
+            price = self._price(journal, asked.offer)
+            if token in news.rentals:
+                rate += price
+            elif asked.offer in self._offers:
+                unasked.append((token, self._offers[asked.offer], price))
+        for token, offer, price in unasked:
+            rate += price
+            if rate <= self.settings.hard_cap_dollars_per_hour * (1 + _ROUNDING):
+                found[token] = offer
+        return found
+
+    def _to_release(self, journal: Journal, news: News, busy: frozenset[str]) -> set[str]:
+        """Nodes to be given back where nobody works any more, and whatever nobody rented."""
+        state, found = journal.live.state, set[str]()
+        rented = {one.rental: row for row, one in state.rentals.rented.items()}
+        for token, one in news.rentals.items():
+            if one.stage in _OVER:
+                continue
+            rental = rental_of(token, self._fleet)
+            row = rented.get(rental) if rental is not None else None
+            if row is not None:
+                if row in state.closing and state.nodes[row].id not in busy:
+                    found.add(token)
+            elif rental is None or rental not in state.rentals.asked:
+                found.add(token)
+        return found
+
+    def _price(self, journal: Journal, offer: str) -> float:
+        listed = self._offers[offer].price_dollars_per_hour if offer in self._offers else 0.0
+        return journal.live.state.rentals.prices.get(offer, listed)
+
+    def _token(self, rental: int) -> str:
+        return make_token(self._fleet, rental)
+
+    def _opened(self) -> Journal:
+        assert self._journal is not None, "the desk is opened before it is used"
+        return self._journal

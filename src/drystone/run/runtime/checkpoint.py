@@ -27,6 +27,7 @@ from drystone.errors import UnreadableFile
 from drystone.run.fence import own_epoch, writing
 from drystone.run.runtime.collectives import Wire
 from drystone.run.runtime.ledger import host_memory
+from drystone.run.runtime.safe_reader import SafeReader
 from drystone.run.runtime.shard import Owned
 from drystone.run.runtime.stepping import Stepper
 
@@ -117,7 +118,7 @@ def load_checkpoint(path: Path, engine: Stepper, optimizer: torch.optim.Optimize
     with host_memory():
         dcp.load(
             dict(checkpoint_state(engine.owned, optimizer)),
-            storage_reader=dcp.FileSystemReader(path),
+            storage_reader=SafeReader(path),
             process_group=wire.group,
             no_dist=wire.is_alone,
         )

@@ -6,6 +6,7 @@ first one of a certain kind, in the middle of giving an order to an agent, or at
 paused and resumed, once they have run.
 """
 
+import faulthandler
 import json
 import os
 import random
@@ -80,6 +81,7 @@ def meddle(controller: Controller, names: dict[str, str]) -> None:
 
 
 def main() -> None:
+    faulthandler.dump_traceback_later(150, exit=True)  # one that hangs says where
     folder, cluster, seed = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     if seed:
         arm(seed)

@@ -11,6 +11,7 @@ from typing import Final
 from drystone.describe.job import JobSpec
 from drystone.describe.model import ModelSpec
 from drystone.describe.model_source import ModuleReference, resolve_model
+from drystone.describe.module_spec import ModuleSpec
 from drystone.describe.recipe import Optimizer, Precision, Recipe
 from drystone.errors import InvalidSpec, UnreadableFile
 
@@ -27,6 +28,7 @@ class TrainingJob:
     owner: str = ""
     team: str = ""  # whose quota and budget it uses; empty: nobody's
     model: str = ""  # empty: a command whose model nobody told us
+    module: ModuleSpec | None = None  # what a look at a Python function told
     data: str = "synthetic"
     num_steps: int = 0
     num_tokens: int = 0
@@ -59,26 +61,28 @@ class TrainingJob:
         return bool(self.command)
 
 
-def find_shape(job: TrainingJob) -> ModelSpec | None:
+Shape = ModelSpec | ModuleSpec
+
+
+def find_shape(job: TrainingJob) -> Shape | None:
     """The shape of the model; None for a command that names none."""
-    if not job.model:
-        return None
+    if job.module is not None or not job.model:
+        return job.module
     found = resolve_model(job.model)
     if isinstance(found, ModuleReference):
-        raise InvalidSpec(
-            "a job cannot train a Python function by itself yet",
-            where=job.model,
-            hint=(
-                "Let a script train it: examples/train_module.py does so on any number of GPUs, "
-                "with checkpoints; put your function there, and write command: python "
-                f"train_module.py instead of model:. `drystone estimate {found.path.name}:"
-                f"{found.function} --gpu A100-80G` says what it needs"
-            ),
-        )
+        raise InvalidSpec("nobody has looked at this function yet", where=job.model)
     return found
 
 
-def recipe_of(job: TrainingJob, shape: ModelSpec) -> Recipe:
+def find_module(job: TrainingJob) -> ModuleReference | None:
+    """The Python function that a job names as its model, if nobody has looked at it yet."""
+    if job.module is not None or ".py:" not in job.model:
+        return None
+    found = resolve_model(job.model)
+    return found if isinstance(found, ModuleReference) else None
+
+
+def recipe_of(job: TrainingJob, shape: Shape | None) -> Recipe:
     """How it is trained; the precision may still be changed where it was left open."""
     precision = _DEFAULT_MIXED if job.precision == "auto" else Precision(job.precision)
     return Recipe(
@@ -89,7 +93,7 @@ def recipe_of(job: TrainingJob, shape: ModelSpec) -> Recipe:
     )
 
 
-def sequence_length(job: TrainingJob, shape: ModelSpec | None) -> int:
+def sequence_length(job: TrainingJob, shape: Shape | None) -> int:
     """Tokens of a sample."""
     if job.seq_len:
         return job.seq_len
@@ -97,7 +101,7 @@ def sequence_length(job: TrainingJob, shape: ModelSpec | None) -> int:
     return min(context or _LONGEST_DEFAULT, _LONGEST_DEFAULT)
 
 
-def count_steps(job: TrainingJob, shape: ModelSpec | None) -> int:
+def count_steps(job: TrainingJob, shape: Shape | None) -> int:
     """Optimizer steps that the job asks for, rounded up."""
     if job.num_steps:
         return job.num_steps
@@ -107,7 +111,7 @@ def count_steps(job: TrainingJob, shape: ModelSpec | None) -> int:
 
 
 def make_spec(
-    job: TrainingJob, shape: ModelSpec | None, *, job_id: str, submit_seconds: float
+    job: TrainingJob, shape: Shape | None, *, job_id: str, submit_seconds: float
 ) -> JobSpec:
     """The job as the scheduler sees it."""
     deadline = math.inf
@@ -125,6 +129,9 @@ def make_spec(
         priority=job.priority,
         deadline_seconds=deadline,
         max_cost_dollars=math.inf if job.max_cost_dollars is None else job.max_cost_dollars,
+        max_duration_seconds=(
+            math.inf if job.max_duration_seconds is None else job.max_duration_seconds
+        ),
         allowed_gpus=frozenset(job.allowed_gpus),
         denied_gpus=job.denied_gpus,
         min_gpus=job.min_gpus,

@@ -88,16 +88,28 @@ def trace_module(
     cache_folder: Path | None = None,
 ) -> ModuleTrace:
     """Trace the module in a process of its own, or recall the trace of the same files."""
+    answer = recalled_answer(
+        _TRACER, request, timeout_seconds=timeout_seconds, cache_folder=cache_folder
+    )
+    return parse_trace(answer["trace"], where=request.path)
+
+
+def recalled_answer(
+    program: str, request: TraceRequest, *, timeout_seconds: float, cache_folder: Path | None
+) -> dict[str, Any]:
+    """What a program that needs torch says about a module, run in a process of its own.
+
+    An answer about files that have not changed since is recalled.
+    """
     folder = default_cache_folder() if cache_folder is None else cache_folder
-    entry = folder / f"trace-{_fingerprint(request)}.json"
+    entry = folder / f"{program.rpartition('.')[2]}-{_fingerprint(request)}.json"
     if (recalled := _recall(entry)) is not None:
         return recalled
-    answer = _run_tracer(request, timeout_seconds)
+    answer = _run_program(program, request, timeout_seconds)
     if "error" in answer:
         raise RequestError(**answer["error"])
-    trace = parse_trace(answer["trace"], where=request.path)
     _remember(entry, answer)
-    return trace
+    return answer
 
 
 def default_cache_folder() -> Path:
@@ -106,7 +118,7 @@ def default_cache_folder() -> Path:
     return (Path(home) if home else Path.home() / ".cache") / "drystone"
 
 
-def _run_tracer(request: TraceRequest, timeout_seconds: float) -> dict[str, Any]:
+def _run_program(program: str, request: TraceRequest, timeout_seconds: float) -> dict[str, Any]:
     if importlib.util.find_spec("torch") is None:
         raise RequestError("tracing a module needs torch, which is not installed",
                            where=request.path, hint="pip install 'drystone[runtime]'")  # fmt: skip
@@ -115,7 +127,7 @@ def _run_tracer(request: TraceRequest, timeout_seconds: float) -> dict[str, Any]
         asked.write_text(json.dumps(asdict(request)))
         try:
             done = subprocess.run(
-                [sys.executable, "-P", "-m", _TRACER, str(asked), str(answered)],
+                [sys.executable, "-P", "-m", program, str(asked), str(answered)],
                 stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
                 timeout=timeout_seconds, check=False,
             )  # fmt: skip
@@ -154,13 +166,15 @@ def _version(package: str) -> str:
         return ""
 
 
-def _recall(entry: Path) -> ModuleTrace | None:
-    """The stored trace, if it can be read and none of the user's files has changed since."""
+def _recall(entry: Path) -> dict[str, Any] | None:
+    """The stored answer, if it can be read and none of the user's files has changed since."""
     try:
         stored = json.loads(entry.read_text())
         if any(_digest(Path(file)) != digest for file, digest in stored["digests"].items()):
             return None
-        return parse_trace(stored["trace"], where=str(entry))
+        for table in [stored["trace"]] if "trace" in stored else stored["traces"]:
+            parse_trace(table, where=str(entry))
+        return dict(stored)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, UnreadableFile):
         return None
 
@@ -171,7 +185,7 @@ def _remember(entry: Path, answer: Mapping[str, Any]) -> None:
         digests = {file: _digest(Path(file)) for file in answer["sources"]}
         entry.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=entry.parent, delete=False) as file:
-            json.dump({"digests": digests, "trace": answer["trace"]}, file)
+            json.dump({"digests": digests, **answer}, file)
         os.replace(file.name, entry)
     except OSError:
         return

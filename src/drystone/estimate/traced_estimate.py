@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from drystone.describe.cluster import Machine
+from drystone.describe.gpu import GpuSpec
 from drystone.describe.layout import Layout
 from drystone.describe.prices import Price
 from drystone.describe.recipe import Precision, Recipe
@@ -107,10 +108,14 @@ def estimate_traced(
     )
 
 
-def _least_seconds(trace: ModuleTrace, recipe: Recipe, layout: Layout, machine: Machine) -> float:
-    gpu = machine.gpu
+def best_flops(gpu: GpuSpec, recipe: Recipe) -> float:
+    """Operations a second of the GPU's best matrix multiplication in the recipe's precision."""
     peak = gpu.fp32_flops if recipe.precision in _FULL_WIDTH else (gpu.bf16_flops or gpu.fp16_flops)
     ceiling = gpu.measured_bf16_flops or peak * gpu_efficiency(gpu).ceiling_share
-    rate = min(peak or gpu.fp32_flops, ceiling or gpu.fp32_flops)
+    return min(peak or gpu.fp32_flops, ceiling or gpu.fp32_flops)
+
+
+def _least_seconds(trace: ModuleTrace, recipe: Recipe, layout: Layout, machine: Machine) -> float:
     num_micro = -(-recipe.global_batch // (layout.dp * layout.micro_batch))
-    return num_micro * (trace.forward_flops + trace.backward_flops) / rate
+    flops = trace.forward_flops + trace.backward_flops
+    return num_micro * flops / best_flops(machine.gpu, recipe)

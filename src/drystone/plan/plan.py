@@ -11,6 +11,7 @@ from typing import Any
 from drystone.describe.json_shapes import from_plain, to_plain
 from drystone.describe.layout import Layout, Schedule, Sharding
 from drystone.describe.model import ModelSpec
+from drystone.describe.module_spec import ModuleSpec
 from drystone.describe.recipe import Recipe
 from drystone.errors import InvalidSpec, UnreadableFile
 from drystone.units import HOUR_SECONDS
@@ -88,7 +89,7 @@ class Plan:
     """One way to run one job."""
 
     way: Way
-    model: ModelSpec
+    model: ModelSpec | ModuleSpec
     recipe: Recipe  # with the recomputation that the plan needs
     stages: tuple[StagePlan, ...]
     needs: tuple[GpuNeed, ...]

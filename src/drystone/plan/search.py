@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from drystone.describe.layout import Layouts, Sharding
 from drystone.describe.model import ModelSpec, QkNorm, Side
 from drystone.describe.pool import GpuGroup, Pool, make_pool
@@ -86,6 +88,28 @@ def plan_job(
             plans.append(piped)
     plans = [priced(_marked(plan), prices) for plan in plans]
     return PlanList(plans=_explained(_ranked(plans)), misses=tuple(misses), shortfall=shortfall)
+
+
+def plan_executable(model: ModelSpec, recipe: Recipe, pool: Pool) -> Plan | AssignmentShortfall:
+    """The fastest plan on all GPUs of the pool that the runtime executes.
+
+    Data parallel with layer-major order, or, on equal GPUs, a Cell that splits layers or matrices.
+    Cells without such splits run in layer-major order all the same, so they are no choice.
+    """
+    best = plan_uneven(model, recipe, pool)
+    if len(pool.groups) > 1 or pool.num_gpus == 1:
+        return best
+    [group] = pool.groups
+    cells = search_cells(model, recipe, group.machine, (group.count,))
+    layouts = cells.layouts
+    splits = np.flatnonzero((layouts.tp * layouts.pp > 1) & (layouts.num_gpus == group.count))
+    for index in splits[np.argsort(cells.step_seconds[splits], kind="stable")].tolist():
+        if isinstance(best, Plan) and cells.step_seconds[index] >= best.step_seconds:
+            break
+        plan = _marked(cell_plan(model, cells, index, group))
+        if not plan.not_executable:
+            return plan
+    return best
 
 
 def _with_precision(recipe: Recipe, groups: Sequence[GpuGroup]) -> Recipe:
@@ -182,6 +206,7 @@ def _equal_stages(
 def _marked(plan: Plan) -> Plan:
     """The plan with what the runtime cannot execute of it, if anything (docs/runtime.md)."""
     model, recipe = plan.model, plan.recipe
+    assert isinstance(model, ModelSpec)  # modules have a search of their own
     gaps = [
         words
         for name, words in _NOT_EXECUTABLE.items()

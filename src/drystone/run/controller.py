@@ -141,6 +141,7 @@ class Controller:
 
     def submit(self, job: TrainingJob, *, client_key: str = "") -> tuple[str, bool]:
         """Take a job in; its id, and whether it is new. The same key gives the same job."""
+        job = self.journal.book.looked_at(job)
         with self.journal.lock:
             known = self.store.find_key(client_key) if client_key else None
             if known is not None:

@@ -13,6 +13,7 @@ from dataclasses import field
 from typing import Any, Final
 
 from drystone.describe.json_shapes import from_plain, to_plain
+from drystone.describe.module_spec import ModuleSpec
 from drystone.describe.training_job import TrainingJob
 from drystone.errors import UnreadableFile
 from drystone.run.events import Event, event_kind, parse_event, render_event
@@ -172,8 +173,10 @@ def _read_job(table: dict[str, Any]) -> TrainingJob:
     """
     environment = tuple((name, value) for name, value in table["environment"])
     tuples = {name: tuple(table[name]) for name in ("allowed_gpus", "denied_gpus", "command")}
+    module = table.get("module")  # older logs have none
     try:
-        return TrainingJob(**(table | tuples | {"environment": environment}))
+        given = {"environment": environment, "module": ModuleSpec(**module) if module else None}
+        return TrainingJob(**(table | tuples | given))
     except TypeError as error:
         raise UnreadableFile(f"not a description of a job: {error}") from None
 

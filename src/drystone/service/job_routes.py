@@ -69,7 +69,7 @@ def _add_submission(router: APIRouter, controller: Controller, uploads: Uploads)
     )
     def plan(body: Annotated[JobBody, Body()]) -> Response:
         """What submitting would do; nothing is kept."""
-        job = described(body)
+        job = journal.book.looked_at(described(body))
         with journal.lock:
             view = plan_view(controller, job)
         if not view["options"]:

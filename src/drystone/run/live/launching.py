@@ -19,9 +19,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from drystone.describe.cluster_file import ClusterSpec
+from drystone.describe.module_spec import ModuleSpec
 from drystone.describe.training_job import TrainingJob
 from drystone.estimate.layer import layer_seconds
-from drystone.plan.plan import Plan, save_plan
+from drystone.estimate.traced_estimate import best_flops
+from drystone.plan.modules import section_flops
+from drystone.plan.plan import Plan, Way, save_plan
 from drystone.plan.uneven import uneven_recipe
 from drystone.run.agent.launches import PYTHON, read_json, write_whole
 from drystone.run.engine import Rendezvous
@@ -241,10 +244,16 @@ def section_seconds(plan: Plan, cluster: ClusterSpec, gpu: str) -> dict[str, flo
         (share.micro_batch for stage in plan.stages for share in stage.ranks if share.gpu == gpu),
         default=1,
     )
+    machine = cluster.group(gpu, 1).machine
+    if isinstance(plan.model, ModuleSpec):
+        rate = best_flops(machine.gpu, plan.recipe)
+        return {kind: flops / rate for kind, flops in section_flops(plan.model).items()}
+    is_layer_major = plan.way is Way.UNEVEN
     found = layer_seconds(
         plan.model,
-        uneven_recipe(plan.recipe),
-        cluster.group(gpu, 1).machine,
+        uneven_recipe(plan.recipe) if is_layer_major else plan.recipe,
+        machine,
+        tp=max(stage.tp for stage in plan.stages),
         micro_batch=max(1, micro),
     )
     both = found.backward + found.recompute

@@ -10,22 +10,31 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import lru_cache
+from itertools import combinations
 from typing import Final
 
 import numpy as np
 
 from drystone.describe.cluster_file import ClusterSpec
 from drystone.describe.model import ModelSpec
+from drystone.describe.module_spec import ModuleSpec
 from drystone.describe.pool import GpuGroup, Pool, make_pool
 from drystone.describe.recipe import Precision, Recipe
-from drystone.describe.training_job import TrainingJob, find_shape, recipe_of
+from drystone.describe.training_job import (
+    Shape,
+    TrainingJob,
+    find_module,
+    find_shape,
+    recipe_of,
+)
 from drystone.errors import NothingFits
-from drystone.plan.options import count_grid, enumerate_options
+from drystone.estimate.module_probe import probe_module
+from drystone.plan.modules import plan_module
+from drystone.plan.options import count_grid, enumerate_options, pair_grid
 from drystone.plan.plan import Plan
-from drystone.plan.search import priced
-from drystone.plan.uneven import plan_uneven
+from drystone.plan.search import plan_executable, priced
 from drystone.run.live_state import Lesson, type_factors
 from drystone.schedule.snapshot import OptionSet
 
@@ -62,18 +71,30 @@ class OptionBook:
         self._totals = dict.fromkeys(self.types, 0)
         for node in cluster.nodes:
             self._totals[node.gpu] += node.num_gpus
-        self._shapes: dict[str, ModelSpec | None] = {}
+        self._shapes: dict[str, Shape | None] = {}
         self._listed: dict[str, tuple[float, _Listed]] = {}  # memory share they were listed with
         self._sets: dict[str, tuple[Lesson, OptionSet]] = {}
         self._plans: dict[tuple[str, Counts, float], Plan] = {}
 
-    def shape(self, job: TrainingJob) -> ModelSpec | None:
+    def shape(self, job: TrainingJob) -> Shape | None:
         """The shape of its model, read once."""
+        if job.module is not None:
+            return job.module
         if job.model not in self._shapes:
             self._shapes[job.model] = find_shape(job)
         return self._shapes[job.model]
 
-    def recipe(self, job: TrainingJob, shape: ModelSpec) -> Recipe:
+    def looked_at(self, job: TrainingJob) -> TrainingJob:
+        """The job with what a look at its Python function tells, where its model is one.
+
+        It takes seconds, so nobody should wait for it: call it without the journal's lock.
+        """
+        found = find_module(job)
+        if found is None or job.is_command:
+            return job
+        return replace(job, module=probe_module(found, self.recipe(job, None)))
+
+    def recipe(self, job: TrainingJob, shape: Shape | None) -> Recipe:
         """How it is trained, wherever it runs: the precision is chosen once for all its options.
 
         Where some device it may use knows no bf16, or is emulated on a processor, that is fp32.
@@ -129,7 +150,11 @@ class OptionBook:
         key = (kind_of(job), counts, share)
         if key not in self._plans:
             pool = self._pool(dict(self.named(counts)), share)
-            found = plan_uneven(shape, self.recipe(job, shape), pool)
+            recipe = self.recipe(job, shape)
+            if isinstance(shape, ModuleSpec):
+                found = plan_module(shape, recipe, pool)
+            else:
+                found = plan_executable(shape, recipe, pool)
             if not isinstance(found, Plan):
                 raise NothingFits(f"{job.name} does not fit on {pool} any more")
             self._plans[key] = priced(found, self.cluster.dollars_per_gpu_hour)
@@ -164,7 +189,9 @@ class OptionBook:
         listed.estimated.clear()
         usable = self._usable_types(job)
         shape = self.shape(job)
-        if usable and shape is not None:
+        if usable and isinstance(shape, ModuleSpec):
+            self._list_module(job, shape, usable, listed, lesson)
+        elif usable and isinstance(shape, ModelSpec):
             self._list_model(job, shape, usable, listed, lesson)
         elif usable:
             self._list_script(job, usable, listed)
@@ -191,6 +218,38 @@ class OptionBook:
             if job.min_gpus <= total <= job.max_gpus:
                 counts = tuple(int(one) for one in whole)
                 listed.put(counts, float(found.samples_per_second[row]), found.high_bytes[row])
+
+    def _list_module(
+        self,
+        job: TrainingJob,
+        module: ModuleSpec,
+        usable: list[str],
+        listed: _Listed,
+        lesson: Lesson,
+    ) -> None:
+        """One type alone, and two together where that is faster than each of them alone."""
+        most = {gpu: min(self._totals[gpu], job.max_gpus, job.global_batch) for gpu in usable}
+        alone = [{gpu: number} for gpu in usable for number in pair_grid(most[gpu])]
+        pairs = [
+            {one: number, other: more}
+            for one, other in combinations(usable, 2)
+            for number in pair_grid(most[one])
+            for more in pair_grid(most[other])
+        ]
+        recipe, speeds = self.recipe(job, module), dict[Counts, float]()
+        for named in alone + pairs:
+            plan = plan_module(module, recipe, self._pool(named, lesson.memory_share))
+            if not isinstance(plan, Plan):
+                continue
+            counts = tuple(named.get(gpu, 0) for gpu in self.types)
+            speed = speeds[counts] = recipe.global_batch / plan.step_seconds
+            parts = [
+                speeds.get(tuple(named[gpu] if one == gpu else 0 for one in self.types), 0.0)
+                for gpu in named
+            ]
+            is_worth_it = len(named) == 1 or job.min_gpus > 1 or speed > max(parts)
+            if is_worth_it and job.min_gpus <= sum(counts) <= job.max_gpus:
+                listed.put(counts, speed, max(need.high_bytes for need in plan.needs))
 
     def _list_script(self, job: TrainingJob, usable: list[str], listed: _Listed) -> None:
         rates = {gpu: _rate(self.cluster, gpu) for gpu in usable}
@@ -236,9 +295,9 @@ def kind_of(job: TrainingJob) -> str:
 @lru_cache(maxsize=65_536)
 def work_of(job: TrainingJob) -> str:
     """Jobs that do the same work teach about each other."""
-    return _digest(
-        [job.model, job.seq_len, job.global_batch, job.precision, job.optimizer, job.command]
-    )
+    traced = astuple(job.module) if job.module is not None else ()
+    told = [job.model, job.seq_len, job.global_batch, job.precision, job.optimizer, job.command]
+    return _digest([*told, *traced])
 
 
 def _digest(value: object) -> str:

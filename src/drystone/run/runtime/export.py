@@ -22,11 +22,13 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
+from drystone.describe.module_spec import ModuleSpec
 from drystone.errors import DrystoneError, InvalidSpec, UnreadableFile
 from drystone.plan.plan import load_plan
 from drystone.run.runtime.checkpoint import RECORD, check_checkpoint, find_whole
 from drystone.run.runtime.export_names import Exported, exported_model
 from drystone.run.runtime.lora import merged_weight
+from drystone.run.runtime.safe_reader import SafeReader
 
 FILE_BYTES: Final = 4_000_000_000  # of one file, about; `transformers` itself takes 5e9
 _DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -71,7 +73,7 @@ def export_checkpoint(
 
 
 def _stored_shapes(checkpoint: Path) -> dict[str, tuple[int, ...]]:
-    metadata = dcp.FileSystemReader(checkpoint).read_metadata().state_dict_metadata
+    metadata = SafeReader(checkpoint).read_metadata().state_dict_metadata
     prefix = "model."
     return {
         name.removeprefix(prefix): tuple(one.size)
@@ -112,7 +114,7 @@ def _read(
         if one.endswith(".weight") and other in stored
     ]
     values = {f"model.{one}": torch.empty(*stored[one]) for one in (*wanted, *adapters)}
-    dcp.load(values, storage_reader=dcp.FileSystemReader(checkpoint), no_dist=True)
+    dcp.load(values, storage_reader=SafeReader(checkpoint), no_dist=True)
     for name in adapters:
         if name.endswith("lora_a"):
             base = f"model.{name.removesuffix('lora_a')}"
@@ -143,7 +145,10 @@ def main(arguments: list[str] | None = None) -> int:
         checkpoint = given.checkpoints if is_one else find_whole(given.checkpoints)
         if checkpoint is None:
             raise UnreadableFile("holds no whole checkpoint", where=str(given.checkpoints))
-        exported = exported_model(load_plan(given.plan).model)
+        model = load_plan(given.plan).model
+        if isinstance(model, ModuleSpec):
+            raise InvalidSpec(f"{model.name} is a module of its own: no format is known for it")
+        exported = exported_model(model)
         export_checkpoint(checkpoint, given.out, exported, dtype=_DTYPES[given.dtype])
     except DrystoneError as error:
         sys.stderr.write(f"{error}\n")

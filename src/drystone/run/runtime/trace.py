@@ -67,7 +67,7 @@ def _answer(request: TraceRequest) -> tuple[dict[str, object], bool]:
     from drystone.run.runtime.tracing.failure import TraceFailure, last_line, user_line
 
     try:
-        return {"trace": trace_table(trace(request)), "sources": _sources(request.path)}, False
+        return {"trace": trace_table(trace(request)), "sources": user_sources(request.path)}, False
     except TraceFailure as failure:
         where, message, hint = failure.where or request.path, failure.message, failure.hint
         may_retry = not failure.is_certain
@@ -77,7 +77,7 @@ def _answer(request: TraceRequest) -> tuple[dict[str, object], bool]:
     return {"error": {"message": message, "where": where, "hint": hint}}, may_retry
 
 
-def _sources(path: str) -> list[str]:
+def user_sources(path: str) -> list[str]:
     """The user's file and what was imported from beside it."""
     folder = Path(path).resolve().parent
     loaded = {getattr(one, "__file__", None) for one in list(sys.modules.values())}
@@ -86,14 +86,17 @@ def _sources(path: str) -> list[str]:
     return sorted(str(one) for one in near | {Path(path).resolve()})
 
 
-def trace(request: TraceRequest) -> ModuleTrace:
-    """Trace the module that the request names; whole, if it cannot be cut short."""
+def trace(request: TraceRequest, source: ModuleType | None = None) -> ModuleTrace:
+    """Trace the module that the request names; whole, if it cannot be cut short.
+
+    Whoever has imported its file already gives it as `source`.
+    """
     from dataclasses import replace
 
     from drystone.run.runtime.tracing.build import load_source
     from drystone.run.runtime.tracing.timeline import CalledTwice
 
-    source = load_source(request.path)
+    source = load_source(request.path) if source is None else source
     if not request.is_whole:
         with contextlib.suppress(
             Exception

@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 import torch
 
+from drystone.describe.module_spec import ModuleSpec
 from drystone.describe.recipe import Offload, Optimizer, Precision, Recipe, StepKernel, Tuning
 from drystone.errors import InvalidSpec
 from drystone.plan.plan import Plan
@@ -22,7 +23,8 @@ from drystone.run.runtime.collectives import Wire
 from drystone.run.runtime.data import open_tokens
 from drystone.run.runtime.emulate import VARIABLE, EmulatedDevice, rank_gpus, read_emulation
 from drystone.run.runtime.lora import add_adapters
-from drystone.run.runtime.model import build_model
+from drystone.run.runtime.model import Transformer, build_model
+from drystone.run.runtime.module import UserModule, build_user_module
 from drystone.run.runtime.step_report import write_event, write_report
 from drystone.run.runtime.trainer import MakeOptimizer, Trainer
 
@@ -76,7 +78,9 @@ def _run(trainer: Trainer, plan: Plan, settings: TrainSettings, stream: TextIO) 
     is_speaker = wire.rank == 0
     if is_speaker:
         write_event(stream, "started", step=trainer.progress.step, ranks=wire.num_ranks)
-    for batches in trainer.iterate(source.read, num_steps=settings.num_steps):
+    model = trainer.model
+    read = model.read_from(source) if isinstance(model, UserModule) else source.read
+    for batches in trainer.iterate(read, num_steps=settings.num_steps):
         check_lease()  # a process that was given up stops itself
         report = trainer.step(batches)
         if is_speaker:
@@ -103,9 +107,7 @@ def prepare(
     """Everything that the plan says, checked and built."""
     recipe = plan.recipe
     _check_recipe(recipe)
-    model = build_model(plan.model, seed=settings.seed, on_meta=True)
-    if recipe.tuning is Tuning.LORA:
-        add_adapters(model, recipe.lora, seed=settings.seed)
+    model = _build(plan, settings)
     given: dict[str, Any] = {
         "optimizer": choose_optimizer(
             recipe.optimizer, settings.learning_rate, kernel=recipe.step_kernel
@@ -123,6 +125,7 @@ def prepare(
         "section_seconds": section_seconds,
     }
     if is_cell(plan):
+        assert isinstance(model, Transformer)  # modules are never split
         return CellTrainer(
             model,
             cell_layout(plan),
@@ -134,6 +137,15 @@ def prepare(
     if len(works) != wire.num_ranks:
         raise InvalidSpec(f"the plan is for {len(works)} ranks, {wire.num_ranks} were started")
     return Trainer(model, works, **given)
+
+
+def _build(plan: Plan, settings: TrainSettings) -> Transformer | UserModule:
+    if isinstance(plan.model, ModuleSpec):
+        return build_user_module(plan.model, seed=settings.seed)
+    model = build_model(plan.model, seed=settings.seed, on_meta=True)
+    if plan.recipe.tuning is Tuning.LORA:
+        add_adapters(model, plan.recipe.lora, seed=settings.seed)
+    return model
 
 
 def _check_recipe(recipe: Recipe) -> None:

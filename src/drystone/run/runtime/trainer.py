@@ -61,7 +61,7 @@ class Trainer:
         emulated: EmulatedDevice | None = None,  # what this rank pretends to be
         section_seconds: Mapping[str, float] | None = None,  # of emulated devices: `Pacer`
     ) -> None:
-        self.works, self._clip = tuple(works), clip
+        self.model, self.works, self._clip = model, tuple(works), clip
         if not any(work.batch for work in works):
             raise InvalidSpec("no rank has a batch")
         self._emulated = emulated or EmulatedDevice()

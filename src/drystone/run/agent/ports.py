@@ -42,6 +42,8 @@ def interface_of(host: str) -> str:
         wanted = socket.inet_aton(socket.gethostbyname(host))
     except OSError:
         return ""
+    if wanted[0] == 127:  # all of that network is one interface, which tells one address only
+        return "lo"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])

@@ -105,7 +105,12 @@ class Agent:
         return self._launches[key]
 
     def _op_hello(self, _: dict[str, Any]) -> dict[str, Any]:
-        return {"node": self.node, "pid": os.getpid(), "controller": self._controller}
+        return {
+            "node": self.node,
+            "pid": os.getpid(),
+            "controller": self._controller,
+            "leaving": self.leaving,
+        }
 
     def _op_launch(self, request: dict[str, Any]) -> dict[str, Any]:
         """Start; a launch that is known is not started again, whatever became of it."""

@@ -69,15 +69,30 @@ def share_gpus(
     decisions = _decide(snapshot, rows, nodes, states[0], lookup)
     kept = {spec.id: int(count) for spec, count in zip(jobs.specs, most, strict=True) if count}
     remembered = PolluxMemory(states=states, jobs=names, nodes=node_names, most_gpus=kept)
-    return [*refusals, *decisions, *_wake(snapshot, decisions)], remembered
+    return [*refusals, *decisions, *_wake(snapshot, decisions, lookup)], remembered
 
 
-def _wake(snapshot: Snapshot, decisions: Sequence[Decision]) -> list[Decision]:
-    """Where the world has no rounds: whoever got GPUs now may get more a minute later."""
-    if not any(isinstance(one, Start | Resize) for one in decisions):
-        return []
+def _wake(snapshot: Snapshot, decisions: Sequence[Decision], lookup: IntArray) -> list[Decision]:
+    """Where the world has no rounds: whoever got GPUs now may get more a minute later.
+
+    Neither does chance find a place for everybody at once: whoever could run on what is free is
+    looked at again, with other chances.
+    """
     at = (math.floor(snapshot.now_seconds / ROUND_SECONDS) + 1) * ROUND_SECONDS
-    return [Wake(at_seconds=at, reason="jobs have had more GPUs by then and may get more")]
+    if any(isinstance(one, Start | Resize) for one in decisions):
+        return [Wake(at_seconds=at, reason="jobs have had more GPUs by then and may get more")]
+    if _is_passed_over(snapshot, lookup):
+        return [Wake(at_seconds=at, reason="the search found no place for a job that has one")]
+    return []
+
+
+def _is_passed_over(snapshot: Snapshot, lookup: IntArray) -> bool:
+    """Whether a job waits that has an option of one type within what is free of it."""
+    nodes, jobs = snapshot.nodes, snapshot.jobs
+    free = np.bincount(nodes.type_index, weights=nodes.free, minlength=lookup.shape[1])
+    is_free = np.arange(lookup.shape[2]) <= free[:, None]
+    could_run = ((lookup >= 0) & is_free).any(axis=(1, 2))
+    return bool((could_run[jobs.option_set] & ~jobs.is_running).any())
 
 
 def option_lookup(snapshot: Snapshot) -> IntArray:

@@ -27,20 +27,33 @@ def serve(
         list[str] | None,
         typer.Option(help="A name that people call this service by, e.g. a proxy's."),
     ] = None,
+    engine: Annotated[str, typer.Option(help="Where jobs run: local or slurm.")] = "local",
+    partition: Annotated[
+        list[str] | None, typer.Option(help="Slurm: use this partition only (repeatable).")
+    ] = None,
+    slurm_option: Annotated[
+        list[str] | None,
+        typer.Option(help="Slurm: for every sbatch, e.g. --account=physics (repeatable)."),
+    ] = None,
+    any_node: Annotated[
+        bool, typer.Option("--any-node", help="Slurm: ask for types and numbers, not for nodes.")
+    ] = False,
     ends_all: Annotated[
         bool, typer.Option("--end-all", help="When ended, end what trains too.")
     ] = False,
 ) -> None:
     """Run the controller on this machine.
 
-    What trains goes on when the controller ends, for two minutes at least; the next one takes it
-    over. Jobs come in by `drystone submit`.
+    Jobs run here or, with `--engine slurm`, on a Slurm cluster whose commands are here
+    (docs/slurm.md); then --cluster says by GPU type what Slurm cannot know. What trains goes on
+    when the controller ends, for two minutes at least; the next one takes it over. Jobs come in
+    by `drystone submit`.
     """
     import logging
 
     from drystone.cli.output import make_console
+    from drystone.cli.serve_engine import EngineRequest, open_engine
     from drystone.run.controller import ControllerSettings
-    from drystone.run.local.devices import find_cluster
     from drystone.schedule.policy import find_policy
     from drystone.service.client import default_folder
     from drystone.service.guard import Doors
@@ -48,9 +61,16 @@ def serve(
     from drystone.service.server import serve as run_service
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
-    found = find_cluster(cluster)
     find_policy(policy)  # refuse a wrong name before anything is started
     where = (folder or default_folder()).expanduser().absolute()
+    request = EngineRequest(
+        name=engine,
+        cluster=cluster,
+        partitions=tuple(partition or ()),
+        slurm_options=tuple(slurm_option or ()),
+        takes_any_node=any_node,
+    )
+    found, opened = open_engine(request, where)
     console = make_console(stderr=True)
     kinds = ", ".join(
         f"{sum(node.num_gpus for node in found.nodes if node.gpu == gpu)} {gpu}"
@@ -62,7 +82,9 @@ def serve(
     console.print(f"Socket {where / SOCKET_NAME}{page}", style="dim", soft_wrap=True)
     names = frozenset(one.lower() for one in allow_host or ())
     run_service(
-        ControllerSettings(folder=where, cluster=found, database=database, policy=policy),
+        ControllerSettings(
+            folder=where, cluster=found, engine=opened, database=database, policy=policy
+        ),
         network=Network(host=host, port=port, doors=Doors(names=names)),
         ends_agents=ends_all,
         say=lambda text: console.print(text, style="yellow", soft_wrap=True),

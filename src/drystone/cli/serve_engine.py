@@ -1,0 +1,52 @@
+"""Which engine `drystone serve` runs jobs with: this machine, or a cluster that is there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from drystone.describe.cluster_file import ClusterSpec, load_cluster_file
+from drystone.errors import InvalidSpec, UnknownName
+
+if TYPE_CHECKING:
+    from drystone.run.engine import Engine
+
+ENGINES = ("local", "slurm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRequest:
+    """What was said about engines on the command line."""
+
+    name: str = "local"
+    cluster: Path | None = None
+    partitions: tuple[str, ...] = ()
+    slurm_options: tuple[str, ...] = ()
+    takes_any_node: bool = False
+
+
+def open_engine(request: EngineRequest, folder: Path) -> tuple[ClusterSpec, Engine | None]:
+    """The nodes there are, and the engine that runs jobs on them; none: this machine."""
+    if request.name not in ENGINES:
+        raise UnknownName("engine", request.name, ENGINES)
+    says_slurm = request.partitions or request.slurm_options or request.takes_any_node
+    if says_slurm and request.name != "slurm":
+        raise InvalidSpec(
+            "--partition, --slurm-option and --any-node are for --engine slurm",
+            hint=f"Leave them out with --engine {request.name}",
+        )
+    if request.name == "slurm":
+        from drystone.run.slurm.engine import SlurmEngine, SlurmSettings
+
+        settings = SlurmSettings(
+            partitions=request.partitions,
+            options=request.slurm_options,
+            pins_nodes=not request.takes_any_node,
+        )
+        file = load_cluster_file(request.cluster) if request.cluster is not None else None
+        slurm = SlurmEngine(folder, settings, file)
+        return slurm.discover(), slurm
+    from drystone.run.local.devices import find_cluster
+
+    return find_cluster(request.cluster), None

@@ -91,7 +91,7 @@ def _is_passed_over(snapshot: Snapshot, lookup: IntArray) -> bool:
     nodes, jobs = snapshot.nodes, snapshot.jobs
     free = np.bincount(nodes.type_index, weights=nodes.free, minlength=lookup.shape[1])
     is_free = np.arange(lookup.shape[2]) <= free[:, None]
-    could_run = ((lookup >= 0) & is_free).any(axis=(1, 2))
+    could_run: BoolArray = np.any((lookup >= 0) & is_free, axis=(1, 2))
     return bool((could_run[jobs.option_set] & ~jobs.is_running).any())
 
 

@@ -7,7 +7,7 @@ launch, and reports are written where training processes write them. Only the pr
 import json
 import random
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -15,14 +15,18 @@ import sqlalchemy as sa
 from drystone.describe.cluster_file import parse_cluster
 from drystone.describe.job_file import make_job
 from drystone.describe.training_job import make_spec
+from drystone.run.access import make_team
 from drystone.run.controller import Controller, ControllerSettings
+from drystone.run.engine import Rendezvous
 from drystone.run.events import Finished, Progressed, Started, Submitted
 from drystone.run.lifecycle import JobState
 from drystone.run.live.ends import ending_events
 from drystone.run.live.failures import Fault, FaultKind
+from drystone.run.live.launching import load_order
 from drystone.run.live.lessons import speed_lesson
 from drystone.run.live.ordering import order_launch
 from drystone.run.live.progress import RunProgress
+from drystone.run.live.reconcile import _Run
 from drystone.run.live.world import LiveWorld, Pace
 from drystone.run.loop import drive
 from drystone.run.notes import Described, Launched
@@ -45,6 +49,10 @@ KINDS = (
     ("finetune", "llama-3-8b", 32, 2048, 16), ("distil", "phi-3-mini", 32, 1024, 8),
     ("encoder", "bert-large", 128, 512, 4), ("sweep", "gpt2", 32, 1024, 2),
 )  # fmt: skip
+TEAMS = {
+    "ada": "research", "grace": "research", "alan": "product", "edsger": "product",
+    "barbara": "platform", "donald": "platform",
+}  # fmt: skip
 OWNERS = ("ada", "grace", "alan", "edsger", "barbara", "donald")
 NAMES = ("heron", "slate", "moss", "tarn", "fell", "beck", "scree", "lark", "wren", "gorse")
 
@@ -67,6 +75,13 @@ class Story:
     until_seconds: float = 0.0
 
 
+class NoEngine:
+    """Where ranks would meet, if there were any."""
+
+    def rendezvous(self, node: str) -> Rendezvous:
+        return Rendezvous(address="127.0.0.1", port=29500)
+
+
 class StoryWorld(LiveWorld):
     """The machine's world with virtual time: what runs gets on at the speed of its estimate."""
 
@@ -78,6 +93,7 @@ class StoryWorld(LiveWorld):
         self._faults = [(start + at, kind, why) for at, kind, why in story.faults]
         self._random = random.Random(seed)
         self._epochs: dict[str, int] = {}  # of the last launch
+        self._launched: list = []  # since the last round
         self.journal._clock = lambda: self.now_seconds
 
     def has_work(self) -> bool:
@@ -89,6 +105,8 @@ class StoryWorld(LiveWorld):
         until = min(self.now_seconds + ROUND_SECONDS, self.end_seconds)
         moments = [(at, self._submit, one) for at, one in self._arrivals if at <= until]
         moments += [(at, self._hit, one) for at, *one in self._faults if at <= until]
+        moments += [(self.now_seconds + 40.0, self._get_on, [one]) for one in self._launched]
+        self._launched = []
         ends = [(self._end_of(one), self._get_on, [one]) for one in self._running()]
         moments += [one for one in ends if one[0] <= until]
         self._arrivals = self._arrivals[sum(one[1] == self._submit for one in moments) :]
@@ -125,7 +143,7 @@ class StoryWorld(LiveWorld):
                 for node, device in live.jobs[other.spec.id].devices:
                     busy.setdefault(node, set()).add(device)
         order = order_launch(
-            self.journal, record, busy=busy, folder=self._folder(job_id), lease_seconds=120.0
+            self.journal, record, NoEngine(), busy=busy, folder=self._folder(job_id), lease_seconds=120.0
         )
         devices = tuple((seat.node, seat.device) for seat in order.seats)
         note = Launched(
@@ -134,6 +152,7 @@ class StoryWorld(LiveWorld):
         )  # fmt: skip
         self.journal.commit([note])
         self._epochs[job_id] = record.num_starts
+        self._launched.append(record)
 
     def _submit(self, arrival):
         submit(self.controller, arrival)
@@ -192,15 +211,45 @@ class StoryWorld(LiveWorld):
 
 def submit(controller: Controller, arrival: Arrival) -> str:
     job = make_job(arrival.table, folder=Path("/"), owner=arrival.owner)
-    return controller.submit(job)[0]
+    return controller.submit(replace(job, team=TEAMS.get(arrival.owner, "")))[0]
+
+
+def set_teams(controller: Controller) -> None:
+    """Three teams: one within its budget, one going through it too fast, one without."""
+    journal = controller.journal
+    limits = {"research": (30.0, 2500.0), "product": (12.0, 420.0), "platform": (None, None)}
+    for name, (quota, budget) in limits.items():
+        team = make_team(
+            name=name, quota=quota, budget_dollars=budget, budget_period="week",
+            now_seconds=journal.now(),
+        )  # fmt: skip
+        journal.commit([team])
+
+
+def adopt(controller: Controller) -> None:
+    """What a controller does with launches that it finds: it reads what they reported."""
+    live = controller.journal.live
+    for job_id, record in live.state.active.items():
+        if record.state is not JobState.RUNNING:
+            continue
+        node = live.jobs[job_id].devices[0][0]
+        name = f"{job_id}.{record.num_starts}"
+        path = controller.settings.folder / "agents" / node / "launches" / name / "rank-0.out"
+        progress = RunProgress()
+        if path.exists():
+            progress.read(path.read_text(encoding="utf-8"), time.time())
+        order = load_order(controller.reconciler.folder_of(job_id) / f"epoch-{record.num_starts}")
+        controller.reconciler._runs[job_id] = _Run(order=order, ordered=0.0, progress=progress)
 
 
 def tell(controller: Controller, story: Story, *, policy: str = "prices", seed: int = 7) -> None:
     """Let a story happen so that it ends now."""
     start = time.time() - story.until_seconds
+    set_teams(controller)
     world = StoryWorld(controller, story, start=start, seed=seed)
     drive(world, controller._noting(find_policy(policy)))
     world.finish()
+    adopt(controller)
 
 
 def arrival(number: int, at_seconds: float, rng: random.Random, *, hours: float) -> Arrival:

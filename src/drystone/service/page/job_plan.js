@@ -10,7 +10,8 @@ const WAYS = {
 const MOST_ROWS = 24;
 
 export function planCard(plan, types) {
-  const hint = plan ? `${WAYS[plan.way] || plan.way}.${plan.step_seconds ? ` A step should take ${plan.step_seconds < 10 ? `${three(plan.step_seconds)} s` : duration(plan.step_seconds)}.` : ""}` : "";
+  const isEven = plan && new Set(plan.stages.flatMap((one) => one.ranks.map((rank) => rank.gpu))).size === 1 && plan.way === "uneven";
+  const hint = plan ? `${isEven ? WAYS.cell : WAYS[plan.way] || plan.way}.${plan.step_seconds ? ` A step should take ${plan.step_seconds < 10 ? `${three(plan.step_seconds)} s` : duration(plan.step_seconds)}.` : ""}` : "";
   if (!plan) return card("Plan", {}, empty("No plan yet", "It is made when the job gets GPUs."));
   const all = plan.stages.flatMap((one) => one.ranks);
   const top = { compute: Math.max(1e-9, ...all.map((one) => one.compute_share ?? 0)), state: Math.max(1e-9, ...all.map((one) => one.state_share ?? 0)) };

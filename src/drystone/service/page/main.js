@@ -86,6 +86,7 @@ async function load({ isAnew = false } = {}) {
     now.loaded = performance.now() / 1000;
     live.caughtUp();
     draw();
+    if (await view.later?.(params, data, mine.signal) && now.data === data) draw();
   } catch (error) {
     if (now.loading !== mine || error.name === "AbortError") return;
     await failed(error);
@@ -108,6 +109,10 @@ async function failed(error) {
   if (error instanceof Refused && error.status === 404) {
     show(root, h("div", { class: "card", "data-key": "gone" }, h("h1", {}, "There is no such thing"), h("p", {}, error.message), h("p", {}, h("a", { href: "#/jobs" }, "All jobs"))));
     live.caughtUp();
+    return;
+  }
+  if (error instanceof Refused && (error.status === 429 || error.status === 503)) { // too much at once: a little later
+    now.timer ||= setTimeout(() => { now.timer = 0; load(); }, 1000 * (1 + 2 * Math.random()));
     return;
   }
   if (error instanceof Refused) { toast(error.message, true); now.timer ||= setTimeout(() => { now.timer = 0; load(); }, 3000); return; }

@@ -21,7 +21,7 @@ function nodeBox(node, held, mayDrain, isFirst) {
       h("span", { class: "node-name" }, node.id),
       word && h("span", { class: `chip ${word}` }, word),
       mayDrain && h("button", {
-        type: "button", class: "quiet", "data-act": node.is_drained ? "undrain" : "drain", "data-node": node.id,
+        type: "button", class: "quiet drain", "data-act": node.is_drained ? "undrain" : "drain", "data-node": node.id,
         "aria-label": `${node.is_drained ? "Use again" : "Drain"} ${node.id}`,
       }, node.is_drained ? "Use again" : "Drain")),
     h("div", { class: "tiles" }, node.devices.map((jobId, device) => tile(node, device, jobId, held, isFirst && device === 0))));

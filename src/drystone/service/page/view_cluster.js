@@ -14,7 +14,7 @@ export const view = {
     heading("Cluster", data.is_emulated && emulatedChip("emulated devices")),
     summary(data),
     data.is_emulated && emulatedNote(data),
-    ...data.gpus.map((gpu) => typeCard(gpu, data, context)),
+    h("div", { class: "types", "data-key": "types" }, data.gpus.map((gpu) => typeCard(gpu, data, context))),
     runningCard(data),
   ],
   onProgress(data, rows) {

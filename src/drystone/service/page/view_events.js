@@ -5,7 +5,8 @@ import { eventSentence, groupOf, QUIET, toneOf } from "./feed.js";
 import { empty, heading, skeleton } from "./parts.js";
 import { clock, day } from "./words.js";
 
-const MOST = 300;
+const MOST = 400;
+const SHOWN = 150;
 const KINDS = [["", "All"], ["jobs", "Jobs"], ["decisions", "Decisions"], ["nodes", "Nodes"], ["people", "By people"]];
 
 export const view = {
@@ -20,7 +21,7 @@ export const view = {
   waiting: (params) => [heading("Events"), kinds(params), skeleton(620)],
   render(data, context) {
     const kind = context.params.kind || "";
-    const shown = data.events.filter((one) => !QUIET.has(one.event) && (!kind || (kind === "people" ? one.actor : groupOf(one) === kind))).reverse();
+    const shown = data.events.filter((one) => !QUIET.has(one.event) && (kind || one.event !== "Decided") && (!kind || (kind === "people" ? one.actor : groupOf(one) === kind))).reverse().slice(0, SHOWN);
     return [
       heading("Events"),
       kinds(context.params),

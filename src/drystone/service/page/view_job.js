@@ -8,26 +8,36 @@ import { timelineCard } from "./job_timeline.js";
 import { card, empty, emulatedChip, gpuText, progressBar, sentence, skeleton, stat, stateChip, swatch } from "./parts.js";
 import { count, dollars, duration, gpus, moment, three } from "./words.js";
 
+const WHY_SECONDS = 30;
+const known = { id: "", state: "", at: 0, why: undefined };
 const OVER = new Set(["done", "failed", "refused", "cancelled"]);
 
 export const view = {
   title: (params, data) => (data?.job ? `${data.job.name}, job ${data.job.id}` : `Job ${params.id}`),
   wants: new Set(["jobs"]),
   async load(params, signal) {
-    const [data, why] = await Promise.all([
-      get(`/v1/page/jobs/${part(params.id)}`, {}, signal), maybe(`/v1/jobs/${part(params.id)}/why`, {}, signal),
-    ]);
-    return { ...data, why };
+    const data = await get(`/v1/page/jobs/${part(params.id)}`, {}, signal);
+    return { ...data, why: known.id === params.id ? known.why : undefined };
+  },
+  // The look into the future takes its time: the rest is shown before. It is asked for when the job changed, else rarely.
+  async later(params, data, signal) {
+    const state = `${data.job.state} ${data.job.num_starts} ${data.job.num_faults}`, seconds = performance.now() / 1000;
+    if (known.id === params.id && known.state === state && seconds - known.at < WHY_SECONDS) return false;
+    const why = await maybe(`/v1/jobs/${part(params.id)}/why`, {}, signal);
+    Object.assign(known, { id: params.id, state, at: seconds, why });
+    data.why = why;
+    return true;
   },
   concerns: (params, message) => !message.jobs || message.jobs.some((one) => one.id === params.id),
   waiting: (params) => [head({ id: params.id, name: `Job ${params.id}` }), skeleton(110, 240, 280, 240)],
   render: (data, context) => {
     const { job, why } = data;
+    const loss = job.loss ?? data.curves.launches.at(-1)?.points.at(-1)?.[1] ?? null;
     const isEmulated = Object.keys(job.gpus).some((one) => data.types.emulated.includes(one));
     return [
       head(job, actions(job, context), isEmulated),
       verdict(job, why),
-      facts(job, data.now_seconds),
+      facts(job, data.now_seconds, loss),
       timelineCard(job, data.now_seconds),
       ...(data.is_open ? [
         h("div", { class: "pair", "data-key": "curves" }, lossCard(job, data.curves), speedCard(job, data.curves)),
@@ -65,20 +75,20 @@ function actions(job, context) {
 }
 
 function verdict(job, why) {
-  const text = why?.sentence || (job.reason ? sentence(job.reason) : "");
-  return text && h("p", { class: `verdict s-${job.state}`, "data-key": "verdict" }, text);
+  const text = why?.sentence || sentence(job.reason) || (job.state === "queued" ? "It waits for GPUs." : job.state === "done" ? "It is done." : "It runs.");
+  return h("p", { class: `verdict s-${job.state}`, "data-key": "verdict" }, text);
 }
 
-function facts(job, now) {
+function facts(job, now, loss) {
   const left = job.eta_seconds && job.state === "running" ? duration(job.eta_seconds - now) : null;
   const late = job.deadline_seconds && job.eta_seconds && job.eta_seconds > job.deadline_seconds;
   return h("dl", { class: "stats", "data-key": "facts" },
     stat("Progress", progressBar(job), `step ${count(job.step)} of ${count(job.num_steps)}`, "wide"),
     stat("GPUs", gpuText(job) || "none", "", "text"),
-    stat(left ? "Time left" : OVER.has(job.state) ? "Took" : "Waits", left ?? duration((job.end_seconds ?? now) - job.submit_seconds),
+    stat(left ? "Time left" : OVER.has(job.state) ? "Took" : job.state === "running" ? "Since it came" : "Waits", left ?? duration((job.end_seconds ?? now) - job.submit_seconds),
       job.eta_seconds ? ` until ${moment(job.eta_seconds, now)}` : ""),
     job.deadline_seconds && stat("Deadline", moment(job.deadline_seconds, now), late ? " will be missed" : "", late ? "bad" : ""),
-    stat("Loss", job.loss === null ? "none yet" : three(job.loss)),
+    stat("Loss", loss === null ? "none yet" : three(loss)),
     stat("Cost", dollars(job.dollars), job.dollars_per_hour ? ` at ${dollars(job.dollars_per_hour)} an hour` : ""),
     stat("Owner", job.owner || "nobody", job.team ? ` of ${job.team}` : "", "text"));
 }
@@ -108,6 +118,7 @@ function speedCard(job, curves) {
 }
 
 function optionsCard(job, why) {
+  if (why === undefined) return OVER.has(job.state) ? null : h("div", { class: "card bone", "data-key": "h-why-and-what-else-it-could-have", style: { height: "220px" } });
   if (!why || (!why.options.length && !why.decision)) return null;
   const decision = why.decision;
   return card("Why, and what else it could have", { name: "options" },

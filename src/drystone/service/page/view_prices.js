@@ -24,7 +24,9 @@ export const view = {
   },
   waiting: (params) => [heading("Prices", spanPills("prices", params)), skeleton(380, 300)],
   render(data, context) {
-    const until = data.now_seconds, from = until - hoursIn(context.params) * 3600;
+    const until = data.now_seconds;
+    const first = Math.min(...[data.worth, data.dollars_per_hour].flatMap((table) => Object.values(table).map((points) => points[0]?.[0] ?? Infinity)));
+    const from = Math.min(Math.max(until - hoursIn(context.params) * 3600, first), until - 60);
     const isEmulated = data.types.emulated.length > 0;
     return [
       heading("Prices", isEmulated && emulatedChip("emulated devices"), spanPills("prices", context.params)),
@@ -67,7 +69,7 @@ function dollarsCard(data, from, until) {
   const isMoving = series.some((one) => one.points.some((point) => point[1] !== one.points[0][1]));
   return card("What an hour of one costs", { hint: isMoving ? "Market prices as they changed." : "These do not change by themselves: they stand in the cluster file or in the price list." },
     isMoving && [legend(series), chart("dollars", { label: "Dollars an hour by type", height: 220, from, until, low: 0, series, yText: dollars, xTicks: timeTicks, xText: timeText(from, until), xTip: (t) => moment(t, until) })],
-    h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Prices now" }, h("table", { class: "plain" },
+    h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Prices now" }, h("table", { class: "plain prices-now" },
       h("caption", { class: "hidden" }, "Prices now"),
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "GPU"), h("th", { scope: "col", class: "right" }, "An hour"), h("th", { scope: "col", class: "right" }, "Worth now"), h("th", { scope: "col" }, "Against the dearest"))),
       h("tbody", {}, rows.map(([gpu, price, worth]) => h("tr", {}, h("th", { scope: "row" }, h("i", { class: `key ${toneOf(gpu, data.types)}` }), gpu, data.types.emulated.includes(gpu) && emulatedChip()),

@@ -25,7 +25,7 @@ export const view = {
     const spent = data.hours.reduce((sum, one) => sum + one.points.reduce((all, point) => all + point[1], 0), 0);
     return [
       heading("Spend", data.types.emulated.length > 0 && emulatedChip("emulated devices"), spanPills("spend", context.params)),
-      h("dl", { class: "stats", "data-key": "stats" }, stat("Now", dollars(data.dollars_per_hour), " an hour"), stat(`Last ${duration(hours * 3600)}`, dollars(spent)), stat("Since the beginning", dollars(data.dollars))),
+      h("dl", { class: "stats", "data-key": "stats" }, stat("Now", dollars(data.dollars_per_hour), " an hour"), stat(`Last ${hours < 48 ? `${hours} h` : `${hours / 24} d`}`, dollars(spent)), stat("Since the beginning", dollars(data.dollars))),
       data.types.emulated.length > 0 && h("p", { class: "note", "data-key": "emulated" }, h("strong", {}, "Nothing is paid for emulated GPUs. "), "These are the costs that real ones would have."),
       budgetCard(data),
       hoursCard(data, hours),
@@ -37,6 +37,7 @@ export const view = {
   },
 };
 
+const axisDollars = (x) => (x >= 10 || x === 0 ? `$${Math.round(x).toLocaleString("en")}` : `$${x.toFixed(2)}`);
 const nameOf = (team) => team || "no team";
 
 function budgetCard(data) {
@@ -68,14 +69,14 @@ function monthSeconds(start) {
 }
 
 function hoursCard(data, hours) {
-  const until = data.now_seconds, from = until - hours * 3600;
+  const until = data.now_seconds;
+  const first = Math.min(...data.hours.flatMap((one) => one.points.filter((point) => point[1] > 0).map((point) => point[0])));
+  const from = Math.max(until - hours * 3600, Number.isFinite(first) ? first : 0);
   const teams = [...data.hours].sort((a, b) => total(b) - total(a));
   const series = teams.slice(0, MOST_LINES).map((one, at) => ({ label: nameOf(one.team), tone: `t${at}`, isFilled: teams.length === 1, points: running(one.points, from, until) })).filter((one) => one.points.length > 1);
   const spec = {
-    label: "Dollars spent by team", height: 300, from, until, low: 0, series, yText: dollars, xTicks: timeTicks, xText: timeText(from, until), xTip: (t) => moment(t, until),
+    label: "Dollars spent by team", height: 300, from, until, low: 0, series, yText: axisDollars, xTicks: timeTicks, xText: timeText(from, until), xTip: (t) => moment(t, until),
   };
-  const only = data.teams.length === 1 && data.teams[0].budget_dollars !== null ? data.teams[0] : null;
-  if (only && series.length && only.period_start_seconds <= from) spec.line = null;
   return card("Spent in this span", { hint: "Added up hour by hour." },
     series.length ? [legend(series), chart("spend", spec)] : h("div", { class: "chart-empty tall" }, empty("Nothing was spent in this span", "Choose a longer one above.")));
 }

@@ -7,7 +7,7 @@ STAMP := $(VENV)/.setup-done
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint bench readme clean
+.PHONY: help setup demo test check lint bench readme clean browser
 
 help:  ## show the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -35,7 +35,13 @@ lint: setup
 check: lint  ## format, lint, types, import direction, fast tests
 	$(PYTEST) -m "not slow"
 
-test: lint  ## everything: what `make check` does, and the slow tests
+# The page is tested in Debian's Chromium: where we may install it, we do; elsewhere those tests are skipped.
+browser:
+	@command -v chromium >/dev/null \
+		|| { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } \
+		|| echo "There is no chromium here: the tests of the page are skipped." >&2
+
+test: lint browser  ## everything: what `make check` does, and the slow tests
 	$(PYTEST)
 
 bench: setup  ## time what is promised to be fast

@@ -43,13 +43,13 @@ def arm(seed: int) -> None:
         sys.stdout.flush()
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def deadly_append(self, lease, events, rows=()):
+    def deadly_append(self, lease, events, rows=(), **more):
         nonlocal left
         names = "+".join(sorted({type(one).__name__ for one in events}))
         left = left - 1 if not wanted else int(wanted not in names)
         if left <= 0 and where == "before":
             die(f"before {names}")
-        last = append(self, lease, events, rows)
+        last = append(self, lease, events, rows, **more)
         if left <= 0 and where == "after":
             die(f"after {names}")
         return last

@@ -18,6 +18,8 @@ from drystone.errors import InvalidSpec, UnreadableFile
 
 _MOST_BYTES: Final = 262_144
 _MOST_DEPTH: Final = 32
+_MOST_OPEN: Final = 200  # brackets at once
+_BRACKETS: Final = re.compile(r"[][{}]")
 
 Key = tuple[str | int, ...]  # the way to a value: ("train", "steps"), ("nodes", 0, "gpu")
 
@@ -79,6 +81,8 @@ def parse_yaml(text: str, *, where: str = "") -> Document:
     """The one document that a text holds."""
     if len(text) > _MOST_BYTES:
         raise UnreadableFile(f"is larger than {_MOST_BYTES} characters", where=where)
+    if _open_brackets(text) > _MOST_OPEN:
+        raise UnreadableFile("is nested too deeply", where=where)
     try:
         node = yaml.compose(text, Loader=_Loader)
     except RecursionError:
@@ -92,6 +96,18 @@ def parse_yaml(text: str, *, where: str = "") -> Document:
     seen: set[int] = set()
     value = None if node is None else _build(node, (), lines, seen, where)
     return Document(value, lines, where)
+
+
+def _open_brackets(text: str) -> int:
+    """How many brackets are open at once, at most; quotes and comments are not looked at.
+
+    The time that PyYAML takes grows with the square of it: 5,000 took seconds.
+    """
+    most = level = 0
+    for bracket in _BRACKETS.findall(text):
+        level += 1 if bracket in "[{" else -1
+        most = max(most, level)
+    return most
 
 
 def _build(node: yaml.Node, key: Key, lines: dict[Key, int], seen: set[int], where: str) -> Any:

@@ -29,6 +29,7 @@ from drystone.service.sessions import Sessions
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
 _FILES_PATH: Final = "/v1/files"
+_PAGE_PATH: Final = "/page/"
 _POLICY: Final = (
     "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; "
     "frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
@@ -88,30 +89,26 @@ class Guard:
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
             return
-        started, status = time.perf_counter(), 500
-
-        async def watched(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                headers = MutableHeaders(scope=message)
-                for name, value in _HEADERS.items():
-                    headers.setdefault(name, value)
-            await send(message)
-
-        caller = NOBODY
+        started, caller = time.perf_counter(), NOBODY
+        answer = _Answer(send)
         try:
             headers = Headers(scope=scope)
             caller = self._admit(scope, headers)
             set_caller(caller)
-            await self._app(scope, self._counted(scope, headers, receive), watched)
+            body = _Body(receive, self._most_bytes(scope, headers))
+            answer.body = body
+            await self._app(scope, body.receive, answer.send)
+            if body.problem is not None:
+                raise body.problem
         except DrystoneError as error:
-            await answer_failure(error)(scope, receive, watched)
+            answer.body = None
+            await answer_failure(error)(scope, receive, answer.send)
         finally:
-            if status in (401, 403, 413, 421, 429):
-                _log_refusal(scope, status, caller)
+            if answer.status in (401, 403, 413, 421, 429):
+                _log_refusal(scope, answer.status, caller)
             route = getattr(scope.get("route"), "path", "")
-            self._metrics.observe(scope["method"], route, status, time.perf_counter() - started)
+            took = time.perf_counter() - started
+            self._metrics.observe(scope["method"], route, answer.status, took)
 
     def _admit(self, scope: Scope, headers: Headers) -> Caller:
         server = scope.get("server")
@@ -126,6 +123,8 @@ class Guard:
             )
         _check_site(scope["method"], headers, host)
         caller = self._identify(access, headers, scope["method"])
+        if scope["path"].startswith(_PAGE_PATH):
+            return caller  # small files without data, two dozen for a page: they are not counted
         if caller.role is not None:
             self._known.take(caller.token_id or "loopback")
         elif scope["path"] not in ("/healthz", "/readyz"):
@@ -153,26 +152,56 @@ class Guard:
             )
         return caller_of(found[0], expires_seconds=found[1])
 
-    def _counted(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
-        """Bodies up to a size; a larger one is not read to its end."""
+    def _most_bytes(self, scope: Scope, headers: Headers) -> int:
+        """How large the body may be; one that says it is larger is refused unread."""
         limits = self._doors.limits
         is_file = scope["path"] == _FILES_PATH
         most = limits.most_file_bytes if is_file else limits.most_body_bytes
         told = headers.get("content-length", "")
-        too_large = TooLarge(f"the body is larger than {most} bytes", hint="Send less at once")
         if told.isdigit() and (len(told) > 15 or int(told) > most):
-            raise too_large
-        got = 0
+            raise _too_large(most)
+        return most
 
-        async def counted() -> Message:
-            nonlocal got
-            message = await receive()
-            got += len(message.get("body", b""))
-            if got > most:
-                raise too_large
-            return message
 
-        return counted
+class _Body:
+    """Of one request, up to a size; a larger one is not read to its end."""
+
+    def __init__(self, receive: Receive, most_bytes: int) -> None:
+        self._receive, self._most_bytes, self._num_bytes = receive, most_bytes, 0
+        self.problem: TooLarge | None = None
+
+    async def receive(self) -> Message:
+        """What comes next."""
+        message = await self._receive()
+        self._num_bytes += len(message.get("body", b""))
+        if self._num_bytes > self._most_bytes:
+            self.problem = _too_large(self._most_bytes)
+            raise self.problem
+        return message
+
+
+class _Answer:
+    """To one request, with what every answer carries."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.status = 500
+        self.body: _Body | None = None
+
+    async def send(self, message: Message) -> None:
+        """Part of it; not where the body was too large, which frameworks take for unreadable."""
+        if self.body is not None and self.body.problem is not None:
+            return
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = MutableHeaders(scope=message)
+            for name, value in _HEADERS.items():
+                headers.setdefault(name, value)
+        await self._send(message)
+
+
+def _too_large(most_bytes: int) -> TooLarge:
+    return TooLarge(f"the body is larger than {most_bytes} bytes", hint="Send less at once")
 
 
 def _check_site(method: str, headers: Headers, host: str) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import uvicorn
+from fastapi import FastAPI
 
 from drystone.errors import DrystoneError, InvalidSpec
 from drystone.run.agent.socket_path import short_path
@@ -99,7 +100,11 @@ class Server(uvicorn.Server):
 
 def _make_server(controller: Controller, network: Network) -> Server:
     doors = dataclasses.replace(network.doors, is_loopback=_is_loopback(network.host))
-    app = make_app(controller, doors)
+    return make_server(make_app(controller, doors))
+
+
+def make_server(app: FastAPI) -> Server:
+    """The server of an application: uvicorn as it ships."""
     config = uvicorn.Config(
         app,
         log_level="warning",  # and so no access log: addresses may hold what is nobody's business

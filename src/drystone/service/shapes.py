@@ -47,7 +47,7 @@ class JobBody(Shape):
         },
     )
 
-    text: str | None = Field(default=None, max_length=262_144)
+    text: str | None = Field(default=None, max_length=32_768)
     job: dict[str, Any] | None = None
     folder: str = Field(default="/", max_length=4096)
     owner: str = Field(default="", max_length=80)

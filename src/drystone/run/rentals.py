@@ -7,7 +7,7 @@ in whole millionths of a dollar, so that the nodes' bills add up to the total, i
 provider says in the end what it billed (`BillSettled`), that is what the node cost.
 
 An offer that was out of stock is remembered as short: every failure adds 1 to its shortage, which
-halves every `SHORTAGE_HALF_LIFE_SECONDS`; from `SHORT` on nothing more is asked of it. One failure
+halves every `SHORTAGE_HALF_LIFE_SECONDS`; above `SHORT` nothing more is asked of it. One failure
 is forgotten after one half-life, eight at once after four; a node that comes ends it at once.
 """
 
@@ -167,7 +167,7 @@ class RentalState:
     def is_short(self, offer: str, now_seconds: float) -> bool:
         """Whether an offer was out of stock of late, so that others should be asked."""
         shortage = self.shortages.get(offer)
-        return shortage is not None and shortage.at(now_seconds) >= SHORT
+        return shortage is not None and shortage.at(now_seconds) > SHORT * (1 + 1e-9)
 
     def move_rows(self, rows: Mapping[int, int]) -> None:
         """The rented nodes have other rows: by old row, the new one."""

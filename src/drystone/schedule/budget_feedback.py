@@ -54,9 +54,12 @@ class BudgetBalance:
 def update_balance(
     balance: BudgetBalance, *, now_seconds: float, spent_dollars: float
 ) -> BudgetBalance:
-    """The balance now, where so many dollars have been spent since the beginning."""
-    if now_seconds < balance.time_seconds or spent_dollars < balance.spent_dollars:
-        raise InvalidSpec("time and money spent can only grow")
+    """The balance now, where so many dollars have been spent since the beginning.
+
+    That may be less than before: a provider may bill less than was counted.
+    """
+    if now_seconds < balance.time_seconds:
+        raise InvalidSpec("time can only grow")
     hours = (now_seconds - balance.time_seconds) / HOUR_SECONDS
     earned = balance.budget_dollars_per_hour * hours
     most = MOST_CREDIT_HORIZONS * balance.budget_dollars_per_hour

@@ -18,14 +18,17 @@ from drystone.schedule.snapshot import FloatArray, IntArray, Snapshot
 
 
 def cheapest_offers(snapshot: Snapshot) -> dict[int, Offer]:
-    """By GPU type: the offer with the cheapest GPU that the hard cap allows at all."""
+    """By GPU type: the offer with the cheapest GPU that the hard cap allows at all.
+
+    One that is in stock comes before any that is not.
+    """
     best: dict[int, Offer] = {}
     for offer in snapshot.offers:
         affordable = offer.price_dollars_per_hour <= snapshot.hard_cap_dollars_per_hour
         if offer.gpu not in snapshot.gpu_types or not affordable or not offer.most_nodes:
             continue
         kind = snapshot.gpu_types.index(offer.gpu)
-        if kind not in best or _gpu_price(offer) < _gpu_price(best[kind]):
+        if kind not in best or _rank(offer) < _rank(best[kind]):
             best[kind] = offer
     return best
 
@@ -54,7 +57,7 @@ class Wanted:
             of_type = snapshot.nodes.num_gpus[snapshot.nodes.type_index == kind]
             # Larger nodes of the type would make packing ask for whole ones of their size.
             fits = int(of_type.max(initial=0)) <= offer.num_gpus
-            self._limit[kind] = offer.most_nodes - here if fits else 0
+            self._limit[kind] = offer.most_nodes - here if fits and not offer.is_short else 0
 
     def add(self, counts: IntArray) -> bool:
         """Make room for a job on new nodes; False where they cannot be rented."""
@@ -98,7 +101,7 @@ def rent_and_release(
     for kind, offer in sorted(offers.items()):
         row, price = snapshot.offers.index(offer), offer.price_dollars_per_hour
         coming = sum(one.num_nodes for one in snapshot.rentals.coming if one.offer == row)
-        number = wanted.get(kind, 0) - coming
+        number = 0 if offer.is_short else wanted.get(kind, 0) - coming
         if price > 0 and math.isfinite(cap_left):
             number = min(number, int(max(cap_left, 0.0) / price))
         if number <= 0:
@@ -111,6 +114,10 @@ def rent_and_release(
         if room.free[row] >= snapshot.nodes.num_gpus[row]:
             decisions.append(Release(node=row, reason="nobody uses it, and it costs money"))
     return decisions
+
+
+def _rank(offer: Offer) -> tuple[bool, float]:
+    return offer.is_short, _gpu_price(offer)
 
 
 def _gpu_price(offer: Offer) -> float:

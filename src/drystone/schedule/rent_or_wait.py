@@ -20,7 +20,7 @@ from drystone.describe.market import Offer
 from drystone.schedule.decision import Decision, Release, Rent, Wake
 from drystone.schedule.packing import Room
 from drystone.schedule.prices import Market, choose_options, solve_prices
-from drystone.schedule.snapshot import FloatArray, IntArray, Snapshot
+from drystone.schedule.snapshot import BoolArray, FloatArray, IntArray, Snapshot
 from drystone.units import HOUR_SECONDS
 
 _MAKE_GOOD_SECONDS: Final = 6 * 3600.0
@@ -63,8 +63,9 @@ def plan_rent(snapshot: Snapshot, market: Market, before: RentMemory | None) -> 
     dollars = np.full(len(snapshot.gpu_types), np.inf)
     for kind, offer in offers.items():
         dollars[kind] = _gpu_dollars(offer)
-    wants = _Wants(replace(market, capacity=own_capacity(snapshot)), offers, dollars)
-    allowance = _allowance(snapshot, memory)
+    capacity = _fixed_capacity(snapshot, offers)
+    wants = _Wants(replace(market, capacity=capacity), offers, dollars)
+    allowance = max(0.0, _allowance(snapshot, memory) - _kept_dollars(snapshot, offers))
     if len(snapshot.jobs) == 0 or allowance <= 0:
         mu, nodes = memory.job_hours_per_dollar, dict.fromkeys(offers, 0)
     elif math.isinf(allowance):
@@ -150,10 +151,11 @@ def _idle_since(snapshot: Snapshot, before: Mapping[str, float]) -> dict[str, fl
 
 
 def _cheapest_offers(snapshot: Snapshot) -> dict[int, Offer]:
-    """By GPU type: the offer with the cheapest GPU that the hard cap allows at all."""
+    """By GPU type: the cheapest GPU that is in stock and that the hard cap allows at all."""
     best: dict[int, Offer] = {}
     for offer in snapshot.offers:
-        is_out = offer.price_dollars_per_hour > snapshot.hard_cap_dollars_per_hour
+        is_dear = offer.price_dollars_per_hour > snapshot.hard_cap_dollars_per_hour
+        is_out = is_dear or offer.is_short
         if offer.gpu not in snapshot.gpu_types or is_out or not offer.most_nodes:
             continue
         kind = snapshot.gpu_types.index(offer.gpu)
@@ -170,12 +172,28 @@ def _largest_node(snapshot: Snapshot, kind: int) -> int:
     return int(snapshot.nodes.num_gpus[snapshot.nodes.rows_by_type[kind]].max(initial=0))
 
 
-def own_capacity(snapshot: Snapshot) -> FloatArray:
-    """GPUs by type on nodes that are not rented."""
+def _fixed_capacity(snapshot: Snapshot, offers: Mapping[int, Offer]) -> FloatArray:
+    """GPUs by type on nodes that are not rented, and on those of which no more can be had."""
     own = snapshot.capacity.astype(np.float64)
-    rows = snapshot.rentals.nodes
+    rows = snapshot.rentals.nodes[~_is_kept(snapshot, offers)]
     np.subtract.at(own, snapshot.nodes.type_index[rows], snapshot.nodes.num_gpus[rows])
     return np.maximum(own, 0.0)
+
+
+def _is_kept(snapshot: Snapshot, offers: Mapping[int, Offer]) -> BoolArray:
+    """By rented node: whether its type is out of stock, so that it stays as long as it is used."""
+    kinds = snapshot.nodes.type_index[snapshot.rentals.nodes].tolist()
+    short = [snapshot.offers[row].is_short for row in snapshot.rentals.offer.tolist()]
+    return np.array(
+        [is_short and kind not in offers for kind, is_short in zip(kinds, short, strict=True)],
+        dtype=np.bool_,
+    )
+
+
+def _kept_dollars(snapshot: Snapshot, offers: Mapping[int, Offer]) -> float:
+    """What those cost an hour."""
+    rows = snapshot.rentals.offer[_is_kept(snapshot, offers)].tolist()
+    return float(sum(snapshot.offers[row].price_dollars_per_hour for row in rows))
 
 
 def _allowance(snapshot: Snapshot, memory: RentMemory) -> float:

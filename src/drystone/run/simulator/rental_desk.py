@@ -99,6 +99,13 @@ class RentalDesk:
                 reason="the provider has none left",
             )
         )
+        # Nobody asks it again until it is forgotten that it was short: then is time to decide.
+        ends_seconds = self._time.state.rentals.shortages[offer_name].ends_seconds
+        self.num_changes_to_come += 1
+        self._time.later(ends_seconds, self._forget_shortage)
+
+    def _forget_shortage(self, _: float) -> None:
+        self.num_changes_to_come -= 1
 
     def _reclaim(self, time_seconds: float, node: int, rental: int) -> None:
         rented = self._time.state.rentals.rented.get(node)

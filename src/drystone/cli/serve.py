@@ -27,7 +27,10 @@ def serve(
         list[str] | None,
         typer.Option(help="A name that people call this service by, e.g. a proxy's."),
     ] = None,
-    engine: Annotated[str, typer.Option(help="Where jobs run: local or slurm.")] = "local",
+    engine: Annotated[str, typer.Option(help="Where jobs run: local, ray or slurm.")] = "local",
+    address: Annotated[
+        str, typer.Option(help="Ray: host:port of the cluster; none: that of this machine.")
+    ] = "",
     partition: Annotated[
         list[str] | None, typer.Option(help="Slurm: use this partition only (repeatable).")
     ] = None,
@@ -44,10 +47,10 @@ def serve(
 ) -> None:
     """Run the controller on this machine.
 
-    Jobs run here or, with `--engine slurm`, on a Slurm cluster whose commands are here
-    (docs/slurm.md); then --cluster says by GPU type what Slurm cannot know. What trains goes on
-    when the controller ends, for two minutes at least; the next one takes it over. Jobs come in
-    by `drystone submit`.
+    Jobs run here or, with `--engine`, on a Ray cluster that this machine is a node of (docs/ray.md)
+    or a Slurm cluster whose commands are here (docs/slurm.md); then --cluster says by GPU type what
+    the cluster cannot know. What trains goes on when the controller ends, for two minutes at least;
+    the next one takes it over. Jobs come in by `drystone submit`.
     """
     import logging
 
@@ -66,6 +69,7 @@ def serve(
     request = EngineRequest(
         name=engine,
         cluster=cluster,
+        address=address,
         partitions=tuple(partition or ()),
         slurm_options=tuple(slurm_option or ()),
         takes_any_node=any_node,

@@ -12,7 +12,7 @@ from drystone.errors import InvalidSpec, UnknownName
 if TYPE_CHECKING:
     from drystone.run.engine import Engine
 
-ENGINES = ("local", "slurm")
+ENGINES = ("local", "ray", "slurm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +21,7 @@ class EngineRequest:
 
     name: str = "local"
     cluster: Path | None = None
+    address: str = ""  # of a Ray cluster
     partitions: tuple[str, ...] = ()
     slurm_options: tuple[str, ...] = ()
     takes_any_node: bool = False
@@ -36,6 +37,15 @@ def open_engine(request: EngineRequest, folder: Path) -> tuple[ClusterSpec, Engi
             "--partition, --slurm-option and --any-node are for --engine slurm",
             hint=f"Leave them out with --engine {request.name}",
         )
+    if request.address and request.name != "ray":
+        raise InvalidSpec("--address is for --engine ray", hint="Say --engine ray too")
+    file = load_cluster_file(request.cluster) if request.cluster is not None else None
+    if request.name == "ray":
+        from drystone.run.ray.connection import RayConnection
+        from drystone.run.ray.engine import RayEngine
+
+        ray = RayEngine(folder / "agents", RayConnection(request.address or "auto"), file=file)
+        return ray.discover(), ray
     if request.name == "slurm":
         from drystone.run.slurm.engine import SlurmEngine, SlurmSettings
 
@@ -44,7 +54,6 @@ def open_engine(request: EngineRequest, folder: Path) -> tuple[ClusterSpec, Engi
             options=request.slurm_options,
             pins_nodes=not request.takes_any_node,
         )
-        file = load_cluster_file(request.cluster) if request.cluster is not None else None
         slurm = SlurmEngine(folder, settings, file)
         return slurm.discover(), slurm
     from drystone.run.local.devices import find_cluster

@@ -7,13 +7,15 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from drystone.run.agent.client import AgentClient, AgentGone, AgentRefused, start_agent
-from drystone.run.agent.launches import LOST_EXIT
+from drystone.run.agent.client import AgentClient, AgentGone, AgentRefused, Remote, start_agent
+from drystone.run.agent.launches import LOST_EXIT, read_json
 from drystone.run.agent.processes import birth_of
+from drystone.run.agent.secret import keep_secret
 from drystone.run.fence import Fenced, check_lease, raise_fence, writing
 
 FOREVER = 'import time\nprint(\'{"event": "started"}\', flush=True)\ntime.sleep(600)'
@@ -248,3 +250,64 @@ def test_a_lease_is_checked(tmp_path, monkeypatch):
         lease.write_text(text)
         with pytest.raises(Fenced):
             check_lease()
+
+
+@pytest.fixture
+def remote(tmp_path):
+    """An agent that other machines reach, and the process that stands for its node."""
+    life = subprocess.Popen(["sleep", "600"])
+    folder = tmp_path / "remote"
+    folder.mkdir()
+    secret = keep_secret(tmp_path / "secret")
+    subprocess.run(
+        [sys.executable, "-m", "drystone.run.agent", str(folder), "far", "--listen", "127.0.0.1",
+         "--secret", str(tmp_path / "secret"), "--life", str(life.pid)],
+        check=True,
+    )  # fmt: skip
+    address = until(lambda: read_json(folder / "address.json"))
+    where = Remote(host=address["host"], port=address["port"], secret=secret)
+    client = AgentClient(where, controller=1)
+    yield client, where, life
+    with suppress(AgentGone):
+        client.ask("quit")
+    client.close()
+    life.kill()
+    life.wait()
+
+
+def test_a_remote_agent_answers_only_those_who_know_the_secret(remote):
+    client, where, _ = remote
+    stranger = AgentClient(replace(where, secret="guess"))
+
+    assert client.ask("hello")["node"] == "far"
+    with pytest.raises(AgentGone):
+        stranger.ask("hello")
+    stranger.close()
+
+
+def test_a_remote_agent_gives_out_a_free_port_once(remote):
+    client, _, _ = remote
+    ports = {client.ask("port")["port"] for _ in range(20)}
+
+    assert len(ports) == 20
+
+
+def test_an_agent_ends_with_what_stands_for_its_node_and_says_so(remote, tmp_path):
+    client, _, life = remote
+    ranks = [{"rank": 0, "device": 0, "environment": {}}]
+    client.ask(
+        "launch", job_id="1", epoch=1, ranks=ranks, arguments=["sleep", "600"], environment={},
+        folder="", lease_seconds=600.0,
+    )  # fmt: skip
+    pid, _ = read_json(tmp_path / "remote" / "launches" / "1.1" / "processes.json")["0"]
+    life.kill()
+    life.wait()
+
+    told = until(lambda: client.ask("poll")["leaving"])
+    assert str(life.pid) in told
+    until(lambda: client.ask("poll")["launches"][0]["is_over"])
+    assert not birth_of(pid)
+    with pytest.raises(AgentRefused, match="is lost"):
+        client.ask(
+            "launch", job_id="2", epoch=1, ranks=ranks, arguments=["true"], lease_seconds=9.0
+        )

@@ -2,8 +2,9 @@
 
 A node counts with as many GPUs as Ray gives it (`GPU`), of the type that it says: the label
 `drystone-gpu`, else Ray's own `ray.io/accelerator-type`, else a resource `accelerator_type:NAME`.
-With the labels `drystone-speed` and `drystone-memory` its GPUs are emulated on its processor, as in
-a cluster file. Its name is the type, or the label `drystone-node`, and the start of Ray's id.
+With the labels `drystone-speed` and `drystone-memory` its GPUs are emulated on its processor; a
+cluster file may say that for all nodes of a type. Its name is the label `drystone-node`, or the
+type and the start of Ray's id.
 """
 
 from __future__ import annotations
@@ -48,15 +49,18 @@ class Found:
     passed_over: dict[str, str] = field(default_factory=dict)  # by Ray's id: why not
 
 
-def find_nodes(rows: Iterable[Mapping[str, Any]]) -> Found:
+def find_nodes(rows: Iterable[Mapping[str, Any]], file: ClusterSpec | None = None) -> Found:
     """The nodes that are alive and have GPUs that the catalogue knows; rows as Ray gives them."""
+    by_type = file.emulations if file is not None else {}
     found = Found()
     kinds: dict[str, Emulation | None] = {}
     for row in sorted(rows, key=lambda one: str(one["NodeID"])):
         if not row.get("Alive") or not int(row.get("Resources", {}).get("GPU", 0)):
             continue
         try:
-            node = _read_node(row)
+            node = _read_node(row, by_type)
+            if node.spec.id in found.nodes:
+                raise InvalidSpec(f"another node is called {node.spec.id}")
             if kinds.setdefault(node.spec.gpu, node.emulation) != node.emulation:
                 raise InvalidSpec(f"{node.spec.gpu} is emulated in another way on another node")
         except RequestError as error:
@@ -66,27 +70,30 @@ def find_nodes(rows: Iterable[Mapping[str, Any]]) -> Found:
     return found
 
 
-def cluster_of(nodes: Iterable[RayNode]) -> ClusterSpec:
-    """The cluster that nodes make, at example prices."""
+def cluster_of(nodes: Iterable[RayNode], file: ClusterSpec | None = None) -> ClusterSpec:
+    """The cluster that nodes make, at the prices of a file, or else at example prices."""
     listed = sorted(nodes, key=lambda one: (one.spec.gpu, one.spec.id))
     prices = {one.spec.gpu: cheapest_price(one.spec.gpu) for one in listed}
+    told = file.dollars_per_gpu_hour if file is not None else {}
     return ClusterSpec(
         nodes=tuple(one.spec for one in listed),
         emulations={one.spec.gpu: one.emulation for one in listed if one.emulation is not None},
         dollars_per_gpu_hour={
-            gpu: price.on_demand_dollars_per_gpu_hour for gpu, price in prices.items() if price
+            gpu: told.get(gpu, price.on_demand_dollars_per_gpu_hour if price else 0.0)
+            for gpu, price in prices.items()
+            if price or gpu in told
         },
     )
 
 
-def _read_node(row: Mapping[str, Any]) -> RayNode:
+def _read_node(row: Mapping[str, Any], by_type: Mapping[str, Emulation]) -> RayNode:
     labels, ray_id = row.get("Labels") or {}, str(row["NodeID"])
     gpu = find_gpu(_type_of(row, labels)).name
-    emulation = _emulation(labels)
-    stem = labels.get(NAME_LABEL) or gpu.split("-")[0].lower()
+    emulation = _emulation(labels) or by_type.get(gpu)
+    name = labels.get(NAME_LABEL) or f"{gpu.split('-')[0].lower()}-{ray_id[:_ID_LENGTH]}"
     memory = emulation.memory_bytes if emulation else find_gpu(gpu).usable_bytes
     spec = NodeSpec(
-        id=f"{stem}-{ray_id[:_ID_LENGTH]}",
+        id=name,
         gpu=gpu,
         num_gpus=int(row["Resources"]["GPU"]),
         memory_bytes=float(memory),

@@ -61,7 +61,13 @@ class _Change:
 class RayEngine:
     """Nodes of Ray, and our agents there. `folder` is on a disk that all nodes share."""
 
-    def __init__(self, folder: Path, address: str, settings: RaySettings | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        connection: RayConnection,
+        settings: RaySettings | None = None,
+        file: ClusterSpec | None = None,
+    ) -> None:
         self._folder, self._settings = folder.absolute(), settings or RaySettings()
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._secret_file = self._folder / "secret"
@@ -71,8 +77,9 @@ class RayEngine:
         self._token = self._folder / "token"
         self._token_text = secrets.token_hex(8)
         self._token.write_text(self._token_text, encoding="ascii")
-        self._connection = RayConnection(address)
-        self._watch = Watch(self._connection, look_seconds=self._settings.look_seconds)
+        self._connection = connection
+        self._file = file  # what Ray cannot know, by GPU type
+        self._watch = Watch(self._connection, file, look_seconds=self._settings.look_seconds)
         self._pool = AgentPool()
         self._nodes: dict[str, _Node] = {}
         self._tried: dict[str, float] = {}  # when an agent was asked for
@@ -85,6 +92,8 @@ class RayEngine:
 
     def discover(self) -> ClusterSpec:
         """Let all nodes start their agents; the nodes whose agents answer."""
+        if self._watch.is_running:
+            return self._cluster()
         self._watch.start()
         wanted = self._watch.look.found.nodes
         self._bring_up(self._watch.look)
@@ -206,7 +215,7 @@ class RayEngine:
     # --- nodes ----------------------------------------------------------------------------------
 
     def _cluster(self) -> ClusterSpec:
-        return cluster_of(one.node for one in self._nodes.values())
+        return cluster_of([one.node for one in self._nodes.values()], self._file)
 
     def _bring_up(self, look: Look) -> None:
         """Have agents started on nodes that have none."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from drystone.describe.cluster_file import ClusterSpec
 from drystone.errors import DrystoneError
 from drystone.run.ray.begin import AgentWish
 from drystone.run.ray.connection import RayConnection
@@ -32,8 +33,10 @@ class Look:
 class Watch:
     """Looks at a Ray cluster every so often, and whenever there is a wish."""
 
-    def __init__(self, connection: RayConnection, *, look_seconds: float) -> None:
-        self._connection, self._look_seconds = connection, look_seconds
+    def __init__(
+        self, connection: RayConnection, file: ClusterSpec | None, *, look_seconds: float
+    ) -> None:
+        self._connection, self._file, self._look_seconds = connection, file, look_seconds
         self._mutex = threading.Condition()
         self._look = Look()
         self._begins: dict[str, tuple[str, AgentWish]] = {}  # by node: Ray's id, and the wish
@@ -59,6 +62,11 @@ class Watch:
             self._mutex.notify_all()
         if self._thread is not None:
             self._thread.join(wait_seconds)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has begun."""
+        return self._thread is not None
 
     @property
     def look(self) -> Look:
@@ -153,7 +161,7 @@ class Watch:
                 self._locks.pop(name, None)
             self._unlocks -= unlocks
             self._answers |= answers
-            self._look = Look(find_nodes(rows), dead, there, self._look.number + 1)
+            self._look = Look(find_nodes(rows, self._file), dead, there, self._look.number + 1)
             self._mutex.notify_all()
 
     def wait_look(self, seconds: float) -> None:

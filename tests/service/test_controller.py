@@ -124,6 +124,18 @@ def test_a_job_can_be_paused_resumed_and_cancelled(system):
         system.controller.cancel("99")
 
 
+def test_the_curve_of_a_job_goes_through_all_its_launches(system):
+    job = system.submit(fault="kill")
+
+    assert system.wait_over(job) == ["done"]
+    epochs = [one.epoch for one in system.controller.launches_of(job)]
+    latest = system.controller.reconciler.progress(job)
+    heard = system.controller.curves.curve(job, epochs, latest)
+    assert epochs == [1, 2]
+    assert [(step, loss) for step, loss, _ in heard] == [(n, 1 / n) for n in range(1, 21)]
+    assert system.controller.curves.curve(job, epochs) == heard  # as a later controller reads it
+
+
 def test_a_drained_node_is_left(system):
     job = system.submit(steps=150)
     system.wait_step(job, 6)
@@ -143,13 +155,25 @@ def test_a_drained_node_is_left(system):
 
 
 def test_limits_end_a_job_with_a_checkpoint(system):
-    job = system.submit(steps=500, max_duration="2s")
-    dear = system.submit(steps=500, max_cost=1e-4)
+    job = system.submit(steps=1000, max_duration="5s")
+    dear = system.submit(steps=1000, max_cost=1e-4)
 
     assert system.wait_over(job, dear) == ["failed", "failed"]
     assert "max_duration" in system.live.jobs[job].reason
     assert "max_cost" in system.live.jobs[dear].reason
     system.until(lambda: "saved" in system.audit(job)[-1])
+    # Up to the step that it was in when it had to leave.
+    steps = [line for line in system.audit(job) if "step" in line]
+    assert int(system.audit(job)[-1].split()[2]) == len(steps)
+
+
+def test_what_cannot_end_within_its_time_is_refused_by_the_policy(system):
+    train = {"steps": 10**7, "batch": 4, "sequence": 32}
+    table = {"model": "mini-gpt", "train": train, "max_duration": "1m"}
+    job = system.controller.submit(make_job(table, folder=system.folder))[0]
+
+    assert system.wait_over(job) == ["refused"]
+    assert "it may run for 0.02 h" in system.live.jobs[job].reason
 
 
 def test_a_locked_database_delays_and_loses_nothing(system):

@@ -53,6 +53,8 @@ class ClusterSpec:
     nodes: tuple[NodeSpec, ...]
     emulations: Mapping[str, Emulation] = field(default_factory=dict)  # by GPU type
     dollars_per_gpu_hour: Mapping[str, float] = field(default_factory=dict)  # by GPU type
+    # By node: what the driver calls its GPUs. Left out: 0, 1, 2 ... as on a machine of their own.
+    device_numbers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def gpu_types(self) -> tuple[str, ...]:

@@ -113,8 +113,15 @@ def count_steps(job: TrainingJob, shape: Shape | None) -> int:
 def make_spec(
     job: TrainingJob, shape: Shape | None, *, job_id: str, submit_seconds: float
 ) -> JobSpec:
-    """The job as the scheduler sees it."""
-    deadline = math.inf
+    """The job as the scheduler sees it.
+
+    It refuses what cannot end within its money or time. Of a script nobody knows how long it takes,
+    so its limits only count while it runs.
+    """
+    deadline = most_dollars = most_seconds = math.inf
+    if shape is not None:
+        most_dollars = math.inf if job.max_cost_dollars is None else job.max_cost_dollars
+        most_seconds = math.inf if job.max_duration_seconds is None else job.max_duration_seconds
     if job.deadline_after_seconds is not None:
         deadline = submit_seconds + job.deadline_after_seconds
     elif job.deadline_at_seconds is not None:
@@ -128,10 +135,8 @@ def make_spec(
         owner=job.owner,
         priority=job.priority,
         deadline_seconds=deadline,
-        max_cost_dollars=math.inf if job.max_cost_dollars is None else job.max_cost_dollars,
-        max_duration_seconds=(
-            math.inf if job.max_duration_seconds is None else job.max_duration_seconds
-        ),
+        max_cost_dollars=most_dollars,
+        max_duration_seconds=most_seconds,
         allowed_gpus=frozenset(job.allowed_gpus),
         denied_gpus=job.denied_gpus,
         min_gpus=job.min_gpus,

@@ -21,10 +21,12 @@ from drystone.describe.training_job import TrainingJob, make_spec
 from drystone.errors import DrystoneError, InvalidSpec, NothingFits, UnknownName
 from drystone.run.admission import Admission
 from drystone.run.agent.client import AgentGone, AgentRefused
+from drystone.run.agent.launches import read_lines
 from drystone.run.engine import Engine
 from drystone.run.events import Cancelled, Event, Paused, Stopped, Submitted, Unpaused
 from drystone.run.journal import Journal, node_added
 from drystone.run.lifecycle import TERMINAL, IllegalTransition
+from drystone.run.live.curves import Curves
 from drystone.run.live.options import work_of
 from drystone.run.live.reconcile import Patience, Reconciler
 from drystone.run.live.world import LiveWorld, Pace
@@ -86,6 +88,7 @@ class Controller:
         self.reconciler = Reconciler(self.journal, self.engine, folder / "jobs", settings.patience)
         self.world = LiveWorld(self.journal, self.reconciler, settings.pace, self.desk)
         self.admission = Admission(self.journal)
+        self.curves = Curves(self.read_reports)
         self.decision_seconds = 0.0  # that the last one took
         self.last_error = ""
         self._log = logging.getLogger("drystone.controller")
@@ -235,6 +238,14 @@ class Controller:
         except (AgentGone, AgentRefused):
             return "", offset, launch.epoch
         return str(answer["text"]), int(answer["offset"]), launch.epoch
+
+    def read_reports(self, job_id: str, epoch: int, offset: int) -> tuple[str, int]:
+        """Lines that a launch reported, and where the next ones begin."""
+        if self.journal.live.jobs[job_id].job.is_command:
+            home = self.reconciler.folder_of(job_id) / f"epoch-{epoch}"
+            return read_lines(home / "progress.jsonl", offset)
+        text, after, _ = self.read_log(job_id, epoch=epoch, offset=offset, stream="out")
+        return text, after
 
     def _change(self, job_id: str, make: Callable[[float], Event], done: str) -> None:
         with self.journal.lock:

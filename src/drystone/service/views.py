@@ -81,7 +81,7 @@ def job_details(controller: Controller, record: JobRecord, now: float) -> Table:
     job_id = record.spec.id
     live = controller.journal.live.jobs[job_id]
     check_touch(live.job, job_id)
-    launches = [
+    launches: list[Table] = [
         {
             "epoch": event.epoch,
             "plan": event.plan,
@@ -90,8 +90,9 @@ def job_details(controller: Controller, record: JobRecord, now: float) -> Table:
         }
         for event in controller.launches_of(job_id)
     ]
-    run = controller.reconciler.progress(job_id)
-    curve = [[step, _finite(loss), _finite(took)] for step, loss, took in run.curve] if run else []
+    epochs = [int(one["epoch"]) for one in launches]
+    points = controller.curves.curve(job_id, epochs, controller.reconciler.progress(job_id))
+    curve = [[step, _finite(loss), _finite(took)] for step, loss, took in points]
     shown = job_view(controller, record, now)
     return shown | {
         "reason": shown["reason"] if shown["phase"] == "held" else live.reason,

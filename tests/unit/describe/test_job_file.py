@@ -1,3 +1,4 @@
+import math
 from contextlib import suppress
 from pathlib import Path
 
@@ -185,3 +186,13 @@ def test_a_cluster_may_be_emulated():
 def test_a_wrong_cluster_is_refused_with_its_place(text: str, says: str):
     with pytest.raises(RequestError, match=says):
         parse_cluster(text)
+
+
+def test_limits_reach_the_scheduler_where_a_length_is_known():
+    table = {"model": "mini-gpt", "train": {"steps": 1}, "max_cost": 2.5, "max_duration": "1h"}
+    found = make_job(table, folder=HERE)
+
+    spec = make_spec(found, find_shape(found), job_id="1", submit_seconds=0.0)
+    assert (spec.max_cost_dollars, spec.max_duration_seconds) == (2.5, 3600.0)
+    script = make_spec(found, None, job_id="1", submit_seconds=0.0)
+    assert (script.max_cost_dollars, script.max_duration_seconds) == (math.inf, math.inf)

@@ -174,7 +174,10 @@ def _by_node(
     requests = {}
     for group, node in enumerate(nodes):
         mine = [(rank, seat) for rank, seat in enumerate(seats) if seat.node == node]
-        visible = ",".join(str(seat.device) for _, seat in mine)
+        numbers = cluster.device_numbers.get(node)
+        visible = ",".join(
+            str(numbers[seat.device] if numbers else seat.device) for _, seat in mine
+        )
         is_emulated = mine[0][1].gpu in cluster.emulations
         ranks = [
             {
@@ -186,6 +189,7 @@ def _by_node(
                     "LOCAL_WORLD_SIZE": str(len(mine)),
                     "GROUP_RANK": str(group),
                     "CUDA_VISIBLE_DEVICES": "" if is_emulated else visible,
+                    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the order of the driver's own numbers
                 },
             }
             for local, (rank, seat) in enumerate(mine)

@@ -1,9 +1,10 @@
 """A controller that submits what it is told and is killed, by itself, at a seeded moment.
 
-`python deadly_serve.py FOLDER CLUSTER SEED`: dies before or after the n-th write of the log or the
-first one of a certain kind, in the middle of giving an order to an agent, or at any time. With seed
-0 it lives until all jobs are over. Jobs whose name is `cancelled` or `paused` are cancelled, or
-paused and resumed, once they have run.
+`python deadly_serve.py FOLDER CLUSTER` reads seeds, one a line. For each it forks a controller (so
+that everything need not be imported again), which dies before or after the n-th write of the log or
+the first one of a certain kind, in the middle of giving an order to an agent, or at any time. With
+seed 0 it lives until all jobs are over. How it ended is answered as JSON: `code` and `cause`. Jobs
+whose name is `cancelled` or `paused` are cancelled, or paused and resumed, once they have run.
 """
 
 import faulthandler
@@ -14,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from contextlib import suppress
 from pathlib import Path
 
@@ -32,34 +34,34 @@ KINDS = ("Progressed", "Learned", "Finished", "Interrupted", "Paused", "Unpaused
          "Failed", "Stopped")  # fmt: skip
 
 
-def arm(seed: int) -> None:
+def die(folder: Path, cause: str) -> None:
+    (folder / "cause").write_text(cause)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def arm(folder: Path, seed: int) -> None:
     dice = random.Random(seed)
     left, where = dice.randint(1, 14), dice.choice(["before", "after", "asked", "ordered"])
     wanted = dice.choice(KINDS) if where in ("before", "after") and dice.random() < 0.5 else ""
     append, ask = Store.append, AgentClient.ask
-
-    def die(cause: str) -> None:
-        sys.stdout.write(f"{cause}\n")
-        sys.stdout.flush()
-        os.kill(os.getpid(), signal.SIGKILL)
 
     def deadly_append(self, lease, events, rows=(), **more):
         nonlocal left
         names = "+".join(sorted({type(one).__name__ for one in events}))
         left = left - 1 if not wanted else int(wanted not in names)
         if left <= 0 and where == "before":
-            die(f"before {names}")
+            die(folder, f"before {names}")
         last = append(self, lease, events, rows, **more)
         if left <= 0 and where == "after":
-            die(f"after {names}")
+            die(folder, f"after {names}")
         return last
 
     def deadly_ask(self, op, **values):
         if left <= 0 and op in ("launch", "stop", "forget") and where == "asked":
-            die(f"before {op}")
+            die(folder, f"before {op}")
         answer = ask(self, op, **values)
         if left <= 0 and op in ("launch", "stop", "forget") and where == "ordered":
-            die(f"after {op}")
+            die(folder, f"after {op}")
         return answer
 
     Store.append, AgentClient.ask = deadly_append, deadly_ask
@@ -80,11 +82,10 @@ def meddle(controller: Controller, names: dict[str, str]) -> None:
                     controller.pause(job_id)
 
 
-def main() -> None:
+def serve(folder: Path, cluster: Path, seed: int) -> None:
     faulthandler.dump_traceback_later(150, exit=True)  # one that hangs says where
-    folder, cluster, seed = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     if seed:
-        arm(seed)
+        arm(folder, seed)
     controller = Controller(
         ControllerSettings(
             folder=folder,
@@ -109,14 +110,30 @@ def main() -> None:
         time.sleep(0.1)
         meddle(controller, names)
         if not thread.is_alive():
-            sys.exit("the loop ended")
+            raise RuntimeError("the loop ended")
         if seed and time.monotonic() > until:
-            sys.stdout.write("at any time\n")
-            sys.stdout.flush()
-            os.kill(os.getpid(), signal.SIGKILL)
+            die(folder, "at any time")
     controller.leave()
     thread.join()
     controller.close(ends_agents=True)
+
+
+def main() -> None:
+    folder, cluster = Path(sys.argv[1]), Path(sys.argv[2])
+    for line in sys.stdin:
+        (folder / "cause").unlink(missing_ok=True)
+        child = os.fork()
+        if not child:
+            try:
+                serve(folder, cluster, int(line))
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        cause = (folder / "cause").read_text() if (folder / "cause").exists() else ""
+        sys.stdout.write(json.dumps({"code": code, "cause": cause}) + "\n")
+        sys.stdout.flush()
 
 
 main()

@@ -25,12 +25,30 @@ FIRST_SEED = int(os.environ.get("DRYSTONE_FIRST_SEED", "1"))
 NUM_STEPS = 40
 
 
-def serve(folder: Path, seed: int) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, str(HERE / "deadly_serve.py"), str(folder), str(folder / "c.yaml"),
-         str(seed)],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+class Controllers:
+    """One controller after the other; each is killed at the moment that its seed says."""
+
+    def __init__(self, folder: Path) -> None:
+        self._errors = folder / "errors"
+        command = [sys.executable, str(HERE / "deadly_serve.py"), str(folder)]
+        with self._errors.open("w") as errors:
+            self._nursery = subprocess.Popen(
+                [*command, str(folder / "c.yaml")],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
+            )  # fmt: skip
+
+    def serve(self, seed: int) -> dict:
+        """Start one and wait for its end; one that hangs ends itself."""
+        self._nursery.stdin.write(f"{seed}\n")
+        self._nursery.stdin.flush()
+        ended = json.loads(self._nursery.stdout.readline())
+        assert ended["code"] in ((-9, 0) if seed else (0,)), self._errors.read_text()[-3000:]
+        return ended
+
+    def close(self) -> None:
+        self._nursery.stdin.close()
+        self._nursery.stdout.close()
+        self._nursery.wait(timeout=30)
 
 
 # What becomes of jobs, over and over again: most do nothing but train.
@@ -76,18 +94,18 @@ def check_audit(lines: list[str], *, is_done: bool) -> None:
 def test_a_controller_killed_at_any_event_loses_nothing(tmp_path):
     (tmp_path / "c.yaml").write_text(CLUSTER)
     causes, seed = defaultdict(int), FIRST_SEED
+    controllers = Controllers(tmp_path)
     while (num_kills := sum(causes.values())) < NUM_KILLS:
         assert seed < FIRST_SEED + 2 * NUM_KILLS + 4, causes
         wanted = make_wanted(4 + 2 * num_kills)
         (tmp_path / "wanted.json").write_text(json.dumps(wanted))
-        ended = serve(tmp_path, seed)
-        assert ended.returncode in (-9, 0), ended.stderr[-2000:]
-        if ended.returncode:  # else it had done everything before its time came
-            causes[ended.stdout.strip()] += 1
+        ended = controllers.serve(seed)
+        if ended["code"]:  # else it had done everything before its time came
+            causes[ended["cause"]] += 1
             (tmp_path / "causes.json").write_text(json.dumps(causes))
         seed += 1
-    ended = serve(tmp_path, 0)
-    assert ended.returncode == 0, ended.stderr[-2000:]
+    controllers.serve(0)
+    controllers.close()
 
     store = Store(f"sqlite:///{tmp_path / 'log.db'}")
     events = [event for _, event in store.read()]

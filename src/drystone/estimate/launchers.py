@@ -58,6 +58,10 @@ class Launcher:
     copies_buckets: bool = True
     # Every rank loads the whole model onto its GPU before sharding it.
     loads_whole: bool = False
+    # Where matrices or layers are split, fp32 weights and optimizer state lie in pieces over the
+    # data-parallel ranks under every ZeRO stage, and whole gradients are fp32: a layer's beside
+    # the one that is being reduced.
+    keeps_pieces: bool = False
 
 
 _TORCH = Launcher(
@@ -79,7 +83,14 @@ LAUNCHERS = {
     one.name: one
     for one in (
         _TORCH,
-        replace(_TORCH, name="drystone"),
+        replace(
+            _TORCH,
+            name="drystone",
+            repeats_kv=True,
+            logits_bytes=12.0,
+            fused_logits_bytes=12.0,
+            keeps_pieces=True,
+        ),
         replace(_TORCH, name="torch-fsdp"),
         replace(_TORCH, name="torchtitan"),
         replace(

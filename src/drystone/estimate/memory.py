@@ -29,8 +29,9 @@ from drystone.describe.layout import Layouts
 from drystone.describe.model import ModelSpec
 from drystone.describe.recipe import Offload, Recipe
 from drystone.estimate.memory_split import stage_of_layer
-from drystone.estimate.memory_stage import Moments, StageMemory, stage_memory
+from drystone.estimate.memory_stage import StageMemory, stage_memory
 from drystone.estimate.memory_terms import MemoryTerms, memory_terms
+from drystone.estimate.moments import Moments
 from drystone.estimate.residuals import memory_range
 
 FloatArray = npt.NDArray[np.float64]

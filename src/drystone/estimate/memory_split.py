@@ -47,6 +47,7 @@ class Split(NamedTuple):
     keeps_gathered: BoolArray | None  # None: no layout does
     spreads_vocabulary: BoolArray | None  # None: no layout does
     num_groups: IntArray  # groups of ranks that communicate
+    keeps_pieces: BoolArray | None  # by our own runtime; None: no layout does
 
 
 def split_stage(
@@ -85,6 +86,7 @@ def split_stage(
         keeps_gathered=_flags(layouts.keep_gathered),
         spreads_vocabulary=_flags(layouts.vocab_barriers),
         num_groups=_num_groups(layouts),
+        keeps_pieces=_keeps_pieces(terms, layouts),
     )
 
 
@@ -102,6 +104,14 @@ def stage_of_layer(terms: MemoryTerms, pp: IntArray, layer: int) -> IntArray:
     more = terms.num_layers % pp
     after_more = more + (layer - more * (each + 1)) // each
     return np.where(layer < more * (each + 1), layer // (each + 1), after_more)
+
+
+def _keeps_pieces(terms: MemoryTerms, layouts: Layouts) -> BoolArray | None:
+    """Where our own runtime splits matrices or layers (`memory_pieces.py`)."""
+    if not terms.launcher.keeps_pieces:
+        return None
+    is_split = (layouts.tp > 1) | (layouts.pp > 1)
+    return is_split if _is_any(is_split) else None
 
 
 def _num_groups(layouts: Layouts) -> IntArray:

@@ -2,22 +2,25 @@
 
 The array arithmetic behind `memory.py`. Every array broadcasts to (stages, layouts). How the stage
 is split is in `memory_split.py`, parameters and their state in `memory_state.py`, activations and
-gathered weights in `memory_kept.py`; here are the five moments and the allocator.
+gathered weights in `memory_kept.py`, what our own runtime does otherwise in `memory_pieces.py`;
+here are the five moments and the allocator.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from drystone.describe.gpu import GpuSpec
 from drystone.describe.layout import Layouts
 from drystone.estimate.memory_kept import Gathered, Kept, gathered_weights, kept_activations
+from drystone.estimate.memory_pieces import piece_gathered, piece_moments
 from drystone.estimate.memory_split import FloatArray, IntArray, Split, split_stage
 from drystone.estimate.memory_state import State, held_parameters, stage_state
 from drystone.estimate.memory_terms import MemoryTerms
+from drystone.estimate.moments import NOTHING, Moment, Moments
 from drystone.units import MiB
 
 Count = TypeVar("Count", int, IntArray)
@@ -38,44 +41,6 @@ _COMMUNICATOR_BYTES = 256 * MiB
 _CACHE_SHARE_ALONE = 0.3
 _CACHE_SHARE_SHARDED = 0.8
 _CACHE_SHARE_OF_PEAK = 0.10
-
-
-class Moment(NamedTuple):
-    """What comes and goes, at one moment."""
-
-    gradients: FloatArray
-    activations: FloatArray
-    logits: FloatArray
-    gathered: FloatArray
-    step: FloatArray
-
-    @property
-    def total(self) -> FloatArray:
-        """All of it."""
-        total, *others = (part for part in self if part is not _NOTHING)
-        for part in others:
-            total = total + part
-        return total
-
-
-class Moments(NamedTuple):
-    """The five moments, in the order of `memory.MOMENTS`."""
-
-    loss: Moment
-    backward: Moment
-    last: Moment
-    step: Moment
-    load: Moment
-
-    def at(self, moment: IntArray, stage_index: IntArray) -> Moment:
-        """For each layout, the items of its moment on the stage of that index."""
-        shape = np.broadcast_shapes(*(item.shape for one in self for item in one))
-        columns = np.arange(shape[1])
-        picked = []
-        for item in zip(*self, strict=True):
-            stacked = np.stack([np.broadcast_to(one, shape) for one in item])
-            picked.append(stacked[moment, stage_index, columns])
-        return Moment(*picked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -109,8 +74,9 @@ def stage_memory(
     held = held_parameters(terms, split)
     state = stage_state(terms, split, held)
     kept = kept_activations(terms, split)
-    gathered = gathered_weights(terms, split, held, state)
+    gathered = piece_gathered(terms, split, held, gathered_weights(terms, split, held, state))
     moments = _moments(terms, split, state, kept, gathered)
+    moments = piece_moments(terms, split, held, kept, moments)
     totals = np.empty((len(moments), *state.weights.shape))
     for index, one in enumerate(moments):
         totals[index] = one.total
@@ -134,13 +100,10 @@ def stage_memory(
     )
 
 
-_NOTHING: FloatArray = np.zeros((1, 1))
-
-
 def _moments(
     terms: MemoryTerms, split: Split, state: State, kept: Kept, gathered: Gathered
 ) -> Moments:
-    gradients, zero = state.gradients, _NOTHING
+    gradients, zero = state.gradients, NOTHING
     early = gradients
     if not terms.launcher.gradients_persist:
         early = (split.num_micro > 1) * gradients

@@ -105,8 +105,15 @@ def _full_state(terms: MemoryTerms, split: Split, held: Held) -> State:
     state = terms.state
     whole = held.whole
     sharded = _sharded(terms, split, held)
-    optimizer_params = np.where(split.zero1, sharded, whole)
+    is_sharded = split.zero1
     kept_whole = whole * (state.weights + state.compute_copy)
+    if split.keeps_pieces is not None:
+        is_sharded = is_sharded | split.keeps_pieces
+        # A piece is the whole where nobody shares it and it is computed with as it is.
+        has_copy = split.is_shared | (state.compute_copy > 0)
+        pieces = sharded * state.weights + has_copy * whole * terms.copy_bytes
+        kept_whole = np.where(split.keeps_pieces, pieces, kept_whole)
+    optimizer_params = np.where(is_sharded, sharded, whole)
     return State(
         weights=np.where(split.zero3, sharded * state.weights, kept_whole),
         gradients=np.where(split.zero2, sharded, whole) * state.gradients,

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._guards import detect_fake_mode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -44,8 +45,11 @@ class Ledger(TorchDispatchMode):
         self._sizes: dict[int, int] = {}
         self._watched: dict[int, weakref.ref[Any]] = {}
         self._num_paused = 0
+        self._counts_fake = False
 
     def __enter__(self) -> Ledger:
+        # Where tensors are real, those of libraries that only ask for shapes hold nothing.
+        self._counts_fake = detect_fake_mode() is not None
         _active.append(self)
         super().__enter__()
         return self
@@ -62,6 +66,8 @@ class Ledger(TorchDispatchMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Run it, then look at what came out."""
+        if any(hasattr(one, "__tensor_flatten__") for one in types):
+            return NotImplemented  # made of other tensors (DTensor): their operations come here
         out = function(*args, **(kwargs or {}))
         if not self._num_paused:
             if isinstance(out, torch.Tensor):
@@ -81,8 +87,8 @@ class Ledger(TorchDispatchMode):
 
     def _see(self, tensor: torch.Tensor) -> None:
         # Asking a fake tensor for its device is an operation again, and as slow as one.
-        device = getattr(tensor, "fake_device", None) or tensor.device
-        if device.type == "meta":
+        fake_device = getattr(tensor, "fake_device", None)
+        if (fake_device or tensor.device).type == "meta" or (fake_device and not self._counts_fake):
             return
         # A tensor that is split over ranks says the size of the whole; here is its part.
         storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()

@@ -175,6 +175,7 @@ class ChunkRun:
     ) -> torch.Tensor | None:
         """The gradient of what entered, from that of what left."""
         kept, batch = self._kept.pop(micro), self._batches.pop(micro)
+        self._finish_reduction(0)  # of the micro-batch before: it had a forward pass for it
         for index in reversed(range(len(self._segments))):
             segment = self._segments[index]
             if segment.needs_weights_backward:

@@ -255,14 +255,14 @@ def _look_up_part(module: nn.Embedding, part: Box, mesh: DeviceMesh) -> None:
     first, num_tokens = part.offsets[0], part.lengths[0]
 
     def look_up(tokens: DTensor) -> DTensor:
-        weight: DTensor = module.weight  # type: ignore[assignment]
+        weight: DTensor = module.weight
         at = tokens.to_local() - first
         is_elsewhere = (at < 0) | (at >= num_tokens)
         found = F.embedding(at.masked_fill(is_elsewhere, 0), weight.to_local())
         found = found.masked_fill(is_elsewhere.unsqueeze(-1), 0.0)
         return DTensor.from_local(found, mesh, [Partial()], run_check=False)
 
-    module.forward = look_up  # type: ignore[method-assign, assignment]
+    module.forward = look_up
 
 
 def _use_one_head(module: nn.Linear, head: int, size: int) -> None:

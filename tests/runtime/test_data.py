@@ -74,6 +74,25 @@ def test_a_text_is_read_as_bytes(tmp_path: Path):
     assert texts == {"dry s", "stone", "e wal"}
 
 
+def test_a_text_is_tokenised_where_a_tokenizer_is_given(tmp_path: Path):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {"dry": 0, "stone": 1, "wall": 2, "?": 3}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    path = tmp_path / "text.txt"
+    path.write_text("dry stone wall\nstone dry\nwet wall\n", encoding="utf-8")
+
+    for one in (tmp_path, tmp_path / "tokenizer.json"):
+        source = open_tokens(str(path), seq_len=6, vocab_size=4, tokenizer=one)
+        assert source.read([0]).tolist() == [[0, 1, 2, 1, 0, 3, 2]]
+    with pytest.raises(UnreadableFile, match="tokenizer"):
+        open_tokens(str(path), seq_len=6, vocab_size=4, tokenizer=path)
+    with pytest.raises(InvalidSpec, match="tokens already"):
+        open_tokens("a.bin", seq_len=6, vocab_size=4, tokenizer=tmp_path)
+
+
 def test_files_that_will_not_do_are_refused(tmp_path: Path):
     (tmp_path / "short.bin").write_bytes(b"ab")
     (tmp_path / "empty.bin").write_bytes(b"")

@@ -58,6 +58,28 @@ def test_a_parameter_shared_by_blocks_is_refused():
         Engine(NamedBlocks(model, "trunk.layers"), [1.0])
 
 
+def test_blocks_may_stand_in_any_container_of_modules():
+    blocks = [nn.Linear(2, 2), nn.Linear(2, 2)]
+
+    class Chain(nn.Module):
+        def __init__(self, container: nn.Module) -> None:
+            super().__init__()
+            self.blocks = container
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.blocks(x).square().mean()
+
+    model = Chain(nn.Sequential(*blocks))
+    batch = torch.ones(3, 2)
+    layered = NamedBlocks(model, "blocks")
+    hidden, extras = layered.embed(batch)
+    for index in range(2):
+        hidden = layered.run_block(index, hidden, extras)
+
+    assert torch.allclose(layered.loss_sum(hidden, batch) / 3, model(batch))
+    assert NamedBlocks(Chain(nn.ModuleDict({"a": blocks[0]})), "blocks").blocks == blocks[:1]
+
+
 def test_blocks_that_are_never_called_are_refused():
     class Idle(nn.Module):
         def __init__(self) -> None:

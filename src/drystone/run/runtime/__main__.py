@@ -29,6 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
         weight_decay=given.weight_decay,
         clip=given.clip,
         data=given.data,
+        tokenizer=given.tokenizer,
         checkpoints=given.checkpoints,
         checkpoint_every=given.checkpoint_every,
         keep=given.keep,
@@ -54,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--weight-decay", type=float, default=0.1)
     parser.add_argument("--clip", type=float, default=1.0, help="largest gradient norm; 0: any")
     parser.add_argument("--data", default="synthetic", help="synthetic, .bin, .u16, .u32 or .txt")
+    parser.add_argument("--tokenizer", type=Path, help="tokenizer.json of a text; else its bytes")
     parser.add_argument("--checkpoints", type=Path, help="folder to save to and to resume from")
     parser.add_argument("--checkpoint-every", type=int, default=100, help="steps")
     parser.add_argument("--keep", type=int, default=3, help="checkpoints that stay")

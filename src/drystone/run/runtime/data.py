@@ -18,6 +18,7 @@ from drystone.errors import InvalidSpec, UnreadableFile
 
 _DTYPES = {".bin": np.uint16, ".u16": np.uint16, ".u32": np.uint32, ".txt": np.uint8}
 _MOST_STRIDE = 4
+_LINES_BYTES = 1 << 20  # of text that is tokenised at a time
 
 
 class TokenSource(Protocol):
@@ -27,11 +28,44 @@ class TokenSource(Protocol):
         """Tokens of shape (samples, seq_len + 1), 64-bit."""
 
 
-def open_tokens(name: str, *, seq_len: int, vocab_size: int, seed: int = 0) -> TokenSource:
-    """`synthetic`, a file of 16-bit (.bin, .u16) or 32-bit (.u32) tokens, or a text (.txt)."""
+def open_tokens(
+    name: str, *, seq_len: int, vocab_size: int, seed: int = 0, tokenizer: Path | None = None
+) -> TokenSource:
+    """`synthetic`, a file of 16-bit (.bin, .u16) or 32-bit (.u32) tokens, or a text (.txt).
+
+    A text is taken as bytes, or as what a tokenizer (`tokenizer.json`, or the folder that has it)
+    makes of it.
+    """
     if name == "synthetic":
         return SyntheticTokens(seq_len=seq_len, vocab_size=vocab_size, seed=seed)
-    return TokenFile(Path(name), seq_len=seq_len, vocab_size=vocab_size, seed=seed)
+    path = Path(name)
+    if tokenizer is not None and path.suffix != ".txt":
+        raise InvalidSpec("holds tokens already", where=name, hint="Leave out the tokenizer")
+    tokens = None if tokenizer is None else tokenise(path, tokenizer)
+    return TokenFile(path, seq_len=seq_len, vocab_size=vocab_size, seed=seed, tokens=tokens)
+
+
+def tokenise(path: Path, tokenizer: Path) -> np.ndarray:
+    """The tokens of a text, line by line, without those that stand for beginning and end.
+
+    Every rank does it when it starts; a large text is better made a file of tokens once.
+    """
+    from tokenizers import Tokenizer  # comes with `transformers`; slow to import
+
+    file = tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer
+    try:
+        encoder = Tokenizer.from_str(file.read_text(encoding="utf-8"))
+    except Exception as error:  # its own errors are plain exceptions
+        raise UnreadableFile(f"is no readable tokenizer: {error}", where=str(file)) from None
+    found = [np.empty(0, dtype=np.uint32)]
+    try:
+        with path.open(encoding="utf-8") as text:
+            while lines := text.readlines(_LINES_BYTES):
+                for one in encoder.encode_batch(lines, add_special_tokens=False):
+                    found.append(np.array(one.ids, dtype=np.uint32))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnreadableFile(f"cannot be read: {error}", where=str(path)) from None
+    return np.concatenate(found)
 
 
 class SyntheticTokens:
@@ -52,15 +86,26 @@ class SyntheticTokens:
 
 
 class TokenFile:
-    """A memory-mapped file of tokens, or of text as bytes; every epoch in an order of its own."""
+    """A memory-mapped file of tokens, or of text as bytes; every epoch in an order of its own.
 
-    def __init__(self, path: Path, *, seq_len: int, vocab_size: int, seed: int = 0) -> None:
+    `tokens` stand in the place of what the file holds.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        seq_len: int,
+        vocab_size: int,
+        seed: int = 0,
+        tokens: np.ndarray | None = None,
+    ) -> None:
         dtype = _DTYPES.get(path.suffix)
         if dtype is None:
             raise InvalidSpec("is no known kind of token file", where=str(path),
                               hint="Known: " + ", ".join(_DTYPES))  # fmt: skip
         try:
-            self._tokens = np.memmap(path, dtype=dtype, mode="r")
+            self._tokens = np.memmap(path, dtype=dtype, mode="r") if tokens is None else tokens
         except (OSError, ValueError) as error:
             raise UnreadableFile(f"cannot be read: {error}", where=str(path)) from None
         # Neighbours share one token: the last of one is only predicted, the next begins with it.

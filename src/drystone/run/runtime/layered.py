@@ -18,6 +18,7 @@ from torch import nn
 
 from drystone.errors import InvalidSpec, UnknownName
 
+_LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 Batch = Any  # what the model takes: a tensor, a tuple of tensors, a dict
 Extras = Any  # what every block takes besides the hidden state
 
@@ -87,10 +88,10 @@ class NamedBlocks:
         weight: Callable[[Batch], float] | None = None,
     ) -> None:
         found = dict(module.named_modules()).get(blocks)
-        if not isinstance(found, nn.ModuleList) or not len(found):
-            lists = [name for name, one in module.named_modules() if isinstance(one, nn.ModuleList)]
+        if not isinstance(found, _LISTS) or not len(found):
+            lists = [name for name, one in module.named_modules() if isinstance(one, _LISTS)]
             raise UnknownName("list of blocks", blocks, lists)
-        self.module, self.blocks = module, list(found)
+        self.module, self.blocks = module, list(found.children())
         self._weight = weight or _num_samples
         self._rest: tuple[None, ...] | None = None  # what blocks return besides, if a tuple
         inside = {id(one) for block in self.blocks for one in block.parameters()}

@@ -45,6 +45,7 @@ class TrainSettings:
     weight_decay: float = 0.1
     clip: float = 1.0
     data: str = "synthetic"
+    tokenizer: Path | None = None  # of a text; None: its bytes
     checkpoints: Path | None = None
     checkpoint_every: int = 100  # steps
     keep: int = 3
@@ -71,6 +72,7 @@ def _run(trainer: Trainer, plan: Plan, settings: TrainSettings, stream: TextIO) 
         seq_len=plan.recipe.seq_len,
         vocab_size=plan.model.vocab_size,
         seed=settings.seed,
+        tokenizer=settings.tokenizer,
     )
     trainer.leave_on_sigterm()
     trainer.resume()

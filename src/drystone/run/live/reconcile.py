@@ -191,7 +191,8 @@ class Reconciler:
             try:
                 run.has_lock = self._engine.reserve(key, gpus)
             except DrystoneError as error:
-                run.fault = run.fault or Fault(kind=FaultKind.USER_ERROR, reason=str(error))
+                kind = FaultKind.CRASH if isinstance(error, AgentGone) else FaultKind.USER_ERROR
+                run.fault = run.fault or Fault(kind=kind, reason=str(error))
             waited = time.monotonic() - run.ordered
             if run.has_lock:
                 run.ordered = time.monotonic()
@@ -302,7 +303,9 @@ class Reconciler:
         codes = {rank: code for rank, code in run.exits.items() if code is not None}
         is_over = len(codes) == len(run.order.seats) and len(parts) == len(run.order.requests)
         is_well = is_over and run.fault is None and not any(codes.values())
-        if is_well and (run.progress.is_finished or self._journal.live.jobs[job_id].job.is_command):
+        # A script that was asked to leave, not by us, has not finished because it left well.
+        says_done = self._journal.live.jobs[job_id].job.is_command and not run.note
+        if is_well and (run.progress.is_finished or says_done):
             self._commit(Finished(time_seconds=self._journal.now(), job_id=job_id))
             return
         if is_over or (run.fault is not None and all(one.is_over for one in parts.values())):

@@ -16,6 +16,7 @@ import socket
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from drystone.run.agent.launches import Launch, read_json, write_whole
 from drystone.run.agent.processes import birth_of
@@ -80,10 +81,18 @@ class SlurmAgent(Agent):
         self._looked = self._left = 0.0
         self.is_asked = False  # by a signal
 
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Slurm's signals reach training too: that it left for them must be known before it has."""
+        if self.is_asked:
+            self._leave(time.monotonic())
+        return super().answer(request)
+
     def watch(self) -> None:
         """Also what Slurm wants, and whether we are still the ones."""
-        super().watch()
         now = time.monotonic()
+        if self.is_asked:
+            self._leave(now)
+        super().watch()
         if now - self._looked < _LOOK_SECONDS:
             return
         self._looked = now
@@ -98,7 +107,7 @@ class SlurmAgent(Agent):
             self.leaving = f"its slurmd has been gone for {gone:.0f} s"
         elif not gone:
             self.leaving = ""
-        if self.is_asked or (self.folder.parent / "leave").exists():
+        if (self.folder.parent / "leave").exists():
             self._leave(now)
 
     def _leave(self, now: float) -> None:

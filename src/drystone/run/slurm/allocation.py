@@ -53,6 +53,12 @@ class Allocation:
         """Whether its script says that it is over."""
         return (self.folder / "ended").exists()
 
+    def begin_again(self) -> None:
+        """Forget a Slurm job that ended before it did anything, so that another one can be."""
+        for path in [*self.folder.glob("*/address.json"), *self.folder.glob("claimed")]:
+            path.unlink() if path.is_file() else path.rmdir()
+        self.number, self.submitted, self.is_over = 0, 0.0, False
+
     def complaint(self) -> str:
         """The last that Slurm and the agents wrote."""
         return read_tail(self.folder / "slurm.out", 600).strip()

@@ -295,10 +295,12 @@ class SlurmEngine:
             raise SlurmRefused(allocation.refusal)
         if allocation.number == 0 and allocation.submitted >= 0:
             self._submit(allocation)
-        if allocation.is_over and not allocation.is_ready and self._watch.last.asked:
-            if (allocation.folder / "claimed").exists() and not self._has_launch(allocation):
-                raise SlurmRefused(f"Slurm's job {allocation.number}: {allocation.complaint()}")
-            return self._has_launch(allocation)
+        if allocation.is_over and not allocation.is_ready:
+            if any(allocation.launch_folder(node).exists() for node in allocation.gpus):
+                return True  # its agents came and went while no controller looked
+            if allocation.has_ended():
+                raise AgentGone(f"Slurm's job {allocation.number}: {allocation.complaint()}")
+            allocation.begin_again()  # a node was lost before the script could begin
         return allocation.is_ready
 
     def held(self) -> frozenset[Key]:
@@ -374,9 +376,6 @@ class SlurmEngine:
 
     def _job_name(self, key: Key) -> str:
         return f"{self._prefix}{key[0]}.{key[1]}"
-
-    def _has_launch(self, allocation: Allocation) -> bool:
-        return any(allocation.launch_folder(node).exists() for node in allocation.gpus)
 
     def _link(self, allocation: Allocation, node: str) -> None:
         """People find logs where every engine has them: `agents/NODE/launches/JOB.EPOCH`."""

@@ -136,7 +136,7 @@ folder={folder}
 mkdir "$folder/claimed" || {{ echo "this launch was started already"; exit 0; }}
 trap 'touch "$folder/leave"' TERM USR1
 export PYTHONPATH={path}
-srun {het}--ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=0 --wait=0 --mpi=none \\
+srun {het}--ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=1 --wait=0 --mpi=none \\
     {python} -m drystone.run.slurm.agent "$folder" &
 agents=$!
 while kill -0 $agents 2>/dev/null; do

@@ -1,9 +1,12 @@
 """What becomes of jobs when things go wrong, and when people change their minds."""
 
 import os
+import shutil
 import signal
 import sqlite3
+import subprocess
 import time
+from contextlib import suppress
 
 import pytest
 from systems import running
@@ -13,6 +16,8 @@ from drystone.errors import DrystoneError, NothingFits, RequestError
 from drystone.run.agent.processes import birth_of
 from drystone.run.events import Interrupted
 from drystone.run.lifecycle import JobState
+from drystone.run.live import failures
+from drystone.run.live.failures import FaultKind
 from drystone.run.notes import Learned
 
 pytestmark = pytest.mark.slow
@@ -45,6 +50,40 @@ def test_a_fault_costs_what_came_after_the_last_checkpoint(system, fault, kind):
     assert interruption.kind == kind
     assert interruption.lost_samples == 4 * (6 - 5)
     assert system.live.jobs[other].num_faults == 0
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of one megabyte in a folder; only root may have one."""
+    path = tmp_path / "s" / "jobs" / "1" / "checkpoints"
+    path.mkdir(parents=True)
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)]
+    if shutil.which("mount") is None or subprocess.run(command, check=False).returncode:
+        pytest.skip("a file system can only be mounted as root")
+    yield path
+    subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def test_a_disk_that_is_full_costs_one_job_time_and_nothing_else(small_disk, system, monkeypatch):
+    monkeypatch.setitem(failures._FIRST_WAIT_SECONDS, FaultKind.DISK, 0.5)
+    bulky = {"STEP_SECONDS": "0.05", "SAVE_BYTES": "200000"}
+    job, other = system.submit(steps=40, environment=bulky), system.submit(steps=60)
+    system.until(lambda: "1 saved 5" in system.audit(job))
+    ballast = small_disk / "ballast"
+    with suppress(OSError), ballast.open("wb", buffering=0) as file:
+        while file.write(b"x" * 4096):
+            pass
+
+    system.until(lambda: system.live.jobs[job].num_faults)
+    [fault] = [one for one in system.events(job) if isinstance(one, Interrupted)][:1]
+    assert fault.kind == "disk"
+    assert "No space left on device" in fault.reason
+    ballast.unlink()
+    assert system.wait_over(job, other) == ["done", "done"]
+    assert system.live.jobs[other].num_faults == 0
+    starts = [int(line.split()[2]) for line in system.audit(job) if "started" in line]
+    assert starts == sorted(starts)
+    assert starts[-1] >= 5
 
 
 def test_a_mistake_of_the_user_is_not_tried_again(system):

@@ -18,6 +18,7 @@ STEPS, EPOCH = int(os.environ["DRYSTONE_STEPS"]), os.environ["DRYSTONE_EPOCH"]
 FOLDER = Path(os.environ["DRYSTONE_CHECKPOINTS"])
 FAULT = os.environ.get("FAULT", "")
 SECONDS = float(os.environ.get("STEP_SECONDS", "0.05"))
+SAVE_BYTES = int(os.environ.get("SAVE_BYTES", "0"))  # of a checkpoint
 EVERY = 5
 leaving = False
 
@@ -40,7 +41,7 @@ def note(text):
 def save(step):
     with writing():
         scratch = FOLDER / f".saved.{EPOCH}"
-        scratch.write_text(str(step))
+        scratch.write_text(str(step) + " " * SAVE_BYTES)
         scratch.replace(FOLDER / "saved")
     note(f"saved {step}")
     tell(event="checkpoint", step=step)

@@ -7,7 +7,7 @@ STAMP := $(VENV)/.setup-done
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint bench readme clean browser
+.PHONY: help setup demo test check lint bench readme clean browser slurm
 
 help:  ## show the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -41,7 +41,11 @@ browser:
 		|| { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } \
 		|| echo "There is no chromium here: the tests of the page are skipped." >&2
 
-test: lint browser  ## everything: what `make check` does, and the slow tests
+# Tests of the Slurm engine start daemons of their own; the packages come from Debian where we may install them.
+slurm:
+	@tests/engines/install_slurm.sh
+
+test: lint browser slurm  ## everything: what `make check` does, and the slow tests
 	$(PYTEST)
 
 bench: setup  ## time what is promised to be fast

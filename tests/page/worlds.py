@@ -143,7 +143,12 @@ class StoryWorld(LiveWorld):
                 for node, device in live.jobs[other.spec.id].devices:
                     busy.setdefault(node, set()).add(device)
         order = order_launch(
-            self.journal, record, NoEngine(), busy=busy, folder=self._folder(job_id), lease_seconds=120.0
+            self.journal,
+            record,
+            NoEngine(),
+            busy=busy,
+            folder=self._folder(job_id),
+            lease_seconds=120.0,
         )
         devices = tuple((seat.node, seat.device) for seat in order.seats)
         note = Launched(
@@ -211,7 +216,9 @@ class StoryWorld(LiveWorld):
 
 def submit(controller: Controller, arrival: Arrival) -> str:
     job = make_job(arrival.table, folder=Path("/"), owner=arrival.owner)
-    return controller.submit(replace(job, team=TEAMS.get(arrival.owner, "")))[0]
+    team = TEAMS.get(arrival.owner, "")
+    known = controller.journal.live.access.teams
+    return controller.submit(replace(job, team=team if team in known else ""))[0]
 
 
 def set_teams(controller: Controller) -> None:
@@ -346,9 +353,7 @@ def crowd(controller: Controller, num_live: int) -> None:
 
 
 def open_controller(folder: Path, cluster: str = CLUSTER, **settings) -> Controller:
-    made = Controller(
-        ControllerSettings(folder=folder, cluster=parse_cluster(cluster), **settings)
-    )
+    made = Controller(ControllerSettings(folder=folder, cluster=parse_cluster(cluster), **settings))
     engine = made.store._engine
     engine.dispose()
 
@@ -357,5 +362,3 @@ def open_controller(folder: Path, cluster: str = CLUSTER, **settings) -> Control
         connection.execute("PRAGMA synchronous = OFF")
 
     return made
-
-

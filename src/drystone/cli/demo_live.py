@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -40,11 +41,12 @@ def show_live() -> None:
     from drystone.cli.output import make_console
     from drystone.service.client import Client
 
-    console = make_console()
-    with tempfile.TemporaryDirectory(prefix="drystone-demo-") as name, _serving(Path(name)):
+    console, port = make_console(), _free_port()
+    with tempfile.TemporaryDirectory(prefix="drystone-demo-") as name, _serving(Path(name), port):
         folder = Path(name) / "s"
         with Client(folder) as client:
             _wait_for(client)
+            console.print(f"Watch it live: http://127.0.0.1:{port}/", style="bold cyan")
             for job in _JOBS:
                 client.post("/v1/jobs", {"job": job, "folder": name, "owner": "demo"})
             killed = _watch(client, folder)
@@ -53,9 +55,9 @@ def show_live() -> None:
 
 
 @contextmanager
-def _serving(home: Path) -> Iterator[None]:
+def _serving(home: Path, port: int) -> Iterator[None]:
     (home / "cluster.yaml").write_text(_CLUSTER, encoding="utf-8")
-    command = [sys.executable, "-m", "drystone", "serve", "--end-all"]
+    command = [sys.executable, "-m", "drystone", "serve", "--end-all", "--port", str(port)]
     where = ["--cluster", str(home / "cluster.yaml"), "--folder", str(home / "s")]
     with (home / "serve.log").open("wb") as log:
         server = subprocess.Popen([*command, *where], stdout=log, stderr=log)
@@ -68,6 +70,14 @@ def _serving(home: Path) -> Iterator[None]:
         except subprocess.TimeoutExpired:
             server.kill()
             server.wait()
+
+
+def _free_port() -> int:
+    """For the page, on loopback."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def _wait_for(client: Client) -> None:

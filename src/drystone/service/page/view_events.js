@@ -6,7 +6,7 @@ import { empty, heading, skeleton } from "./parts.js";
 import { clock, day } from "./words.js";
 
 const MOST = 400;
-const SHOWN = 150;
+const SHOWN = 100;
 const KINDS = [["", "All"], ["jobs", "Jobs"], ["decisions", "Decisions"], ["nodes", "Nodes"], ["people", "By people"]];
 
 export const view = {

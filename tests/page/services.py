@@ -1,0 +1,83 @@
+"""A service as it ships on a port of its own: uvicorn, the API, a controller and its store."""
+
+import socket
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import worlds
+
+from drystone.run.access import make_token
+from drystone.service.api import make_app
+from drystone.service.server import make_server
+
+LIVE = "html[data-live=live]"
+VIEWS = ("cluster", "jobs", "prices", "spend", "events")
+
+
+class Service:
+    """Start, stop, start again; the port stays."""
+
+    def __init__(self, folder: Path, cluster: str = worlds.CLUSTER) -> None:
+        self.folder, self.cluster = folder, cluster
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.address = f"http://127.0.0.1:{self.port}"
+        self.expects_failures = False
+
+    def start(self) -> None:
+        self.controller = worlds.open_controller(self.folder, self.cluster)
+        worlds.adopt(self.controller)
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", self.port))
+        listener.listen(128)
+        self._listener = listener
+        self._server = make_server(make_app(self.controller))
+        self._thread = threading.Thread(target=self._server.run, args=([listener],))
+        self._thread.start()
+        deadline = time.monotonic() + 60
+        while not self._server.started:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        self.expects_failures = True
+        self._server.should_exit = True
+        self._thread.join(timeout=60)
+        self._listener.close()
+        self.controller.close()
+
+    @contextmanager
+    def running(self):
+        self.start()
+        try:
+            yield self
+        finally:
+            self.stop()
+
+    def is_expected(self, text: str) -> bool:
+        """Browsers complain about every failed request; some tests mean them to fail."""
+        return self.expects_failures and "Failed to load resource" in text
+
+    def token(self, role: str, team: str = "") -> str:
+        journal = self.controller.journal
+        note, text = make_token(name=f"the-{role}", role=role, team=team, now_seconds=journal.now())
+        journal.commit([note])
+        return text
+
+    def submit(self, name: str = "fresh", owner: str = "ada", model: str = "mini-gpt") -> str:
+        table = {"name": name, "model": model, "train": {"steps": 50, "batch": 8, "sequence": 32}}
+        return worlds.submit(self.controller, worlds.Arrival(0.0, table, owner))
+
+    def jobs(self, state: str) -> list[str]:
+        jobs = self.controller.journal.live.state.jobs
+        return [name for name, record in jobs.items() if record.state.value == state]
+
+
+def sign_in(page, token: str) -> None:
+    page.get_by_label("Token").fill(token)
+    page.get_by_role("button", name="Sign in").click()
+    page.wait_for_selector(LIVE)

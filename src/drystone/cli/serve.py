@@ -41,6 +41,21 @@ def serve(
     any_node: Annotated[
         bool, typer.Option("--any-node", help="Slurm: ask for types and numbers, not for nodes.")
     ] = False,
+    market: Annotated[
+        Path | None, typer.Option(help="Nodes to rent: a YAML file (docs/renting.md).")
+    ] = None,
+    budget: Annotated[
+        float, typer.Option(help="Dollars an hour for renting, on average; 0: no limit.", min=0)
+    ] = 0.0,
+    hard_cap: Annotated[
+        float, typer.Option(help="Never rent above so many dollars an hour; 0: no cap.", min=0)
+    ] = 0.0,
+    provider: Annotated[str, typer.Option(help="Whom to rent from: simulated or sky.")] = (
+        "simulated"
+    ),
+    weather: Annotated[
+        str, typer.Option(help="Simulated cloud: seed=1,stockout_share=0.1,price_swing=0.2.")
+    ] = "",
     ends_all: Annotated[
         bool, typer.Option("--end-all", help="When ended, end what trains too.")
     ] = False,
@@ -56,6 +71,7 @@ def serve(
 
     from drystone.cli.output import make_console
     from drystone.cli.serve_engine import EngineRequest, open_engine
+    from drystone.cli.serve_renting import RentRequest, describe_renting, open_renting, own_nodes
     from drystone.run.controller import ControllerSettings
     from drystone.schedule.policy import find_policy
     from drystone.service.client import default_folder
@@ -74,20 +90,33 @@ def serve(
         slurm_options=tuple(slurm_option or ()),
         takes_any_node=any_node,
     )
-    found, opened = open_engine(request, where)
+    rents = RentRequest(
+        market=market, provider=provider, weather=weather, address=address,
+        budget_dollars_per_hour=budget, hard_cap_dollars_per_hour=hard_cap,
+    )  # fmt: skip
+    alone = own_nodes(rents, cluster) if engine == "local" else None
+    found, opened = (alone, None) if alone is not None else open_engine(request, where)
+    renting = open_renting(rents, opened, where)
     console = make_console(stderr=True)
     kinds = ", ".join(
         f"{sum(node.num_gpus for node in found.nodes if node.gpu == gpu)} {gpu}"
         + (" (emulated on this processor)" if gpu in found.emulations else "")
         for gpu in found.gpu_types
     )
-    console.print(f"Serving {kinds}", style="bold")
+    if renting is not None:
+        kinds = ", ".join(one for one in (kinds, describe_renting(renting, provider)) if one)
+    console.print(f"Serving {kinds}", style="bold", soft_wrap=True)
     page = f", page http://{host}:{port}/" if port else ""
     console.print(f"Socket {where / SOCKET_NAME}{page}", style="dim", soft_wrap=True)
     names = frozenset(one.lower() for one in allow_host or ())
     run_service(
         ControllerSettings(
-            folder=where, cluster=found, engine=opened, database=database, policy=policy
+            folder=where,
+            cluster=found,
+            engine=opened,
+            database=database,
+            policy=policy,
+            renting=renting,
         ),
         network=Network(host=host, port=port, doors=Doors(names=names)),
         ends_agents=ends_all,

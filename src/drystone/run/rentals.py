@@ -96,9 +96,14 @@ class RentalState:
     bills: list[Bill] = field(default_factory=list)
     settled: dict[int, int] = field(default_factory=dict)  # by rental: the provider's own bill
     shortages: dict[str, Shortage] = field(default_factory=dict)  # by offer
-    num_asked: int = 0
+    offers: list[str] = field(default_factory=list)  # by rental
     _paid_micro_dollars: int = 0
     _billed: dict[int, int] = field(default_factory=dict)  # by rental that is over
+
+    @property
+    def num_asked(self) -> int:
+        """Nodes that were ever asked for."""
+        return len(self.offers)
 
     def ask(self, event: RentalAsked) -> None:
         """Nodes are on their way."""
@@ -113,7 +118,7 @@ class RentalState:
         )
         for rental in range(event.first_rental, event.first_rental + event.num_nodes):
             self.asked[rental] = one
-        self.num_asked += event.num_nodes
+            self.offers.append(event.offer)
 
     def fail(self, event: RentalFailed) -> None:
         """A node will not come, and its offer is short."""

@@ -13,6 +13,7 @@ import math
 import secrets
 import socket
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -202,7 +203,7 @@ class RentalDesk:
         for rental, asked in live.state.rentals.asked.items():
             found = news.rentals.get(self._token(rental))
             if found is not None and found.stage is Stage.RUNNING and asked.offer in self._offers:
-                self._running[node_name(asked.offer, rental)] = found
+                self._running[node_name(asked.offer, rental)] = replace(found, offer=asked.offer)
 
     def _price_events(
         self, known: Mapping[str, float], prices: Mapping[str, float], now: float
@@ -235,6 +236,7 @@ class RentalDesk:
         """Bills of rentals that are over, as the provider says."""
         rentals, now, events = journal.live.state.rentals, journal.now(), list[Event]()
         open_rentals = {one.rental for one in rentals.rented.values()} | rentals.asked.keys()
+        offers = rentals.offers
         for token, one in news.rentals.items():
             rental = rental_of(token, self._fleet)
             if rental is None or rental in open_rentals or rental >= rentals.num_asked:
@@ -243,7 +245,7 @@ class RentalDesk:
             if one.stage in _OVER and billed is not None and rental not in rentals.settled:
                 events.append(
                     BillSettled(
-                        time_seconds=now, rental=rental, offer=one.offer, micro_dollars=billed
+                        time_seconds=now, rental=rental, offer=offers[rental], micro_dollars=billed
                     )
                 )
         return events

@@ -30,7 +30,7 @@ class Rental:
     """One rental as its provider sees it."""
 
     token: str
-    offer: str
+    offer: str  # empty: the provider does not say; the log knows
     stage: Stage
     reason: str = ""  # why it failed or ended
     price_dollars_per_hour: float = 0.0  # that is billed now

@@ -11,15 +11,18 @@ import signal
 import tempfile
 import time
 import warnings
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 # Ray reads these when it is imported, and its daemons inherit them.
 os.environ |= {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # without it Ray warns about what it will do one day
     "RAY_DISABLE_IMPORT_WARNING": "1",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # nor does it print what dead raylets had to say
+    "RAY_worker_niceness": "0",  # on a busy machine the others would get all of it
 }
 # A killed raylet is noticed within a second or two, not after fifteen.
 HEALTH = {
@@ -28,6 +31,7 @@ HEALTH = {
     "health_check_timeout_ms": 2000,
     "health_check_failure_threshold": 3,
 }
+_START_SECONDS = 150.0
 _STORE_BYTES = 80 * 2**20  # the least that Ray takes
 
 
@@ -52,6 +56,7 @@ class RayCluster:
     """A head without GPUs, and nodes that can be killed, hung and started again."""
 
     def __init__(self, nodes: tuple[RayNodeSpec, ...] = NODES) -> None:
+        import ray
         from ray.cluster_utils import Cluster
 
         # Sockets live under it, and a socket's path is short.
@@ -60,7 +65,7 @@ class RayCluster:
         self._nodes = {}
         self._stopped: dict[str, list[int]] = {}
         self._num_added = 0
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _patient():
             warnings.simplefilter("ignore")
             self._cluster = Cluster(
                 initialize_head=True,
@@ -76,6 +81,11 @@ class RayCluster:
             )
             for one in nodes:
                 self.add(one)
+            # Controllers of this process share one driver: joining takes Ray seconds.
+            ray.init(
+                address=self.address, namespace="drystone", log_to_driver=False,
+                configure_logging=False, _node_ip_address="127.0.0.2",
+            )  # fmt: skip
         atexit.register(self.close)
 
     @property
@@ -86,7 +96,7 @@ class RayCluster:
         """Start a raylet; the same name gets another address and another id of Ray's."""
         self._specs[spec.name] = spec
         self._num_added += 1
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _patient():
             warnings.simplefilter("ignore")
             self._nodes[spec.name] = self._cluster.add_node(
                 wait=False,
@@ -180,6 +190,26 @@ def shared_cluster() -> RayCluster:
     if not _shared:
         _shared.append(RayCluster())
     return _shared[0]
+
+
+@contextmanager
+def _patient():
+    """Ray gives a raylet 30 s to come up, which a busy machine may not be able to do."""
+    from ray._private import services
+
+    asked = services.get_node
+
+    def get_node(*arguments):
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            try:
+                return asked(*arguments)
+            except RuntimeError:
+                if time.monotonic() > deadline:
+                    raise
+
+    with mock.patch.object(services, "get_node", get_node):
+        yield
 
 
 def _signal(pid: int, number: int) -> None:

@@ -11,6 +11,9 @@ from drystone.run.ray.begin import AgentWish, begin_agent
 from drystone.run.ray.discover import ID_LABEL
 
 _NAMESPACE: Final = "drystone"
+# Ray reads these when it is imported. It would count its users, and print to our standard output
+# the last lines of every raylet that dies.
+_VARIABLES: Final = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
 _LOCK_STATES_OVER: Final = ("REMOVED",)
 
 
@@ -23,7 +26,8 @@ class RayConnection:
                 f"{address} is an address of Ray Client, through which nodes cannot be managed",
                 hint="Run drystone serve on a node of the cluster, with --address auto",
             )
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        for name, value in _VARIABLES.items():
+            os.environ.setdefault(name, value)
         try:
             import ray
         except ImportError as error:

@@ -1,0 +1,165 @@
+"""What is Ray's own: real training over raylets, one of them killed; locks that others respect.
+
+What every engine must do is in `conformance.py`, and runs on Ray too.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+from engine_ray import RayUnderTest, ray_controller
+from under_test import LiveSystem
+
+from drystone.describe.job_file import make_job
+from drystone.run.controller import Controller
+from drystone.run.events import Interrupted, NodeRemoved
+from drystone.run.lifecycle import JobState
+from drystone.run.notes import Launched
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("engine-ray")]
+
+PATIENT = {"hang_seconds": 120.0, "start_seconds": 240.0, "grace_seconds": 60.0}
+STEPS = 12
+
+
+class Ray(RayUnderTest):
+    """For training that takes its time."""
+
+    patience_seconds = 240.0
+
+    def make_controller(self, folder: Path) -> Controller:
+        self._folder = folder
+        return ray_controller(self._cluster, folder, **PATIENT)
+
+    def named(self, system: LiveSystem, name: str) -> str:
+        """Drystone's name of a node of the fixture."""
+        start = self._cluster.ray_id(name)[:6]
+        return next(one.id for one in system.nodes if one.id.endswith(start))
+
+    @property
+    def cluster(self):
+        return self._cluster
+
+
+@pytest.fixture
+def system(tmp_path):
+    engine = Ray()
+    engine.start(tmp_path)
+    made = LiveSystem(engine, tmp_path / "s")
+    try:
+        yield made
+    finally:
+        made.leave(ends_agents=True)
+
+
+def reports(system: LiveSystem, job_id: str) -> list[dict]:
+    """Every report of Drystone's own runtime, launch after launch."""
+    files = sorted(
+        system.folder.glob(f"agents/*/launches/{job_id}.*/rank-0.out"),
+        key=lambda path: int(path.parent.name.split(".")[1]),
+    )
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+def losses(system: LiveSystem, job_id: str) -> dict[int, list[float]]:
+    found: dict[int, list[float]] = {}
+    for report in reports(system, job_id):
+        if report["event"] == "step":
+            found.setdefault(report["step"], []).append(report["loss"])
+    return found
+
+
+def train(system: LiveSystem, least: int) -> str:
+    """A tiny model, on so many GPUs at least."""
+    table = {
+        "model": "mini-gpt",
+        "train": {"steps": STEPS, "batch": 12, "sequence": 16, "checkpoint_every": 3},
+        "gpus": {"min": least},
+    }
+    return system.controller.submit(make_job(table, folder=system.folder))[0]
+
+
+def ranks_alive(system: LiveSystem, job_id: str, epoch: int) -> list[int]:
+    """Processes of a launch, whoever started them: found by their environment."""
+    found = []
+    for path in Path("/proc").iterdir():
+        try:
+            text = (path / "environ").read_bytes() if path.name.isdigit() else b""
+            if text and (path / "stat").read_text().rpartition(")")[2].split()[0] in "ZX":
+                continue
+        except OSError:
+            continue
+        variables = text.split(b"\0")
+        mark = f"DRYSTONE_CHECKPOINTS={system.checkpoints(job_id)}".encode()
+        if mark in variables and f"DRYSTONE_EPOCH={epoch}".encode() in variables:
+            found.append(int(path.name))
+    return found
+
+
+@pytest.mark.torch
+def test_a_mixed_job_whose_raylet_is_killed_learns_what_a_quiet_one_learns(system):
+    pytest.importorskip("torch")
+    engine = system.engine
+    wide, small, spare, other = (
+        engine.named(system, one) for one in ("wide", "small1", "small2", "other")
+    )
+    job, quiet = train(system, 2), train(system, 1)
+    system.place(job, {wide: 1, small: 1}, {wide: 1, spare: 1})
+    system.place(quiet, {other: 1})
+    system.until(lambda: max(losses(system, job), default=0) >= 4, "steps of the mixed job")
+    addresses = {one["MASTER_ADDR"] for one in environments(system, job, 1)}
+    assert addresses == {"127.0.0.3"}  # of the node of rank 0, which is not the controller's
+    engine.kill_node(small)
+
+    system.until(lambda: not ranks_alive(system, job, 1), "no orphan of the first launch")
+    assert system.wait_over(job, quiet) == ["done", "done"]
+    launches = [one for one in system.events(job) if isinstance(one, Launched)]
+    assert [{node for node, _ in one.devices} for one in launches] == [{wide, small}, {wide, spare}]
+    [fault] = [one for one in system.events(job) if isinstance(one, Interrupted)]
+    assert fault.kind == "node-lost"
+    [removed] = [one for one in system.events() if isinstance(one, NodeRemoved)]
+    assert removed.time_seconds >= fault.time_seconds
+    moved, straight = losses(system, job), losses(system, quiet)
+    assert sorted(moved) == sorted(straight) == list(range(1, STEPS + 1))
+    for step, [expected] in straight.items():
+        assert moved[step] == pytest.approx([expected] * len(moved[step]), rel=1e-4)
+    # What the dead node's ranks wrote can still be read, and the locks are given back.
+    assert system.controller.read_log(job, epoch=1, rank=1, stream="out")[2] == 1
+    system.until(lambda: not system.controller.engine.held(), "no lock")
+
+    engine.cluster.revive("small1")
+    system.until(lambda: len(system.nodes) == 4, "the node back, under another name")
+    again = system.submit(steps=3)
+    system.place(again, {engine.named(system, "small1"): 1})
+    assert system.wait_over(again) == ["done"]
+
+
+def environments(system: LiveSystem, job_id: str, epoch: int) -> list[dict[str, str]]:
+    """The variables of the ranks of a launch that are alive."""
+    found = []
+    for pid in ranks_alive(system, job_id, epoch):
+        text = Path(f"/proc/{pid}/environ").read_text()
+        found.append(dict(one.partition("=")[::2] for one in text.split("\0") if one))
+    return found
+
+
+def test_gpus_that_another_user_of_ray_has_are_waited_for(system):
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    name = system.engine.named(system, "small2")
+    theirs = placement_group(
+        [{"GPU": 1}],
+        bundle_label_selector=[{"ray.io/node-id": system.engine.cluster.ray_id("small2")}],
+    )
+    assert theirs.wait(60)
+    job = system.submit(steps=3)
+    system.place(job, {name: 1})
+    system.until(lambda: system.controller.engine.held(), "the wish for a lock")
+    seen = system.controller.engine._watch.look.number
+    system.until(lambda: system.controller.engine._watch.look.number > seen + 3, "more looks")
+    assert system.state(job) is JobState.RUNNING  # the GPU is its own, the lock is not
+    assert not system.processes(job)
+    remove_placement_group(theirs)
+
+    assert system.wait_over(job) == ["done"]
+    system.until(lambda: not system.controller.engine.held(), "no lock")

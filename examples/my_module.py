@@ -61,6 +61,11 @@ def build_model(*, size: int = 4096, num_blocks: int = 48) -> LetterModel:
     return LetterModel(size=size, num_blocks=num_blocks)
 
 
+def build_small() -> LetterModel:
+    """One that trains on a laptop: `drystone submit examples/job_function.yaml`."""
+    return build_model(size=64, num_blocks=6)
+
+
 def example_batch(micro_batch: int, seq_len: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The two arguments of one forward pass."""
     letters = torch.randint(NUM_LETTERS, (micro_batch, seq_len + 1))
@@ -70,7 +75,7 @@ def example_batch(micro_batch: int, seq_len: int) -> tuple[torch.Tensor, torch.T
 def main() -> None:
     """Train a small one for three steps."""
     torch.manual_seed(0)
-    model = build_model(size=64, num_blocks=6)
+    model = build_small()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for step in range(3):
         loss = model(*example_batch(4, 128))

@@ -88,12 +88,11 @@ class Feed:
         if self._task is None:
             self._sent = self._journal.sequence
             self._task = asyncio.create_task(self._publish())
+        begun = self._sent  # whatever is handed out from now on begins right after it
         try:
-            seen, text = await asyncio.to_thread(self._welcome, after)
-            yield text
+            yield await asyncio.to_thread(self._welcome, after, begun)
             while (chunk := await queue.get()) is not None and is_welcome():
-                if chunk[0] >= seen:
-                    yield chunk[1]
+                yield chunk[1]
         finally:
             self._queues.discard(queue)
 
@@ -156,6 +155,8 @@ class Feed:
             self._task = None
 
     def _hand_out(self, chunk: Chunk) -> None:
+        """To everybody, and only then it is sent: who comes meanwhile gets it too."""
+        self._sent = chunk[0]
         for queue in list(self._queues):
             try:
                 queue.put_nowait(chunk)
@@ -177,7 +178,6 @@ class Feed:
             lines = self._controller.store.read_log(after=self._sent, most=_MOST_MISSED)
             last = lines[-1].sequence if lines else last
             parts += self._changes(lines, last)
-            self._sent = last
         if has_progress and (moved := self._progress(last)) is not None:
             parts.append(moved)
         if has_tick:
@@ -243,9 +243,8 @@ class Feed:
             "last_error": self._controller.last_error,
         }
 
-    def _welcome(self, after: int | None) -> Chunk:
+    def _welcome(self, after: int | None, last: int) -> bytes:
         """The first message of a connection, with what was missed where that is little."""
-        last = self._journal.sequence
         is_resumed = after is not None and 0 <= last - after <= _MOST_MISSED
         hello = {
             "sequence": last,
@@ -255,7 +254,7 @@ class Feed:
         }
         text = b"retry: 2000\n\n" + message("hello", last, hello)
         if not is_resumed or after is None or after == last:
-            return last, text
+            return text
         missed = self._missed.get((after, last))
         if missed is None:
             lines = self._controller.store.read_log(after=after, most=_MOST_MISSED)
@@ -267,7 +266,7 @@ class Feed:
             missed = message("events", last, {"events": told}) + message("jobs", last, jobs)
             missed += message("cluster", last, {"nodes": view["nodes"], "gpus": view["gpus"]})
             self._missed = {(after, last): missed}
-        return last, text + missed
+        return text + missed
 
 
 def _short(value: float | None) -> float | None:

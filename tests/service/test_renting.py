@@ -1,0 +1,114 @@
+"""Renting for real, from a simulated cloud: real processes on nodes that come and go."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from renters import MARKET, check_rentals, is_quiet, open_cloud, renting
+from systems import TRAINER
+
+from drystone.run.events import NodeJoined, NodeReclaimed, RentalAsked
+from drystone.run.renting.provider import Stage
+from drystone.run.store import Store
+
+HERE = Path(__file__).parent
+NUM_KILLS = int(os.environ.get("DRYSTONE_NUM_KILLS", "3"))
+FIRST_SEED = int(os.environ.get("DRYSTONE_FIRST_SEED", "1"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["budget", "prices"])
+def test_jobs_run_on_rented_nodes_and_everything_is_given_back_and_paid(tmp_path, policy):
+    cloud = open_cloud(tmp_path)
+    with renting(tmp_path / "s", cloud, policy) as system:
+        jobs = [system.submit(owner="ada") for _ in range(4)]
+        assert system.wait_over(*jobs) == ["done"] * 4
+        system.until(lambda: is_quiet(system.controller))
+        events = system.events()
+        spent = system.live.ledger.statement(system.controller.journal.now()).by_job
+    check_rentals(events, cloud)
+    assert set(spent) - {""} == set(jobs)
+    assert 1 <= sum(one.num_nodes for one in events if isinstance(one, RentalAsked)) <= 6
+
+
+@pytest.mark.slow
+def test_a_node_that_is_taken_back_costs_a_checkpoint_at_most(tmp_path):
+    market = MARKET.replace("start_delay_seconds", "reclaims_per_hour: 1200, start_delay_seconds")
+    cloud = open_cloud(tmp_path, market, seed=2)  # kept for three seconds in the mean
+    with renting(tmp_path / "s", cloud) as system:
+        job = system.submit(steps=60, seconds=0.1)
+        assert system.wait_over(job, seconds=120) == ["done"]
+        system.until(lambda: is_quiet(system.controller))
+        events = system.events()
+    check_rentals(events, cloud)
+    assert any(isinstance(one, NodeReclaimed) for one in events)
+    steps = [line.split()[2] for line in system.audit(job) if " step " in line]
+    assert sorted(set(map(int, steps))) == list(range(1, 61))
+
+
+@pytest.mark.slow
+def test_the_next_controller_finds_rented_nodes_and_ends_what_nobody_rented(tmp_path):
+    cloud = open_cloud(tmp_path)
+    with renting(tmp_path / "s", cloud) as system:
+        job = system.submit(steps=100_000, seconds=0.05)
+        system.wait_step(job, 2)
+        family = system.controller.desk._family
+        cloud.rent(f"{family}-dead-000000", cloud._offers["t4"])  # of a log that was lost
+        system.until(lambda: cloud.status(f"{family}-dead")[0].stage is Stage.ENDED)
+        [token] = [one.token for one in cloud.status(family) if one.stage is Stage.RUNNING]
+        controller = system.controller
+        controller.close, closes = lambda **_: None, controller.close
+    closes(ends_agents=False)  # as if it had been ended: agents and nodes stay
+    again = open_cloud(tmp_path)
+    again.rent(f"{family}-gone-000001", again._offers["t4"])
+    with renting(tmp_path / "s", again) as system:
+        system.until(lambda: again.status(f"{family}-gone")[0].stage is Stage.ENDED)
+        system.wait_step(job, 3)
+        assert len([one for one in system.events() if isinstance(one, NodeJoined)]) == 1
+        assert not [line for line in system.audit(job) if line.startswith("2 ")]  # adopted
+        system.controller.cancel(job)
+        system.until(lambda: is_quiet(system.controller))
+        assert [one.token for one in again.status(token)] == [token]
+    assert not [one for one in again.status(family) if one.stage is Stage.RUNNING]
+
+
+@pytest.mark.slow
+def test_a_controller_killed_around_a_rental_neither_loses_nor_doubles_a_node(tmp_path):
+    (tmp_path / "market.yaml").write_text(MARKET)
+    jobs = [
+        {
+            "command": f"python {TRAINER}",
+            "train": {"steps": 20, "batch": 4},
+            "gpus": {"max": 1},
+            "environment": {"STEP_SECONDS": "0.03"},
+        }
+        for _ in range(4 + NUM_KILLS)
+    ]
+    (tmp_path / "wanted.json").write_text(json.dumps(jobs))
+    causes = Counter()
+    for seed in (*range(FIRST_SEED, FIRST_SEED + NUM_KILLS), 0):
+        ended = subprocess.run(
+            [sys.executable, str(HERE / "deadly_renter.py"), str(tmp_path), str(seed)],
+            capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert ended.returncode in ((-9, 0) if seed else (0,)), ended.stderr[-3000:]
+        causes[ended.stdout.strip() or "lived"] += 1
+    assert causes["lived"] <= 2, causes
+    (tmp_path / "causes.json").write_text(json.dumps(causes))
+    store = Store(f"sqlite:///{tmp_path / 's' / 'log.db'}")
+    events, rows = [event for _, event in store.read()], store.list_jobs()
+    store.close()
+    assert [row.state for row in rows] == ["done"] * len(jobs)
+    cloud = open_cloud(tmp_path, seed=7, stockout_share=0.1, spell_seconds=5.0)
+    check_rentals(events, cloud)
+    asked = sum(one.num_nodes for one in events if isinstance(one, RentalAsked))
+    assert len(cloud.status("drystone-")) == asked  # each once, and none besides
+    joined = [one.rental for one in events if isinstance(one, NodeJoined)]
+    assert len(joined) == len(set(joined))
+    for row in rows:
+        audit = (tmp_path / "s" / "jobs" / row.id / "checkpoints" / "audit").read_text()
+        assert "twice" not in audit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from drystone.errors import DrystoneError, InvalidSpec
 from drystone.run.ray.begin import AgentWish, begin_agent
@@ -14,7 +14,15 @@ _NAMESPACE: Final = "drystone"
 # Ray reads these when it is imported. It would count its users, and print to our standard output
 # the last lines of every raylet that dies.
 _VARIABLES: Final = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
-_LOCK_STATES_OVER: Final = ("REMOVED",)
+_READY: Final = "CREATED"
+_OVER: Final = "REMOVED"
+
+
+class Lock(NamedTuple):
+    """A placement group: whether all of it is there, and how many GPUs of which nodes."""
+
+    is_held: bool
+    gpus: Mapping[str, float]  # by Ray's id
 
 
 class RayConnection:
@@ -89,15 +97,22 @@ class RayConnection:
 
     # --- locks ----------------------------------------------------------------------------------
 
-    def locks(self) -> dict[str, str]:
-        """By name: the state of every placement group that is there."""
+    def locks(self) -> dict[str, Lock]:
+        """By name: every placement group that is there."""
         from ray.util.placement_group import placement_group_table
 
         return {
-            row["name"]: row["state"]
+            row["name"]: Lock(row["state"] == _READY, _gpus_of(row))
             for row in placement_group_table().values()
-            if row["name"] and row["state"] not in _LOCK_STATES_OVER
+            if row["name"] and row["state"] != _OVER
         }
+
+    def free_gpus(self) -> dict[str, float]:
+        """By node (Ray's id): the GPUs that Ray has given to nobody."""
+        from ray._private.state import available_resources_per_node
+
+        found = available_resources_per_node()
+        return {node: float(resources.get("GPU", 0.0)) for node, resources in found.items()}
 
     def lock(self, name: str, gpus: Mapping[str, int]) -> None:
         """Ask for so many GPUs of each node (Ray's ids), all or none; it outlives this process."""
@@ -120,6 +135,14 @@ class RayConnection:
         except ValueError:
             return  # it is gone already
         remove_placement_group(group)
+
+
+def _gpus_of(row: Mapping[str, Any]) -> dict[str, float]:
+    gpus: dict[str, float] = {}
+    for bundle, node in row["bundles_to_node_id"].items():
+        if node:
+            gpus[node] = gpus.get(node, 0.0) + row["bundles"][bundle].get("GPU", 0.0)
+    return gpus
 
 
 def _last_line(text: str) -> str:

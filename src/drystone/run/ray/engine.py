@@ -9,13 +9,14 @@ tenth of a second that the raylet of its node is gone.
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from drystone.describe.cluster_file import ClusterSpec
 from drystone.run.agent.client import AgentClient, AgentGone, AgentRefused, Remote
@@ -28,8 +29,6 @@ from drystone.run.ray.connection import RayConnection
 from drystone.run.ray.discover import RayNode, cluster_of
 from drystone.run.ray.watch import Look, NoNodes, Watch
 
-_READY: Final = "CREATED"  # of a placement group
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaySettings:
@@ -39,6 +38,7 @@ class RaySettings:
     start_seconds: float = 120.0  # for the first agents to come up
     retry_seconds: float = 5.0  # before an agent that did not come up is tried again
     restart_seconds: float = 1.0  # an agent that says nothing for so long is started anew
+    silence_seconds: float = 5.0  # and after so long its node is lost
 
 
 @dataclass(slots=True)
@@ -86,6 +86,7 @@ class RayEngine:
         self._refused: dict[str, str] = {}  # nodes that cannot be used, and why
         self._left_ids: set[str] = set()  # Ray's ids of nodes whose agents said goodbye
         self._change = _Change()
+        self._taken: tuple[int, dict[str, int], dict[str, int]] = (0, {}, {})
         self._log = logging.getLogger("drystone.ray")
 
     # --- from start to end ----------------------------------------------------------------------
@@ -158,7 +159,37 @@ class RayEngine:
             frozenset(silent & self._nodes.keys()),
             self._cluster() if change.is_new else None,
             change.left,
+            self._lost(),
+            self._taken_by_others(look),
         )
+
+    def _lost(self) -> dict[str, str]:
+        """Nodes that Ray still has, but whose agents have said nothing for long."""
+        lost, now = {}, time.monotonic()
+        for name, one in self._nodes.items():
+            silence = now - one.silent_since if one.silent_since is not None else 0.0
+            if silence > self._settings.silence_seconds:
+                lost[name] = f"the agent of {name} has not answered for {silence:.0f} s"
+        return lost
+
+    def _taken_by_others(self, look: Look) -> dict[str, int]:
+        """GPUs that Ray has given to others; seen twice, since its numbers come in one by one."""
+        number, before, taken = self._taken
+        if number != look.number:
+            ours: dict[str, float] = {}
+            for name, lock in look.locks.items():
+                if name.startswith(self._prefix):
+                    for ray_id, count in lock.gpus.items():
+                        ours[ray_id] = ours.get(ray_id, 0.0) + count
+            now = {}
+            for name, one in self._nodes.items():
+                ray_id, total = one.node.ray_id, one.node.spec.num_gpus
+                others = total - look.free_gpus.get(ray_id, total) - ours.get(ray_id, 0.0)
+                now[name] = math.ceil(max(0.0, others))
+            taken = {name: min(now[name], before.get(name, 0)) for name in now}
+            taken = {name: count for name, count in taken.items() if count}
+            self._taken = (look.number, now, taken)
+        return taken
 
     def ask(self, node: str, op: str, **values: Any) -> dict[str, Any]:
         """One request to one agent."""
@@ -189,7 +220,8 @@ class RayEngine:
     def reserve(self, key: Key, gpus: Mapping[str, int]) -> bool:
         """One placement group for the launch, whose bundles name their nodes."""
         name = self._lock_name(key)
-        if self._watch.look.locks.get(name) == _READY:
+        lock = self._watch.look.locks.get(name)
+        if lock is not None and lock.is_held:
             return True
         if all(node in self._nodes for node in gpus):
             ids = {self._nodes[node].node.ray_id: count for node, count in gpus.items()}

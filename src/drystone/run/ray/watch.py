@@ -16,7 +16,7 @@ from typing import Any
 from drystone.describe.cluster_file import ClusterSpec
 from drystone.errors import DrystoneError
 from drystone.run.ray.begin import AgentWish
-from drystone.run.ray.connection import RayConnection
+from drystone.run.ray.connection import Lock, RayConnection
 from drystone.run.ray.discover import Found, find_nodes
 
 
@@ -26,7 +26,8 @@ class Look:
 
     found: Found = field(default_factory=Found)
     dead: Mapping[str, str] = field(default_factory=dict)  # by Ray's id: why
-    locks: Mapping[str, str] = field(default_factory=dict)  # by name: the state
+    locks: Mapping[str, Lock] = field(default_factory=dict)  # by name
+    free_gpus: Mapping[str, float] = field(default_factory=dict)  # by Ray's id
     number: int = 0  # of looks so far
 
 
@@ -144,7 +145,7 @@ class Watch:
                 self._connection.lock(name, gpus)
         if locks:
             there = self._connection.locks()
-        rows = self._connection.nodes()
+        free, rows = self._connection.free_gpus(), self._connection.nodes()
         answers = {}
         for node, reference in list(self._pending.items()):
             answer = self._connection.answer(reference)
@@ -161,7 +162,9 @@ class Watch:
                 self._locks.pop(name, None)
             self._unlocks -= unlocks
             self._answers |= answers
-            self._look = Look(find_nodes(rows, self._file), dead, there, self._look.number + 1)
+            self._look = Look(
+                find_nodes(rows, self._file), dead, there, free, self._look.number + 1
+            )
             self._mutex.notify_all()
 
     def wait_look(self, seconds: float) -> None:

@@ -10,6 +10,7 @@ import pytest
 from drystone.errors import DrystoneError
 from drystone.run.agent.client import AgentGone
 from drystone.run.ray.begin import begin_agent
+from drystone.run.ray.connection import Lock
 from drystone.run.ray.engine import RayEngine, RaySettings
 from drystone.run.ray.watch import NoNodes
 
@@ -21,8 +22,9 @@ class FakeRay:
 
     def __init__(self, *numbers: int) -> None:
         self.rows = {number: self.row(number) for number in numbers}
-        self.groups: dict[str, str] = {}
-        self.new_group = "CREATED"
+        self.groups: dict[str, Lock] = {}
+        self.grants = True
+        self.free: dict[str, float] = {}
         self.refusal = ""
         self.asked: list[str] = []
 
@@ -54,11 +56,14 @@ class FakeRay:
         except DrystoneError as error:
             return str(error)
 
-    def locks(self) -> dict[str, str]:
+    def locks(self) -> dict[str, Lock]:
         return dict(self.groups)
 
+    def free_gpus(self) -> dict[str, float]:
+        return dict(self.free)
+
     def lock(self, name: str, gpus) -> None:
-        self.groups[name] = self.new_group
+        self.groups[name] = Lock(self.grants, dict(gpus) if self.grants else {})
 
     def unlock(self, name: str) -> None:
         self.groups.pop(name, None)
@@ -148,7 +153,7 @@ def test_a_node_that_refuses_is_asked_again(tmp_path):
 
 def test_a_lock_is_held_when_ray_has_it_and_found_again(tmp_path):
     ray = FakeRay(1)
-    ray.new_group = "PENDING"
+    ray.grants = False
     key, gpus = ("7", 3), {"t4-000001": 2}
     with opened(tmp_path, ray) as engine:
         engine.discover()
@@ -158,7 +163,7 @@ def test_a_lock_is_held_when_ray_has_it_and_found_again(tmp_path):
         assert not engine.reserve(key, gpus)  # others have the GPUs
         assert engine.held() == {key}
         [name] = ray.groups
-        ray.groups[name] = "CREATED"
+        ray.groups[name] = Lock(True, {})
         until(engine, lambda _: engine.reserve(key, gpus))
         engine.close()
 
@@ -176,10 +181,17 @@ def test_a_lock_is_held_when_ray_has_it_and_found_again(tmp_path):
 
 def test_other_systems_locks_are_not_ours(tmp_path):
     ray = FakeRay(1)
-    ray.groups["drystone-00000000-5.1"] = "CREATED"
+    node = ray.rows[1]["NodeID"]
+    ray.groups["drystone-00000000-5.1"] = Lock(True, {node: 1.0})
+    ray.free = {node: 0.0}
     with opened(tmp_path, ray) as engine:
         engine.discover()
+        engine.start(1)
         assert engine.held() == frozenset()
+        until(engine, lambda poll: poll.taken == {"t4-000001": 2})
+        assert not engine.reserve(("1", 1), {"t4-000001": 1})
+        until(engine, lambda poll: poll.taken == {"t4-000001": 1})  # the other one is ours now
+        assert engine.held() == {("1", 1)}
 
 
 def test_an_agent_that_was_killed_is_started_again(tmp_path):

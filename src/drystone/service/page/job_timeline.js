@@ -20,7 +20,7 @@ export function timelineCard(job, now) {
       end && h("span", { class: `life-end s-${end.state}`, style: { left: at(end.start_seconds) } }),
       timeTicks(from, until, 6).filter((t) => (t - from) / (until - from) < 0.93).map((t) => h("span", { class: "life-tick", style: { left: at(t) } }, until - from > 2 * 86400 ? day(t) : until - from < 300 ? clock(t) : shortClock(t)))),
     h("ul", { class: "legend" }, ["queued", "planned", "starting", "running", "paused"].map((one) => h("li", {}, h("span", { class: `key l-${one}` }), WORDS[one]))),
-    h("details", { class: "steps" }, h("summary", {}, `All ${job.timeline.length} steps with reasons`),
+    h("details", { class: "steps" }, h("summary", {}, job.timeline.length > 1 ? `All ${job.timeline.length} steps with reasons` : "The step with its reason"),
       h("ol", { class: "moments" }, job.timeline.slice(-120).reverse().map((span) => step(span, now)))));
 }
 

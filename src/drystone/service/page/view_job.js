@@ -39,13 +39,17 @@ export const view = {
       verdict(job, why),
       facts(job, data.now_seconds, loss),
       timelineCard(job, data.now_seconds),
-      ...(data.is_open ? [
+      ...(!data.is_open ? [closedNote()] : !job.launches.length ? [
+        optionsCard(job, why),
+        !OVER.has(job.state) && h("p", { class: "hint later", "data-key": "later" }, "Its curves, its plan and its log come when it has GPUs."),
+        descriptionCard(job),
+      ] : [
         h("div", { class: "pair", "data-key": "curves" }, lossCard(job, data.curves), speedCard(job, data.curves)),
         planCard(data.plan, data.types),
         optionsCard(job, why),
         logCard(job, context),
         descriptionCard(job),
-      ] : [h("p", { class: "note", "data-key": "closed" }, h("strong", {}, "This job belongs to another team. "), "Its curves, plan, reasons and logs are for that team to see.")]),
+      ]),
     ];
   },
   onProgress(data, rows) {
@@ -65,6 +69,8 @@ function head(job, buttons = null, isEmulated = false) {
     h("h1", {}, job.state === "running" && swatch(job.id), job.name),
     job.state && stateChip(job), isEmulated && emulatedChip("emulated devices"), buttons);
 }
+
+const closedNote = () => h("p", { class: "note", "data-key": "closed" }, h("strong", {}, "This job belongs to another team. "), "Its curves, plan, reasons and logs are for that team to see.");
 
 function actions(job, context) {
   const act = (name, label, kind = "") => h("button", { type: "button", class: `button ${kind}`, "data-act": name, "data-id": job.id, "data-name": job.name }, label);
@@ -93,8 +99,14 @@ function facts(job, now, loss) {
     stat("Owner", job.owner || "nobody", job.team ? ` of ${job.team}` : "", "text"));
 }
 
+/** One curve over all launches; steps that were done again after a fault count as they were done last. */
 function pointsOf(curves, column) {
-  return (curves?.launches || []).flatMap((one) => one.points.filter((point) => point[column] !== null).map((point) => [point[0], point[column]]));
+  let made = [];
+  for (const { points } of curves?.launches || []) {
+    const known = points.filter((point) => point[column] !== null).map((point) => [point[0], point[column]]);
+    if (known.length) made = [...made.filter((point) => point[0] < known[0][0]), ...known];
+  }
+  return made;
 }
 
 const marksOf = (curves) => (curves?.launches || []).slice(1).map((one) => one.points[0] && { x: one.points[0][0] }).filter(Boolean);

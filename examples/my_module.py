@@ -82,7 +82,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        print(f"step {step}: loss {loss.item():.3f}")  # noqa: T201  # a script
+        print(f"step {step}: loss {loss.item():.3f}")  # a script
 
 
 if __name__ == "__main__":

@@ -35,4 +35,4 @@ with joined() as wire:
     for batches in trainer.iterate(SyntheticTokens(seq_len=16, vocab_size=97).read, num_steps=20):
         report = trainer.step(batches)
         if wire.rank == 0:
-            print(f"step {report.step}: loss {report.loss:.4f}")  # noqa: T201
+            print(f"step {report.step}: loss {report.loss:.4f}")

@@ -1,0 +1,18 @@
+"""3. Cells: resources fixed, every data x tensor x pipeline split of them judged at once."""
+
+from drystone.describe.catalogue import find_gpu
+from drystone.describe.links import default_machine
+from drystone.describe.recipe import Recipe
+from drystone.describe.zoo import find_model
+from drystone.plan.cells import search_cells
+from drystone.units import GiB
+
+recipe = Recipe(seq_len=4096, global_batch=64)
+machine = default_machine(find_gpu("A100-80G"))
+cells = search_cells(find_model("llama-2-13b"), recipe, machine, (4, 8, 16))
+print(f"{len(cells)} layouts fit")
+for count in cells.counts().tolist():
+    best = cells.frontier(count)
+    layout = best.layout(0)
+    seconds, memory = best.step_seconds[0], best.high_bytes[0] / GiB
+    print(f"{count:2} GPUs: {layout}  {seconds:.1f} s a step, {memory:.0f} GiB at most")

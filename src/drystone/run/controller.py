@@ -149,7 +149,7 @@ class Controller:
             known = self.store.find_key(client_key) if client_key else None
             if known is not None:
                 return known, False
-            shape = self.journal.book.shape(job)
+            job, shape = self.journal.book.settled(job), self.journal.book.shape(job)
             lesson = self.journal.live.lessons.get(work_of(job))
             options = self.journal.book.options(job, lesson)
             if not len(options) or not (options.samples_per_second > 0).any():

@@ -106,6 +106,13 @@ class OptionBook:
             recipe = replace(recipe, precision=Precision.BF16_MIXED if knows else Precision.FP32)
         return recipe
 
+    def settled(self, job: TrainingJob) -> TrainingJob:
+        """The job with its precision decided: nodes that join or leave later do not change it."""
+        shape = self.shape(job)
+        if shape is None or job.precision != "auto":
+            return job
+        return replace(job, precision=self.recipe(job, shape).precision.value)
+
     def options(self, job: TrainingJob, lesson: Lesson | None = None) -> OptionSet:
         """Resources against speed, with what was learned."""
         kind, lesson = kind_of(job), lesson or _NOTHING_LEARNED

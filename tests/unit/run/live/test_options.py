@@ -152,3 +152,13 @@ def test_an_emulated_device_is_as_slow_as_its_estimate(tmp_path):
     whole = 8 * (layers * (seconds["forward"] + seconds["backward"]) + seconds["head"])
 
     assert whole == pytest.approx(plan.time_items["layers"], rel=0.1)
+
+
+def test_the_precision_is_decided_once(tmp_path):
+    both = parse_cluster("nodes: [{gpu: A100}, {gpu: T4}]")
+    alone = parse_cluster("nodes: [{gpu: A100}]")
+    job = a_job(tmp_path, model="gpt2")
+    early, late = OptionBook(both).settled(job), OptionBook(alone).settled(job)
+
+    assert (early.precision, late.precision) == ("fp32", "bf16-mixed")
+    assert OptionBook(alone).settled(early) == early

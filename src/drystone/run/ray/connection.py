@@ -12,8 +12,12 @@ from drystone.run.ray.discover import ID_LABEL
 
 _NAMESPACE: Final = "drystone"
 # Ray reads these when it is imported. It would count its users, and print to our standard output
-# the last lines of every raylet that dies.
-_VARIABLES: Final = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
+# the last lines of every raylet that dies, and every error that nobody asked about.
+_VARIABLES: Final = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",
+}
 _READY: Final = "CREATED"
 _OVER: Final = "REMOVED"
 

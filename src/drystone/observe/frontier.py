@@ -6,6 +6,9 @@ for: nobody does better on average. Policies are simulated: nodes come whole, la
 while idle. A policy that does not rent, or whose name is after `fixed:`, gets a fixed set of nodes
 for the whole run: as many as the budget pays for, of the offer that does the trace's work for the
 least money.
+
+A job with phases is taken to keep one option through all of them. A policy that changes the option
+from phase to phase can be better than that, so for such jobs the frontier is no lower bound.
 """
 
 from __future__ import annotations

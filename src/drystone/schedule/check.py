@@ -18,7 +18,6 @@ from drystone.schedule.decision import (
     Preempt,
     Refuse,
     Release,
-    Rent,
     Resize,
     Start,
     Wake,

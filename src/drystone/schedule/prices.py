@@ -62,7 +62,12 @@ def solve_prices(market: Market, start: FloatArray | None = None) -> Prices:
     known = start is not None and bool((start > 0).any())
     for share in _SHARES[_FIRST_SHARE_WHEN_KNOWN if known else 0 :]:
         prices = _descend(smooth, prices, share)
-    return _better_of(market, prices, start)
+    bound = smooth.bound(prices)
+    if start is not None:
+        before = smooth.bound(start)
+        if before <= bound:
+            return Prices(prices=start.astype(np.float64), bound=before)
+    return Prices(prices=prices, bound=bound)
 
 
 def dual_bound(market: Market, prices: FloatArray) -> float:
@@ -92,16 +97,6 @@ def _surplus(market: Market, prices: FloatArray) -> FloatArray:
     return surplus
 
 
-def _better_of(market: Market, prices: FloatArray, start: FloatArray | None) -> Prices:
-    """The prices found, unless those at the start have the smaller bound."""
-    bound = dual_bound(market, prices)
-    if start is not None:
-        before = dual_bound(market, start)
-        if before <= bound:
-            return Prices(prices=start.astype(np.float64), bound=before)
-    return Prices(prices=prices, bound=bound)
-
-
 class _SmoothDual:
     """The smooth neighbour of the dual: its value, slope and curvature at given prices.
 
@@ -111,41 +106,55 @@ class _SmoothDual:
     def __init__(self, market: Market, rows: IntArray) -> None:
         values = np.where(market.values > 0, market.values, -np.inf)[rows]
         self._values = np.ascontiguousarray(values.T)
-        self._counts = np.stack([np.ascontiguousarray(one[rows].T) for one in market.counts])
-        self._squares = self._counts**2
+        kinds = len(market.counts)
+        # The counts by type, then their squares.
+        self._moments = np.empty((2 * kinds, *self._values.shape))
+        for kind, one in enumerate(market.counts):
+            self._moments[kind] = one[rows].T
+        counts = self._moments[:kinds]
+        np.square(counts, out=self._moments[kinds:])
+        self._counts, self._flat = counts, counts.reshape(kinds, -1)
         self._best: FloatArray = self._values.max(axis=0)
         self._capacity = market.capacity
-        kinds = range(len(self._counts))
-        takes = self._counts > 0
+        takes = counts > 0
         self._pairs = [
             (one, other)
-            for one in kinds
+            for one in range(kinds)
             for other in range(one)
             if (takes[one] & takes[other]).any()
         ]
 
+    def _left(self, prices: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """What each option leaves after its GPUs are paid, and the best of each job, or 0."""
+        left: FloatArray = self._values - (prices @ self._flat).reshape(self._values.shape)
+        most: FloatArray = left.max(axis=0)
+        return left, np.maximum(most, 0.0, out=most)
+
+    def bound(self, prices: FloatArray) -> float:
+        """The dual itself: what no allocation can exceed."""
+        return float(self._left(prices)[1].sum() + prices @ self._capacity)
+
     def at(self, prices: FloatArray, share: float) -> tuple[float, FloatArray, FloatArray]:
         """Value, slope by type, and curvature (types x types)."""
         heat = share * self._best
-        picked = self._values.copy()
-        for price, counts in zip(prices, self._counts, strict=True):
-            if price > 0:
-                picked -= price * counts
-        most = np.maximum(picked.max(axis=0), 0.0)
+        cold = 1.0 / heat
+        picked, most = self._left(prices)
         picked -= most
-        picked /= heat
+        picked *= cold
         np.exp(picked, out=picked)  # in what proportion each option is picked
-        total = picked.sum(axis=0) + np.exp(-most / heat)
-        value = float((most + heat * np.log(total)).sum() + prices @ self._capacity)
+        total = picked.sum(axis=0)
+        total += np.exp(-most * cold)
+        value = float(most.sum() + heat @ np.log(total) + prices @ self._capacity)
         picked /= total
-        demand = np.einsum("oj,koj->kj", picked, self._counts)
-        squares = np.einsum("oj,koj->kj", picked, self._squares)
+        kinds = len(prices)
+        moments = np.einsum("oj,koj->kj", picked, self._moments)
+        demand = moments[:kinds]
         slope = self._capacity - demand.sum(axis=1)
-        curvature = -(demand / heat) @ demand.T
-        curvature[np.diag_indices(len(slope))] += squares @ (1.0 / heat)
+        curvature = -(demand * cold) @ demand.T
+        curvature.flat[:: kinds + 1] += moments[kinds:] @ cold
         for one, other in self._pairs:
             both = np.einsum("oj,oj,oj->j", picked, self._counts[one], self._counts[other])
-            curvature[one, other] += both @ (1.0 / heat)
+            curvature[one, other] += both @ cold
             curvature[other, one] = curvature[one, other]
         return value, slope, curvature
 
@@ -175,14 +184,14 @@ def _descend(smooth: _SmoothDual, prices: FloatArray, share: float) -> FloatArra
 def _newton_step(prices: FloatArray, slope: FloatArray, curvature: FloatArray) -> FloatArray | None:
     """Where to, for the prices that can move; None where none can."""
     is_free = (prices > 0) | (slope < 0)
-    free = np.flatnonzero(is_free)
-    if len(free) == 0:
+    if not is_free.any():
         return None
-    part = curvature[np.ix_(free, free)]
-    diagonal = np.diag(part)
+    # The others stay: their rows say that they move by nothing.
+    part = np.where(is_free[:, None] & is_free, curvature, 0.0)
+    diagonal = part.diagonal()
     # A price to which nobody reacts moves by as much as the least of the others would.
     floor = max(float(diagonal.max()) * 1e-9, 1e-300)
-    part = part + np.diag(_DAMPING * diagonal + floor)
-    step = np.zeros(len(prices))
-    step[free] = -np.linalg.solve(part, slope[free])
+    damped = (1.0 + _DAMPING) * diagonal + floor
+    part.flat[:: len(prices) + 1] = np.where(is_free, damped, 1.0)
+    step: FloatArray = np.linalg.solve(part, np.where(is_free, -slope, 0.0))
     return step

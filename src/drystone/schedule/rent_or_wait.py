@@ -36,6 +36,7 @@ class RentMemory:
 
     idle_since_seconds: Mapping[str, float] = field(default_factory=dict)  # by id of the node
     job_hours_per_dollar: float = 0.0  # mu; 0: not known yet
+    own_prices: FloatArray | None = None  # by type, if nothing could be rented
     since_seconds: float = 0.0
     spent_before_dollars: float = 0.0
 
@@ -64,7 +65,8 @@ def plan_rent(snapshot: Snapshot, market: Market, before: RentMemory | None) -> 
     for kind, offer in offers.items():
         dollars[kind] = _gpu_dollars(offer)
     capacity = _fixed_capacity(snapshot, offers)
-    wants = _Wants(replace(market, capacity=capacity), offers, dollars)
+    own = replace(market, capacity=capacity)
+    wants = _Wants(own, offers, dollars, memory.own_prices)
     allowance = max(0.0, _allowance(snapshot, memory) - _kept_dollars(snapshot, offers))
     if len(snapshot.jobs) == 0 or allowance <= 0:
         mu, nodes = memory.job_hours_per_dollar, dict.fromkeys(offers, 0)
@@ -88,6 +90,7 @@ def plan_rent(snapshot: Snapshot, market: Market, before: RentMemory | None) -> 
             memory,
             idle_since_seconds=_idle_since(snapshot, memory.idle_since_seconds),
             job_hours_per_dollar=mu,
+            own_prices=wants.own_prices,
         ),
     )
 
@@ -209,9 +212,17 @@ def _allowance(snapshot: Snapshot, memory: RentMemory) -> float:
 class _Wants:
     """Which nodes jobs want, for any value of a dollar."""
 
-    def __init__(self, market: Market, offers: Mapping[int, Offer], dollars: FloatArray) -> None:
+    def __init__(
+        self,
+        market: Market,
+        offers: Mapping[int, Offer],
+        dollars: FloatArray,
+        own_prices: FloatArray | None,
+    ) -> None:
         self._market, self._offers, self._dollars = market, offers, dollars
-        self._prices: FloatArray | None = None  # of the last time: a place to start from
+        # If nothing could be rented: where to start from, and what is cut down to rents.
+        self.own_prices = own_prices
+        self._is_solved = False
 
     def nodes_at(self, job_hours_per_dollar: float) -> dict[int, int]:
         """Nodes of each offer if a dollar must save so many job hours."""
@@ -246,6 +257,13 @@ class _Wants:
             found[kind] = min(found[kind] + more, nodes[kind])
         return found
 
+    def _solve_own(self, problem: Market) -> FloatArray:
+        """Prices if nothing could be rented: the same for every value of a dollar."""
+        if not self._is_solved or self.own_prices is None:
+            self.own_prices = solve_prices(problem, self.own_prices).prices
+            self._is_solved = True
+        return self.own_prices
+
     def _demand(self, rent_prices: FloatArray) -> FloatArray:
         """GPUs by type that jobs want, where every type costs at most what renting it costs."""
         market, fixed = self._market, np.zeros(len(rent_prices), dtype=np.bool_)
@@ -254,10 +272,10 @@ class _Wants:
             # A type that is rented has that price, and there is no end of it.
             capacity = np.where(fixed, 1e12, market.capacity)
             problem = replace(market, values=values, capacity=capacity)
-            start = np.where(fixed, 0.0, prices) if fixed.any() else self._prices
-            prices = solve_prices(problem, start).prices
-            if not fixed.any():
-                self._prices = prices
+            if fixed.any():
+                prices = solve_prices(problem, np.where(fixed, 0.0, prices)).prices
+            else:
+                prices = self._solve_own(problem)
             dearer = ~fixed & (prices > rent_prices)
             if not dearer.any():
                 break

@@ -207,11 +207,12 @@ def compare(
 def print_replayed(wire_shares: list[float]) -> None:
     """By replay: what uneven batches gain over even ones, ours and FSDP2's."""
     seconds_of = {**SECONDS, "backward_only": BACKWARD - FORWARD}
+    print("the first two rows of each: the shortest and the median gather on gloo")
     print("speeds          batches         wire   even / uneven  FSDP2 even / uneven")
     for speeds, batches in (([1, 3], [4, 12]), ([1, 1, 2, 4], [2, 2, 4, 8])):
         batch = sum(batches) // len(batches)
         log, gather_seconds = record_fsdp(len(speeds), batch, make_fsdp_step)
-        for share in (gather_seconds / (FORWARD + BACKWARD), *wire_shares):
+        for share in (*(one / (FORWARD + BACKWARD) for one in gather_seconds), *wire_shares):
             found = replayed_seconds(
                 a_spec(), log, seq_len=SEQ_LEN, speeds=speeds, batches=batches,
                 sample_seconds=seconds_of, wire_share=share,

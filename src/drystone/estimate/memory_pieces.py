@@ -56,7 +56,12 @@ def _loss(terms: MemoryTerms, split: Split, held: Held, generic: Moment) -> Mome
     layer = held.largest_layer * (terms.copy_bytes + _sent(terms, split))
     weights = (split.zero3 & split.is_shared) * (layer + terms.copy_bytes * head)
     gradient = (split.zero2 & split.is_shared) * _GRADIENT_BYTES * head
-    return generic._replace(gathered=weights + gradient)
+    # torch's loss over a split vocabulary makes four copies in fp32, not three.
+    logits = split.is_last * split.tokens * terms.logits_bytes_per_token / split.tp
+    return generic._replace(
+        logits=generic.logits + np.where(split.tp > 1, logits / 3, 0.0),
+        gathered=weights + gradient,
+    )
 
 
 def _backward(terms: MemoryTerms, split: Split, kept: Kept, generic: Moment) -> Moment:

@@ -154,6 +154,11 @@ class Journal:
                 made = self._without_drained(made)
             return self._without_taken(made) if self.taken else made
 
+    def free_gpus(self, row: int) -> int:
+        """GPUs of a node that nobody has, neither our jobs nor other people."""
+        state = self.live.state
+        return max(0, int(state.free[row]) - self.taken.get(state.nodes[row].id, 0))
+
     def take_away(self, taken: Mapping[str, int]) -> None:
         """Other people use so many GPUs of nodes now: nothing is planned with them."""
         with self.lock:

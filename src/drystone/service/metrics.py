@@ -78,7 +78,7 @@ def _add_system(lines: list[str], controller: Controller) -> None:
         states = Counter(record.state for record in live.state.jobs.values())
         gpus: dict[tuple[str, str], float] = {}
         for row, node in enumerate(live.state.nodes):
-            free = 0 if node.id in live.drained else int(live.state.free[row])
+            free = 0 if node.id in live.drained else journal.free_gpus(row)
             for what, count in (("free", free), ("total", node.num_gpus)):
                 gpus[node.gpu, what] = gpus.get((node.gpu, what), 0) + count
         dollars: dict[str, float] = dict.fromkeys(live.access.teams, 0.0)

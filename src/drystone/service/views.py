@@ -162,7 +162,7 @@ def free_by_type(controller: Controller) -> dict[str, int]:
     live = controller.journal.live
     free: dict[str, int] = {}
     for row, node in enumerate(live.state.nodes):
-        usable = 0 if node.id in live.drained else int(live.state.free[row])
+        usable = 0 if node.id in live.drained else controller.journal.free_gpus(row)
         free[node.gpu] = free.get(node.gpu, 0) + usable
     return free
 
@@ -205,7 +205,7 @@ def cluster_view(controller: Controller, now: float) -> Table:
                 "id": node.id,
                 "gpu": node.gpu,
                 "num_gpus": node.num_gpus,
-                "free": int(live.state.free[row]),
+                "free": controller.journal.free_gpus(row),
                 "is_emulated": emulation is not None,
                 "is_drained": node.id in live.drained,
                 "is_lost": row in live.state.lost,

@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from drystone.errors import DrystoneError, NothingFits
@@ -26,38 +25,10 @@ from drystone.run.live.lessons import speed_lesson
 from drystone.run.live.limits import limits_reached
 from drystone.run.live.ordering import order_launch
 from drystone.run.live.progress import RunProgress
+from drystone.run.live.runs import Patience as Patience
+from drystone.run.live.runs import Run as _Run
 from drystone.run.notes import Launched
 from drystone.run.state import JobRecord
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """How long to wait for what."""
-
-    lease_seconds: float = 120.0  # processes outlive a controller by this much
-    grace_seconds: float = 30.0  # to write a checkpoint and leave
-    start_seconds: float = 120.0  # until a launch reports that it has started
-    hang_seconds: float = 120.0  # without a report; and at least so many times a step:
-    hang_steps: float = 20.0
-    progress_seconds: float = 10.0  # between events about progress
-    silence_seconds: float = 10.0  # a node whose agent says nothing for so long is lost
-    lock_seconds: float = 60.0  # for GPUs that the cluster has given to somebody else
-
-
-@dataclass(slots=True)
-class _Run:
-    """A launch that should be there."""
-
-    order: LaunchOrder
-    ordered: float  # by the monotonic clock
-    has_lock: bool = False
-    progress: RunProgress = field(default_factory=RunProgress)
-    told_seconds: float = 0.0
-    told_step: int = -1
-    told_checkpoint: int = -1
-    exits: dict[int, int | None] = field(default_factory=dict)
-    note: str = ""
-    fault: Fault | None = None  # why we end it
 
 
 class Reconciler:

@@ -147,7 +147,7 @@ class LiveWorld:
     def _has_room(self, placement: Placement) -> bool:
         live = self._journal.live
         return all(
-            live.state.free[node] >= count
+            self._journal.free_gpus(node) >= count
             and live.state.nodes[node].id not in live.drained
             and node not in live.state.lost
             and node not in live.state.gone

@@ -76,7 +76,7 @@ def test_tokens_are_made_while_no_service_runs(home, capsys):
     )
     assert text.split("_", 2)[2].encode() not in (home / "s" / "log.db").read_bytes()
     with serving(home / "s") as service:
-        assert service.client(text).get("/v1/session")["name"] == "ada"
+        assert service.ask("GET", "/v1/session", token=text).json()["name"] == "ada"
     assert run(["token", "revoke", listed["id"], *folder]) == 0
     assert run(["token", "create", "--role", "king", *folder]) == 2
     assert run(["token", "revoke", "nobody", *folder]) == 2
@@ -108,9 +108,10 @@ def test_commands_talk_to_where_one_logged_in(home, capsys, monkeypatch):
         (home / "train.py").write_text("print('here')\n")
         (home / "job.yaml").write_text("command: python train.py\ntrain: {steps: 2}\n")
         assert run(["submit", str(home / "job.yaml"), "-y"]) == 0
-        [job] = service.client(text).get("/v1/jobs")["jobs"]
+        [job] = service.ask("GET", "/v1/jobs", token=text).json()["jobs"]
         assert (job["owner"], job["team"]) == ("ada", "red")
-        folder = service.client(text).get("/v1/jobs/1")["description"]["folder"]
+        details = service.ask("GET", "/v1/jobs/1", token=text).json()
+        folder = details["description"]["folder"]
         assert Path(folder).is_relative_to(service.controller.settings.folder / "uploads")
         assert Path(folder, "train.py").read_text() == "print('here')\n"
         assert run(["team", "create", "green"]) == 2

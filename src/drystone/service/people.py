@@ -67,7 +67,8 @@ def team_view(controller: Controller, team: Team, now: float) -> Table:
 def spend_view(controller: Controller, now: float, hours: int) -> Table:
     """What every team spent and spends. Whoever calls holds the journal's lock."""
     live = controller.journal.live
-    names = {*live.access.teams, *(job.job.team for job in live.jobs.values())}
+    active = {live.jobs[job_id].job.team for job_id in live.state.active}
+    names = {*live.access.teams, *live.spending.by_hour, *active}
     by_hour = {name: dict(live.spending.by_hour.get(name, {})) for name in names}
     rates = dict.fromkeys(names, 0.0)
     for job_id, record in live.state.active.items():

@@ -8,6 +8,7 @@ import ipaddress
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,6 +26,9 @@ from drystone.service.guard import Doors
 
 SOCKET_NAME = "drystone.sock"
 LOOPBACK = "127.0.0.1"
+# A decision computes for a while, and an answer changes threads a few times: at Python's own 5 ms
+# each change would wait that long for it.
+_SWITCH_SECONDS = 0.0005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +50,18 @@ def serve(
     """Run until a signal; then let what trains go on, or with `ends_agents` end it all."""
     network = network or Network()
     controller = Controller(settings)
+    listeners = []
     try:
-        listeners = [listen(settings.folder)]
         if network.port:
             listeners.append(_listen_on_port(controller, network, say))
+        listeners.append(listen(settings.folder))
     except BaseException:
+        for one in listeners:
+            one.close()
         controller.close(ends_agents=ends_agents)
         raise
     server = _make_server(controller, network)
+    sys.setswitchinterval(_SWITCH_SECONDS)
     failure: list[BaseException] = []
 
     def control() -> None:

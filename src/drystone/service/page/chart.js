@@ -91,7 +91,7 @@ function draw(holder, spec) {
     parts.push(h("line", { class: "grid", x1: PAD.left, x2: width - PAD.right, y1: py(y), y2: py(y) }));
     parts.push(h("text", { x: PAD.left - 8, y: py(y) + 4, "text-anchor": "end" }, spec.yText(y)));
   }
-  const ticks = (spec.xTicks || niceTicks)(range.from, range.until, Math.max(2, Math.floor(width / 96)));
+  const ticks = (spec.xTicks || niceTicks)(range.from, range.until, Math.max(3, Math.floor(width / 96)));
   for (const x of ticks) {
     const anchor = px(x) > width - 40 ? "end" : px(x) < PAD.left + 10 ? "start" : "middle";
     parts.push(h("text", { x: Math.min(px(x), width - 4), y: height - 8, "text-anchor": anchor }, spec.xText(x)));

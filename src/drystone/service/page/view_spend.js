@@ -44,7 +44,7 @@ function budgetCard(data) {
   const rows = [...data.teams].sort((a, b) => (b.budget_dollars !== null) - (a.budget_dollars !== null) || b.dollars - a.dollars);
   const hasBudget = rows.some((one) => one.budget_dollars !== null);
   if (!rows.length) return card("Budgets", {}, empty("Nothing was spent yet", "Spending counts from the moment a job gets GPUs."));
-  return card("Against the budget", { hint: hasBudget ? "Of this period. The thin line is how much of the period has passed." : "No team has a budget. An administrator sets one by the API or the command line." },
+  return card("Against the budget", { hint: hasBudget ? "Of this period. The thin line is how much of the period has passed." : "No team has a budget. An administrator sets one: drystone team set NAME --budget DOLLARS --period week." },
     h("ul", { class: "budgets" }, rows.map((one) => budgetRow(one, data.now_seconds))));
 }
 

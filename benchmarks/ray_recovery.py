@@ -10,6 +10,7 @@ nodes of three types, on loopback. Wall times: on a machine with other work they
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import sys
 import tempfile
@@ -33,9 +34,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=30.0)
     given = parser.parse_args()
-    try:
-        import ray  # noqa: F401
-    except ImportError:
+    if importlib.util.find_spec("ray") is None:
         print("skipped: Ray is not installed")
         return 0
     from ray_fixture import RayCluster, RayNodeSpec

@@ -8,12 +8,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from renters import MARKET, check_rentals, is_quiet, open_cloud, renting
+from renters import HARD_CAP, MARKET, check_rentals, is_quiet, open_cloud, renting
 from systems import TRAINER
 
 from drystone.run.events import NodeJoined, NodeReclaimed, RentalAsked
 from drystone.run.renting.provider import Stage
 from drystone.run.store import Store
+from drystone.service.money_routes import LedgerPage, ledger_view
 
 HERE = Path(__file__).parent
 NUM_KILLS = int(os.environ.get("DRYSTONE_NUM_KILLS", "3"))
@@ -29,9 +30,15 @@ def test_jobs_run_on_rented_nodes_and_everything_is_given_back_and_paid(tmp_path
         assert system.wait_over(*jobs) == ["done"] * 4
         system.until(lambda: is_quiet(system.controller))
         events = system.events()
-        spent = system.live.ledger.statement(system.controller.journal.now()).by_job
+        now = system.controller.journal.now()
+        spent = system.live.ledger.statement(now).by_job
+        shown = LedgerPage.model_validate(ledger_view(system.controller, now, most=100))
     check_rentals(events, cloud)
     assert set(spent) - {""} == set(jobs)
+    assert {one.team for one in shown.accounts if one.job_id} == {"ada"}
+    assert sum(one.dollars for one in shown.accounts) == pytest.approx(shown.total_dollars)
+    assert sum(one.dollars for one in shown.nodes) == pytest.approx(shown.total_dollars)
+    assert shown.hard_cap_dollars_per_hour == HARD_CAP
     assert 1 <= sum(one.num_nodes for one in events if isinstance(one, RentalAsked)) <= 6
 
 

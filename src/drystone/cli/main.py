@@ -43,6 +43,7 @@ VERBS: Final = MappingProxyType(
         "pause": "Let jobs wait until they are resumed.",
         "resume": "Let paused jobs run again.",
         "cluster": "List nodes and GPUs, and who uses them.",
+        "budget": "Show the ledger: spent by job and by node, against the budget.",
         "drain": "Move jobs away from a node and start none there.",
         "top": "Watch cluster, jobs and events.",
         "token": "Make, list and revoke tokens for a service.",

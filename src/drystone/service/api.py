@@ -16,6 +16,7 @@ from drystone.service.feed import Feed
 from drystone.service.guard import Doors, Guard
 from drystone.service.job_routes import job_routes
 from drystone.service.metrics import Metrics
+from drystone.service.money_routes import money_routes
 from drystone.service.people_routes import people_routes
 from drystone.service.sessions import Sessions
 from drystone.service.shapes import Failure, Responses
@@ -58,6 +59,7 @@ def make_app(controller: Controller, doors: Doors | None = None) -> FastAPI:
         cluster_routes(controller, feed, metrics, most_streams=doors.limits.most_streams)
     )
     app.include_router(people_routes(controller, sessions, uploads))
+    app.include_router(money_routes(controller))
     _add_page(app, controller)
     add_docs(app)
     _describe_access(app, controller)

@@ -123,6 +123,7 @@ class Ledger:
         self._rows: dict[str, tuple[int, ...]] = {}  # by job that has GPUs
         self._own: tuple[tuple[str, str, int], ...] = ()
         self._names: dict[int, str] = {}  # of rented nodes, by rental
+        self._rentals_by_name: dict[str, int] = {}
         self._by_account: Counter[Account] = Counter()
         self._by_node: Counter[str] = Counter()
 
@@ -145,6 +146,11 @@ class Ledger:
                 by_account[debit.account] += debit.micro_dollars
                 by_node[debit.node] += debit.micro_dollars
         return Statement(time_seconds=now_seconds, by_account=by_account, by_node=by_node)
+
+    def offer_of(self, node: str) -> str | None:
+        """What a node was rented as; None for one of the owner's."""
+        rental = self._rentals_by_name.get(node)
+        return None if rental is None else self.rentals.offers[rental]
 
     def team(self, job_id: str) -> str:
         """Whose account a job is on."""
@@ -193,7 +199,7 @@ class Ledger:
     def _join(self, event: NodeJoined) -> None:
         self.rentals.join(event)
         spec = event.spec
-        self._names[event.rental] = spec.id
+        self._names[event.rental], self._rentals_by_name[spec.id] = spec.id, event.rental
         self._nodes[event.node] = _Node(
             id=spec.id,
             gpu=spec.gpu,

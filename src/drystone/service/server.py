@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import ipaddress
 import os
 import signal
@@ -62,6 +63,8 @@ def serve(
         raise
     server = _make_server(controller, network)
     sys.setswitchinterval(_SWITCH_SECONDS)
+    gc.collect()
+    gc.freeze()  # what the log left stays: looking through it for garbage stops everything
     failure: list[BaseException] = []
 
     def control() -> None:

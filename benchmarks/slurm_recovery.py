@@ -4,10 +4,7 @@ A real Slurm of four nodes on this machine (tests/engines/slurm_fixture.py), Dry
 they are by default, a tiny model that really trains on emulated GPUs. SIGKILL goes to the slurmd of
 the node of its first rank; times are from then on. Without Slurm or root it says so and ends.
 
-    python benchmarks/slurm_recovery.py [--trials 3] [--mixed]
-
---mixed: two A100 and one T4, a heterogeneous job. Slurm's backfill scheduler alone starts those, by
-default every 30 s; --backfill-seconds is what this cluster has instead.
+    python benchmarks/slurm_recovery.py [--trials 3]
 """
 
 from __future__ import annotations
@@ -79,10 +76,9 @@ def steps_of(folder: Path, epoch: int) -> list[int]:
     return found
 
 
-def measure(root: Path, *, is_mixed: bool, backfill_seconds: int) -> dict[str, float]:
+def measure(root: Path) -> dict[str, float]:
     """Seconds from the kill until each thing that follows."""
-    config = f"SchedulerParameters=bf_interval={backfill_seconds}"
-    cluster = SlurmCluster(root / "slurm", NODES, config=config)
+    cluster = SlurmCluster(root / "slurm", NODES)
     folder = root / "drystone"
     controller = thread = None
     try:
@@ -92,7 +88,7 @@ def measure(root: Path, *, is_mixed: bool, backfill_seconds: int) -> dict[str, f
         controller = Controller(settings)
         thread = threading.Thread(target=controller.run)
         thread.start()
-        return follow(cluster, controller, folder, is_mixed=is_mixed)
+        return follow(cluster, controller, folder)
     finally:
         if controller is not None:
             controller.leave()
@@ -102,14 +98,12 @@ def measure(root: Path, *, is_mixed: bool, backfill_seconds: int) -> dict[str, f
         cluster.close()
 
 
-def follow(
-    cluster: SlurmCluster, controller: Controller, folder: Path, *, is_mixed: bool
-) -> dict[str, float]:
+def follow(cluster: SlurmCluster, controller: Controller, folder: Path) -> dict[str, float]:
     """Train, kill, and watch."""
     table = {
         "model": "mini-gpt",
         "train": {"steps": 60, "batch": 12, "sequence": 16, "checkpoint_every": 3},
-        "gpus": {"min": 3, "max": 3} if is_mixed else {"max": 2, "allow": ["A100"]},
+        "gpus": {"min": 2, "max": 2, "allow": ["A100"]},
     }
     job = controller.submit(make_job(table, folder=folder))[0]
     until(lambda: max(steps_of(folder, 1), default=0) >= 4, "the first steps")
@@ -144,8 +138,6 @@ def main() -> None:
     """Run the trials, and say whether the bar was reached."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=1)
-    parser.add_argument("--mixed", action="store_true")
-    parser.add_argument("--backfill-seconds", type=int, default=30)
     given = parser.parse_args()
     if reason := missing_slurm():
         print(f"Not measured: {reason}")
@@ -153,9 +145,7 @@ def main() -> None:
     rows = []
     for trial in range(given.trials):
         with tempfile.TemporaryDirectory(prefix="drystone-slurm-") as scratch:
-            row = measure(
-                Path(scratch), is_mixed=given.mixed, backfill_seconds=given.backfill_seconds
-            )
+            row = measure(Path(scratch))
         rows.append(row)
         told = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in row.items())
         print(f"trial {trial + 1}: {told}", flush=True)

@@ -167,12 +167,14 @@ class SlurmCluster:
                 continue
             try:
                 lines = (entry / "environ").read_bytes().decode(errors="replace").split("\0")
+                is_step = _command(entry).startswith("slurmstepd")
+                # Its title may have overwritten its environment; its log is still open.
+                files = [os.readlink(one) for one in (entry / "fd").iterdir()] if is_step else []
             except OSError:
                 continue
-            if ours not in lines:
-                continue
             names = [one[16:] for one in lines if one.startswith("SLURMD_NODENAME=")]
-            if names or _command(entry).startswith("slurmstepd"):
+            has_ours = any(one.startswith(f"{self.folder}/") for one in files)
+            if (ours in lines and (names or is_step)) or has_ours:
                 found.append((int(entry.name), names[0] if names else ""))
         return found
 

@@ -19,8 +19,8 @@ VIEWS = ("cluster", "jobs", "prices", "spend", "events")
 class Service:
     """Start, stop, start again; the port stays."""
 
-    def __init__(self, folder: Path, cluster: str = worlds.CLUSTER) -> None:
-        self.folder, self.cluster = folder, cluster
+    def __init__(self, folder: Path, cluster: str = worlds.CLUSTER, **settings) -> None:
+        self.folder, self.cluster, self.settings = folder, cluster, settings
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
@@ -28,7 +28,7 @@ class Service:
         self.expects_failures = False
 
     def start(self) -> None:
-        self.controller = worlds.open_controller(self.folder, self.cluster)
+        self.controller = worlds.open_controller(self.folder, self.cluster, **self.settings)
         worlds.adopt(self.controller)
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -4,7 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from services import LIVE, VIEWS
+import worlds
+from services import LIVE, VIEWS, Service
+
+from drystone.describe.market_file import parse_market
+from drystone.run.renting.settings import Renting, live_offers
+from drystone.run.renting.simulated import CloudWeather, SimulatedCloud
 
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
 SHIFTS = """() => new Promise((done) => {
@@ -14,6 +19,11 @@ SHIFTS = """() => new Promise((done) => {
   }).observe({ type: "layout-shift", buffered: true });
   setTimeout(() => done(sum), 50);
 })"""
+
+MARKET = """
+offers:
+  - {name: spot-t4, gpu: T4, num_gpus: 1, price_dollars_per_hour: 0.4, start_delay_seconds: 9}
+"""
 
 pytestmark = pytest.mark.slow
 
@@ -140,6 +150,21 @@ def test_a_failed_job_says_why(busy, look):
 
     page.wait_for_selector(".verdict:has-text('No such file or directory')")
     assert page.get_by_role("button", name="Cancel").count() == 0  # it is over
+
+
+def test_renting_is_shown_against_its_budget(tmp_path, look):
+    offers = live_offers(parse_market(MARKET), is_simulated=True)
+    cloud = SimulatedCloud(tmp_path / "cloud.json", offers, CloudWeather())
+    renting = Renting(provider=cloud, offers=offers, budget_dollars_per_hour=400.0)
+    with Service(tmp_path / "s", worlds.EMULATED, renting=renting).running() as service:
+        page = look(service, "spend")
+        card = page.get_by_role("region", name="Renting", exact=True)
+        card.wait_for()
+
+        assert "0 rented now for $0.00 an hour" in card.inner_text()
+        assert "of $400.00 an hour" in card.inner_text()
+        assert card.get_by_role("row", name="spot-t4 1 T4-16GB $0.40 yes").is_visible()
+        assert axe_findings(page) == []
 
 
 def test_lists_are_paged_and_searched(busy, look):

@@ -1,5 +1,5 @@
 // Spend against budget: what every team has used of what it may, and when the money went.
-import { get } from "./api.js";
+import { get, maybe } from "./api.js";
 import { chart, legend, timeText, timeTicks } from "./chart.js";
 import { h } from "./dom.js";
 import { card, empty, emulatedChip, heading, skeleton, stat } from "./parts.js";
@@ -16,8 +16,10 @@ export const view = {
   wants: new Set(["jobs"]),
   slow: 5,
   async load(params, signal) {
-    const [spend, types] = await Promise.all([get("/v1/spend", { hours: hoursIn(params) }, signal), get("/v1/page/types", {}, signal)]);
-    return { ...spend, types };
+    const [spend, types, ledger] = await Promise.all([
+      get("/v1/spend", { hours: hoursIn(params) }, signal), get("/v1/page/types", {}, signal), maybe("/v1/ledger", { most: 1 }, signal),
+    ]);
+    return { ...spend, types, ledger };
   },
   waiting: (params) => [heading("Spend", spanPills("spend", params)), skeleton(86, 220, 360)],
   render(data, context) {
@@ -27,6 +29,7 @@ export const view = {
       heading("Spend", data.types.emulated.length > 0 && emulatedChip("emulated devices"), spanPills("spend", context.params)),
       h("dl", { class: "stats", "data-key": "stats" }, stat("Now", dollars(data.dollars_per_hour), " an hour"), stat(`Last ${hours < 48 ? `${hours} h` : `${hours / 24} d`}`, dollars(spent)), stat("Since the beginning", dollars(data.dollars))),
       data.types.emulated.length > 0 && h("p", { class: "note", "data-key": "emulated" }, h("strong", {}, "Nothing is paid for emulated GPUs. "), "These are the costs that real ones would have."),
+      rentCard(data.ledger),
       budgetCard(data),
       hoursCard(data, hours),
     ];
@@ -39,6 +42,24 @@ export const view = {
 
 const axisDollars = (x) => (x >= 10 || x === 0 ? `$${Math.round(x).toLocaleString("en")}` : `$${x.toFixed(2)}`);
 const nameOf = (team) => team || "no team";
+
+/** What is rented, against what may be spent on it on average. */
+function rentCard(ledger) {
+  if (!ledger || (!ledger.offers.length && !ledger.num_rented)) return null;
+  const { budget_dollars_per_hour: budget, mean_dollars_per_hour: mean, hard_cap_dollars_per_hour: cap } = ledger;
+  const share = budget && mean !== null ? mean / budget : null;
+  const coming = ledger.num_coming ? `, ${ledger.num_coming} on their way` : "";
+  return card("Renting", { hint: `${ledger.num_rented} rented now for ${dollars(ledger.rented_dollars_per_hour)} an hour${coming}; ${dollars(ledger.rented_dollars)} so far.${cap ? ` Never above ${dollars(cap)} an hour.` : ""}` },
+    ledger.trouble && h("p", { class: "note" }, h("strong", {}, "The provider does not do as asked. "), ledger.trouble),
+    budget !== null && h("div", { class: "rent" },
+      h("div", { class: "budget-head" }, h("b", {}, "On average"), h("span", { class: "num" }, mean === null ? "nothing yet" : dollars(mean), h("span", { class: "soft" }, ` of ${dollars(budget)} an hour`))),
+      h("div", { class: "budget-bar", role: "img", "aria-label": share === null ? "Nothing was rented yet" : `${percent(share)} of the budget` },
+        h("span", { class: `fill ${share > 1 ? "over" : ""}`, style: { width: `${Math.min(100, 100 * (share ?? 0)).toFixed(1)}%` } }))),
+    h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Offers" }, h("table", { class: "plain" },
+      h("caption", { class: "hidden" }, "What can be rented"),
+      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Offer"), h("th", { scope: "col" }, "GPUs of a node"), h("th", { scope: "col", class: "right" }, "An hour"), h("th", { scope: "col" }, "To be had"))),
+      h("tbody", {}, ledger.offers.map((one) => h("tr", {}, h("th", { scope: "row" }, one.name), h("td", {}, `${one.num_gpus} ${one.gpu}`), h("td", { class: "num right" }, dollars(one.dollars_per_hour)), h("td", {}, one.is_short ? "short" : "yes")))))));
+}
 
 function budgetCard(data) {
   const rows = [...data.teams].sort((a, b) => (b.budget_dollars !== null) - (a.budget_dollars !== null) || b.dollars - a.dollars);

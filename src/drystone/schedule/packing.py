@@ -3,15 +3,16 @@
 A job of n GPUs of a type whose largest node has c goes on ceil(n / c) nodes, never on more: a job
 that is spread thinner runs at another speed than its option says. Who can bear that asks for it.
 
-Nodes are kept in heaps by the number of GPUs that they have free, so that the time to find a place
-does not grow with the cluster. An entry of a heap holds only while the node still has so many.
+For more than a few places of a type nodes are kept in heaps by the number of GPUs that they have
+free, so that the time to find one does not grow with the cluster. An entry of a heap holds only
+while the node still has so many.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from drystone.schedule.snapshot import IntArray, NodeTable, Placement, Snapshot
 # tight: the fullest node that has room, so that whole nodes stay whole;
 # scatter: the emptiest node, as Arena's first-come baseline does.
 Style = Literal["tight", "scatter"]
+_FEW: Final = 3  # places that are found before heaps are made
 
 
 class Room:
@@ -32,8 +34,9 @@ class Room:
         self.free_by_type = np.bincount(
             nodes.type_index, weights=self.free, minlength=len(self._rows)
         ).astype(np.int64)
-        # By type, by free GPUs: a heap of rows of nodes. Made when a type is first asked for.
+        # By type, by free GPUs: a heap of rows of nodes. Made when a type is asked for often.
         self._heaps: list[list[list[int]] | None] = [None] * len(self._rows)
+        self._num_asked = [0] * len(self._rows)
 
     def give_back(self, placement: Placement) -> None:
         """The GPUs of a placement are free again."""
@@ -91,6 +94,9 @@ class Room:
         return placement
 
     def _find_type(self, kind: int, number: int, style: Style) -> list[tuple[int, int]] | None:
+        self._num_asked[kind] += 1
+        if self._heaps[kind] is None and self._num_asked[kind] <= _FEW:
+            return self._find_once(kind, number, style)
         heaps = self._heaps_of(kind)
         largest = len(heaps) - 1
         if largest <= 0:
@@ -116,6 +122,29 @@ class Room:
                 found = None if node is None else [*found, (node, rest)]
         for node in whole:
             heappush(heaps[largest], node)
+        return found
+
+    def _find_once(self, kind: int, number: int, style: Style) -> list[tuple[int, int]] | None:
+        """The same place without heaps: they take longer to make than a few places to find."""
+        rows = self._rows[kind]
+        free = self.free[rows]
+        largest = int(self._num_gpus[rows].max(initial=0))
+        if largest <= 0:
+            return None
+        num_whole, rest = divmod(number, largest)
+        whole = np.flatnonzero(free == largest)[:num_whole]
+        if len(whole) < num_whole:
+            return None
+        found = [(node, largest) for node in rows[whole].tolist()]
+        if rest:
+            left = np.where(free >= rest, free, 0)
+            left[whole] = 0
+            if style == "tight":
+                left = np.where(left > 0, largest + 1 - left, 0)
+            at = int(left.argmax())  # of equals the first
+            if left[at] <= 0:
+                return None
+            found.append((int(rows[at]), rest))
         return found
 
     def _find_spread(self, kind: int, number: int) -> list[tuple[int, int]]:

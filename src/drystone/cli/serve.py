@@ -70,7 +70,7 @@ def serve(
     import logging
 
     from drystone.cli.output import make_console
-    from drystone.cli.serve_engine import EngineRequest, open_engine
+    from drystone.cli.serve_engine import EngineRequest, describe_nodes, open_engine
     from drystone.cli.serve_renting import RentRequest, describe_renting, open_renting, own_nodes
     from drystone.run.controller import ControllerSettings
     from drystone.schedule.policy import find_policy
@@ -82,14 +82,13 @@ def serve(
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     find_policy(policy)  # refuse a wrong name before anything is started
     where = (folder or default_folder()).expanduser().absolute()
+    console = make_console(stderr=True)
+    if engine != "local":
+        console.print(f"Looking at the nodes of {engine} ...", style="dim")
     request = EngineRequest(
-        name=engine,
-        cluster=cluster,
-        address=address,
-        partitions=tuple(partition or ()),
-        slurm_options=tuple(slurm_option or ()),
-        takes_any_node=any_node,
-    )
+        name=engine, cluster=cluster, address=address, partitions=tuple(partition or ()),
+        slurm_options=tuple(slurm_option or ()), takes_any_node=any_node,
+    )  # fmt: skip
     rents = RentRequest(
         market=market, provider=provider, weather=weather, address=address,
         budget_dollars_per_hour=budget, hard_cap_dollars_per_hour=hard_cap,
@@ -97,12 +96,7 @@ def serve(
     alone = own_nodes(rents, cluster) if engine == "local" else None
     found, opened = (alone, None) if alone is not None else open_engine(request, where)
     renting = open_renting(rents, opened, where)
-    console = make_console(stderr=True)
-    kinds = ", ".join(
-        f"{sum(node.num_gpus for node in found.nodes if node.gpu == gpu)} {gpu}"
-        + (" (emulated on this processor)" if gpu in found.emulations else "")
-        for gpu in found.gpu_types
-    )
+    kinds = describe_nodes(found)
     if renting is not None:
         kinds = ", ".join(one for one in (kinds, describe_renting(renting, provider)) if one)
     console.print(f"Serving {kinds}", style="bold", soft_wrap=True)

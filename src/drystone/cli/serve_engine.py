@@ -59,3 +59,12 @@ def open_engine(request: EngineRequest, folder: Path) -> tuple[ClusterSpec, Engi
     from drystone.run.local.devices import find_cluster
 
     return find_cluster(request.cluster), None
+
+
+def describe_nodes(cluster: ClusterSpec) -> str:
+    """`2 A100, 4 T4`: what there is, in a few words."""
+    return ", ".join(
+        f"{sum(node.num_gpus for node in cluster.nodes if node.gpu == gpu)} {gpu}"
+        + (" (emulated on this processor)" if gpu in cluster.emulations else "")
+        for gpu in cluster.gpu_types
+    )

@@ -32,7 +32,7 @@ PATIENT = {**PATIENCE, "hang_seconds": 120.0, "start_seconds": 240.0, "grace_sec
 class Slurm(SlurmUnderTest):
     """With a partition for the hurried, and settings for one test."""
 
-    patience_seconds = 120.0
+    patience_seconds = 240.0
 
     def start(self, folder: Path) -> None:
         skip_without_slurm()

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from drystone.cli.live import Folder, connected, print_jobs, say_emulated, watch
+from drystone.cli.live import Folder, connected, watch
+from drystone.cli.quick_jobs import show_page
 from drystone.cli.recipe_options import AsJson
 
 if TYPE_CHECKING:
@@ -39,8 +40,4 @@ def jobs(
 
 
 def _show(client: Client, state: list[str] | None, owner: str, most: int) -> None:
-    answer = client.get("/v1/jobs", state=state or [], owner=owner, most=most)
-    shown, total = len(answer["jobs"]), answer["total"]
-    more = f", the first {shown} (--most shows more)" if shown < total else ""
-    print_jobs(f"{total} jobs{more}", answer["jobs"], answer["now_seconds"])
-    say_emulated(answer["is_emulated"])
+    show_page(client.get("/v1/jobs", state=state or [], owner=owner, most=most))

@@ -15,12 +15,12 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from types import MappingProxyType
-from typing import Annotated, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-import typer
-
-from drystone import __version__
 from drystone.errors import DrystoneError
+
+if TYPE_CHECKING:
+    import typer
 
 VERBS: Final = MappingProxyType(
     {
@@ -69,7 +69,8 @@ def run(arguments: Sequence[str], *, debug: bool = False) -> int:
     """Run one command line and return its exit code; every failure becomes one message."""
     arguments = list(arguments) or ["--help"]
     try:
-        _build_app(arguments)(args=arguments, prog_name="drystone")
+        if not _ran_quickly(arguments):
+            _build_app(arguments)(args=arguments, prog_name="drystone")
     except SystemExit as end:
         return _flush_output(_exit_code(end))
     except DrystoneError as error:
@@ -86,6 +87,15 @@ def run(arguments: Sequence[str], *, debug: bool = False) -> int:
     return _flush_output(0)
 
 
+def _ran_quickly(arguments: Sequence[str]) -> bool:
+    """The one verb that people run again and again, in its plain forms."""
+    if arguments[0] != "jobs" or COMPLETION_VARIABLE in os.environ:
+        return False
+    from drystone.cli.quick_jobs import quick_jobs
+
+    return quick_jobs(arguments[1:])
+
+
 def load_verb(name: str) -> Callable[..., Any]:
     """The function behind a verb."""
     module = import_module(f"drystone.cli.{name}")
@@ -95,13 +105,17 @@ def load_verb(name: str) -> Callable[..., Any]:
 
 def _build_app(arguments: Sequence[str]) -> typer.Typer:
     """The app for this command line: the verb asked for in full, the others as a line of help."""
+    import typer
+
+    from drystone.cli.global_options import options
+
     app = typer.Typer(
         help="Train large models on whatever GPUs there are.",
         pretty_exceptions_enable=False,
         rich_markup_mode=None,  # Typer's boxes cost 0.1 s of the 0.3 s that --help may take
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback()(_options)
+    app.callback()(options)
     words = _completed_words() or arguments
     wanted = next((one for one in words if not one.startswith("-")), "")
     for name, summary in VERBS.items():
@@ -128,26 +142,6 @@ def _completed_words() -> list[str]:
         return []
     line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
     return line.split()[1:]
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        print(f"drystone {__version__}")
-        raise typer.Exit
-
-
-def _options(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", help="Show the version and stop.", is_eager=True, callback=_show_version
-        ),
-    ] = False,
-    debug: Annotated[
-        bool, typer.Option("--debug", help=f"Show where a failure arose ({DEBUG_VARIABLE}=1).")
-    ] = False,
-) -> None:
-    """Train large models on whatever GPUs there are."""
 
 
 def _not_loaded() -> None:

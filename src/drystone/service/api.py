@@ -17,6 +17,7 @@ from drystone.service.guard import Doors, Guard
 from drystone.service.job_routes import job_routes
 from drystone.service.metrics import Metrics
 from drystone.service.money_routes import money_routes
+from drystone.service.page_routes import add_page
 from drystone.service.people_routes import people_routes
 from drystone.service.sessions import Sessions
 from drystone.service.shapes import Failure, Responses
@@ -60,7 +61,7 @@ def make_app(controller: Controller, doors: Doors | None = None) -> FastAPI:
     )
     app.include_router(people_routes(controller, sessions, uploads))
     app.include_router(money_routes(controller))
-    _add_page(app, controller)
+    add_page(app, controller, readers=[VIEWER])
     add_docs(app)
     _describe_access(app, controller)
     app.add_middleware(
@@ -71,14 +72,6 @@ def make_app(controller: Controller, doors: Doors | None = None) -> FastAPI:
         metrics=metrics,
     )
     return app
-
-
-def _add_page(app: FastAPI, controller: Controller) -> None:
-    try:
-        from drystone.service.page_routes import add_page
-    except ImportError:
-        return
-    add_page(app, controller, readers=[VIEWER])
 
 
 def _describe_access(app: FastAPI, controller: Controller) -> None:

@@ -13,6 +13,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -370,5 +371,6 @@ class LiveSystem(System):
 
 
 def kill(process: Process, number: int) -> None:
-    """A signal for a rank."""
-    os.kill(process.pid, number)
+    """A signal for a rank; one that has just ended needs none."""
+    with suppress(ProcessLookupError):
+        os.kill(process.pid, number)

@@ -76,7 +76,7 @@ def thin_out(points: Sequence[Any], most: int) -> list[Any]:
 
 
 def read_picture(folder: Path, job_id: str, launch: Table, gpus: Mapping[str, str]) -> Table:
-    """Who computes what and holds what in a launch (`PlanPicture` of docs/api.md)."""
+    """Who computes what and holds what in a launch (docs/page.md)."""
     seats = [
         {"rank": rank, "node": node, "device": device, "gpu": gpus.get(node, "gone")}
         for rank, (node, device) in enumerate(launch["devices"])

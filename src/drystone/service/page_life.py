@@ -1,4 +1,4 @@
-"""What is a job's life so far? Spans from its events, for a timeline (`Span` of docs/api.md)."""
+"""What is a job's life so far? Spans from its events, for a timeline (docs/page.md)."""
 
 from __future__ import annotations
 

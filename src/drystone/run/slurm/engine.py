@@ -333,6 +333,8 @@ class SlurmEngine:
 
     def _create(self, key: Key, gpus: Mapping[str, int]) -> Allocation:
         look, settings = self._watch.last, self._settings
+        if gone := [node for node in gpus if node not in look.nodes]:
+            raise AgentGone(f"Slurm does not show {', '.join(gone)} any more")
         allocation = create(
             self._root,
             key,

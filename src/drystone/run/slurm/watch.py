@@ -117,7 +117,7 @@ class Watch:
             except SlurmBusy as error:
                 self._note(str(error))
                 time.sleep(_BUSY_SECONDS)
-            except DrystoneError as error:
+            except (DrystoneError, OSError) as error:
                 self._note(str(error))
                 with self._condition:
                     if order is not None:

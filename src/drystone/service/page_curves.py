@@ -38,7 +38,7 @@ def _report_file(folder: Path, job_id: str, details: Table, launch: Table) -> Pa
     epoch = launch["epoch"]
     if details["description"].get("command") or not launch["devices"]:
         return folder / "jobs" / job_id / f"epoch-{epoch}" / "progress.jsonl"
-    node = launch["devices"][0][0]
+    node = str(launch["devices"][0][0])
     return folder / "agents" / node / "launches" / f"{job_id}.{epoch}" / "rank-0.out"
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import sys
 import tempfile
@@ -142,6 +143,7 @@ def main() -> None:
     if reason := missing_slurm():
         print(f"Not measured: {reason}")
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing is left behind
     rows = []
     for trial in range(given.trials):
         with tempfile.TemporaryDirectory(prefix="drystone-slurm-") as scratch:

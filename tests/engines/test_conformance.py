@@ -9,9 +9,11 @@ import pytest
 from conformance import CASES, LIVE, random_faults
 from engine_local import LocalUnderTest
 from engine_simulated import SimulatedSystem, SimulatedUnderTest
+from engine_slurm import SlurmUnderTest
 from under_test import LiveSystem
 
-ENGINES = {one.name: one for one in (SimulatedUnderTest, LocalUnderTest)}
+REAL = (LocalUnderTest, SlurmUnderTest)
+ENGINES = {one.name: one for one in (SimulatedUnderTest, *REAL)}
 NUM_SEEDS = int(os.environ.get("DRYSTONE_NUM_SEEDS", "2"))
 FIRST_SEED = int(os.environ.get("DRYSTONE_FIRST_SEED", "1"))
 

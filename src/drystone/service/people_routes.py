@@ -24,23 +24,25 @@ from drystone.service.callers import (
     caller_of,
 )
 from drystone.service.people import session_view, spend_view, team_view, token_view
-from drystone.service.sessions import SESSION_SECONDS, Sessions
-from drystone.service.shapes import (
-    Failure,
+from drystone.service.people_shapes import (
     FileKept,
-    Name,
-    Responses,
     Session,
-    SessionBody,
     SpendPage,
-    TeamBody,
-    TeamChange,
     TeamList,
     TeamShown,
-    TokenBody,
     TokenList,
     TokenNew,
     TokenShown,
+)
+from drystone.service.sessions import SESSION_SECONDS, Sessions
+from drystone.service.shapes import (
+    Failure,
+    Name,
+    Responses,
+    SessionBody,
+    TeamBody,
+    TeamChange,
+    TokenBody,
 )
 from drystone.service.uploads import Uploads
 

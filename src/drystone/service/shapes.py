@@ -23,7 +23,6 @@ TeamName = Annotated[str, Field(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,39})?$")
 Period = Literal["day", "week", "month", "ever"]
 Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 Counts = dict[str, int]
-Pair = tuple[float, float]
 Responses = dict[int | str, dict[str, Any]]  # as FastAPI takes them
 
 
@@ -320,94 +319,3 @@ class Alive(Shape):
     """For probes."""
 
     status: str
-
-
-class Session(Shape):
-    """Who asks."""
-
-    name: str
-    role: Literal["", "viewer", "submitter", "admin"]
-    team: str
-    needs_token: bool
-    expires_seconds: float | None
-
-
-class TokenShown(Shape):
-    """One token, without its secret."""
-
-    id: str
-    name: str
-    role: str
-    team: str
-    created_seconds: float
-    revoked_seconds: float | None
-
-
-class TokenNew(TokenShown):
-    """A new token with its text, which is shown this once."""
-
-    token: str
-
-
-class TokenList(Shape):
-    """All tokens."""
-
-    tokens: list[TokenShown]
-
-
-class TeamShown(Shape):
-    """One team, its limits and what it uses of them."""
-
-    name: str
-    quota: float | None
-    budget_dollars: float | None
-    budget_period: str
-    used_value: float
-    spent_dollars: float
-    period_start_seconds: float
-    num_running: int
-    num_waiting: int
-
-
-class TeamList(Shape):
-    """All teams."""
-
-    teams: list[TeamShown]
-
-
-class Spending(Shape):
-    """What a team spends."""
-
-    team: str
-    budget_dollars: float | None
-    budget_period: str
-    period_start_seconds: float
-    spent_dollars: float
-    dollars_per_hour: float
-    dollars: float
-
-
-class HourlySpending(Shape):
-    """What a team spent in each hour."""
-
-    team: str
-    points: list[Pair]
-
-
-class SpendPage(Shape):
-    """What all teams spend."""
-
-    teams: list[Spending]
-    hours: list[HourlySpending]
-    dollars: float
-    dollars_per_hour: float
-    now_seconds: float
-
-
-class FileKept(Shape):
-    """A file that was uploaded."""
-
-    bundle: str
-    name: str
-    num_bytes: int
-    sha256: str

@@ -22,6 +22,7 @@ class AgentPool:
         self.controller = 0  # the epoch that orders carry
         self._timeout_seconds = timeout_seconds
         self._clients: dict[str, AgentClient] = {}
+        self._known: dict[str, tuple[Key, ...]] = {}  # launches that each agent told of last
 
     def put(self, node: str, where: Path | Remote) -> None:
         """The agent of a node is there; a connection to an earlier one is let go."""
@@ -32,6 +33,7 @@ class AgentPool:
 
     def drop(self, node: str) -> None:
         """Nothing more is asked of a node."""
+        self._known.pop(node, None)
         if node in self._clients:
             self._clients.pop(node).close()
 
@@ -57,17 +59,17 @@ class AgentPool:
         self, offsets: Mapping[Key, int], renew: Iterable[Key], lease_seconds: float
     ) -> tuple[list[Seen], set[str], dict[str, str]]:
         """Launches of all agents, the nodes that did not answer, and why nodes are to be left."""
-        request = {
-            "offsets": {f"{job_id}.{epoch}": offset for (job_id, epoch), offset in offsets.items()},
-            "renew": [list(key) for key in renew],
-            "lease_seconds": lease_seconds,
-        }
+        renewed = frozenset(renew)
         launches: list[Seen] = []
         silent: set[str] = set()
         leaving: dict[str, str] = {}
         for node, client in self._clients.items():
+            # Only of what it told last time: a thousand nodes need not hear of each other's.
+            known = self._known.get(node, ())
+            told = {f"{one[0]}.{one[1]}": offsets[one] for one in known if one in offsets}
+            longer = [list(one) for one in known if one in renewed]
             try:
-                client.send("poll", **request)
+                client.send("poll", offsets=told, renew=longer, lease_seconds=lease_seconds)
             except AgentGone:
                 silent.add(node)
         deadline = time.monotonic() + self._timeout_seconds
@@ -82,7 +84,9 @@ class AgentPool:
             except AgentRefused:  # there is a later controller; other answers are on their way
                 self.close()
                 raise
-            launches += [_seen(node, one) for one in answer["launches"]]
+            seen = [_seen(node, one) for one in answer["launches"]]
+            self._known[node] = tuple((one.job_id, one.epoch) for one in seen)
+            launches += seen
             if answer.get("leaving"):
                 leaving[node] = str(answer["leaving"])
         return launches, silent, leaving

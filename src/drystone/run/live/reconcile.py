@@ -45,6 +45,7 @@ class Reconciler:
         self._broken: set[Key] = set()  # launches that lost a node: the rest cannot save anything
         self._silent_since: dict[str, float] = {}
         self.busy: frozenset[str] = frozenset()  # nodes where processes were at the last look
+        self._waiting: list[Event] = []  # progress of this look: one write for all of it
         self._renewed = -math.inf
 
     def progress(self, job_id: str) -> RunProgress | None:
@@ -63,6 +64,7 @@ class Reconciler:
         for one in poll.launches:
             seen.setdefault((one.job_id, one.epoch), []).append(one)
         self.busy = frozenset(one.node for one in poll.launches if not one.is_over) | poll.silent
+        self._waiting = []  # what a look that failed has left
         with self._journal.lock:
             state = self._journal.live.state
             self._note_nodes(poll)
@@ -83,6 +85,7 @@ class Reconciler:
             for job_id, record in wanted.items():
                 self._look_after(job_id, record, seen, poll.silent)
             self._let_go(seen, is_silent=bool(poll.silent))
+            self._commit()
 
     def _let_go(self, seen: dict[Key, list[Seen]], *, is_silent: bool) -> None:
         """Forget launches of which no agent knows any more, and give their locks back."""
@@ -265,7 +268,7 @@ class Reconciler:
             ),
             *speed_lesson(self._journal, job_id, record, speed if seconds > 0 else 0.0),
         ]
-        self._commit(*events)
+        self._waiting += events
         run.told_step, run.told_seconds = progress.step, now
         run.told_checkpoint = max(run.told_checkpoint, progress.checkpoint_step)
 
@@ -393,4 +396,5 @@ class Reconciler:
             self._engine.ask(node, op, **values)
 
     def _commit(self, *events: Event) -> None:
-        self._journal.commit(events)
+        waiting, self._waiting = self._waiting, []
+        self._journal.commit([*waiting, *events])

@@ -21,27 +21,42 @@ class Service:
 
     def __init__(self, folder: Path, cluster: str = worlds.CLUSTER, **settings) -> None:
         self.folder, self.cluster, self.settings = folder, cluster, settings
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.address = f"http://127.0.0.1:{self.port}"
+        self.port = 0  # the first start takes one that is free
         self.expects_failures = False
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
         self.controller = worlds.open_controller(self.folder, self.cluster, **self.settings)
         worlds.adopt(self.controller)
-        listener = socket.socket()
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", self.port))
-        listener.listen(128)
-        self._listener = listener
+        self._listener = self._listen()
+        self.port = self._listener.getsockname()[1]
         self._server = make_server(make_app(self.controller))
-        self._thread = threading.Thread(target=self._server.run, args=([listener],))
+        self._thread = threading.Thread(target=self._server.run, args=([self._listener],))
         self._thread.start()
         deadline = time.monotonic() + 60
         while not self._server.started:
             assert time.monotonic() < deadline
             time.sleep(0.02)
+
+    def _listen(self) -> socket.socket:
+        """On the port of before; somebody's connection may have it for a moment."""
+        deadline = time.monotonic() + 30
+        while True:
+            listener = socket.socket()
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind(("127.0.0.1", self.port))
+            except OSError:
+                listener.close()
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+                continue
+            listener.listen(128)
+            return listener
 
     def stop(self) -> None:
         self.expects_failures = True

@@ -1,6 +1,5 @@
 """Memory of one rank: exact bytes where they are published, and which moment and stage peak."""
 
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -332,20 +331,3 @@ def test_fits_is_decided_on_the_upper_end():
     assert found.fits(replace(gpu, usable_bytes=int(high.item()) + 1)).item()
     assert not found.fits(replace(gpu, usable_bytes=int(high.item()) - 1)).item()
     assert not found.fits(replace(gpu, usable_bytes=int(found.required.item()) + 1)).item()
-
-
-@pytest.mark.slow
-def test_a_hundred_thousand_layouts_take_less_than_a_second():
-    model, recipe = find_model("Meta-Llama-3-70B"), Recipe(seq_len=8192, global_batch=512)
-    choose, size = np.random.default_rng(0), 100_000
-    layouts = Layouts.build(
-        dp=2 ** choose.integers(0, 6, size),
-        tp=2 ** choose.integers(0, 4, size),
-        pp=2 ** choose.integers(0, 4, size),
-        sharding=choose.integers(0, 4, size),
-    )
-    estimate_memory(model, recipe, layouts)
-    start = time.perf_counter()
-    estimate_memory(model, recipe, layouts)
-
-    assert time.perf_counter() - start < 1

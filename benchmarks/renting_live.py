@@ -124,6 +124,9 @@ def main() -> int:
     parser.add_argument("--speed", type=float, default=30.0)
     parser.add_argument("--budget", type=float, default=6.0)
     parser.add_argument("--hard-cap", type=float, default=10.0)
+    parser.add_argument(
+        "--start-seconds", type=float, default=5.0, help="of a process, by the wall"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--ray", action="store_true", help="rented nodes are raylets")
     given = parser.parse_args()
@@ -218,7 +221,11 @@ def make_controller(
             cluster=cluster,
             engine=engine,
             policy="budget",
-            pace=Pace(tick_seconds=0.1, round_seconds=1.0, startup_seconds=5.0 * given.speed),
+            pace=Pace(
+                tick_seconds=0.1,
+                round_seconds=1.0,
+                startup_seconds=given.start_seconds * given.speed,
+            ),
             patience=Patience(grace_seconds=20.0, progress_seconds=300.0, silence_seconds=60.0),
             renting=renting,
             clock=clock,

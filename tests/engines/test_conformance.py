@@ -8,11 +8,12 @@ import os
 import pytest
 from conformance import CASES, LIVE, random_faults
 from engine_local import LocalUnderTest
+from engine_ray import RayUnderTest
 from engine_simulated import SimulatedSystem, SimulatedUnderTest
 from engine_slurm import SlurmUnderTest
 from under_test import LiveSystem
 
-REAL = (LocalUnderTest, SlurmUnderTest)
+REAL = (LocalUnderTest, RayUnderTest, SlurmUnderTest)
 ENGINES = {one.name: one for one in (SimulatedUnderTest, *REAL)}
 NUM_SEEDS = int(os.environ.get("DRYSTONE_NUM_SEEDS", "2"))
 FIRST_SEED = int(os.environ.get("DRYSTONE_FIRST_SEED", "1"))
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 
 def on_engines(function):
-    """One cluster a session and an engine: with several workers, all cases of it go to one."""
+    """One cluster a session and an engine; with several workers, one for each that needs it."""
     engines = [
         pytest.param(name, marks=pytest.mark.xdist_group(f"engine-{name}")) for name in ENGINES
     ]

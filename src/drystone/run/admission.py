@@ -75,7 +75,8 @@ class Admission:
         if team is None:
             return
         if team.quota is not None:
-            values = np.array([self.values[gpu] for gpu in self._journal.cluster.gpu_types])
+            # Types that could be rented, too: options have a column for each.
+            values = np.array([self.values.get(gpu, 1.0) for gpu in self._journal.gpu_types])
             usable = options.samples_per_second > 0
             least = float((options.counts @ values)[usable].min(initial=math.inf))
             if least > team.quota + 1e-9:

@@ -1,5 +1,6 @@
 """A checkpoint is data: a pickle in it that would run something is refused."""
 
+import io
 import os
 import pickle
 import shutil
@@ -11,9 +12,10 @@ pytest.importorskip("torch")
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
 from drystone.errors import UnreadableFile
-from drystone.run.runtime.safe_reader import SafeReader
+from drystone.run.runtime.safe_reader import SafeReader, _TableOfContents
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 
@@ -98,3 +100,32 @@ def test_a_pickle_in_place_of_tensors_runs_nothing(checkpoint, tmp_path):
         load(checkpoint)
     assert not proof.exists()
     shutil.rmtree(checkpoint)
+
+
+class Named:
+    """Pickled as an attribute of something, as some versions of Python pickle enumerations."""
+
+    def __init__(self, owner: object, name: str) -> None:
+        self.owner, self.name = owner, name
+
+    def __reduce__(self):
+        return getattr, (self.owner, self.name)
+
+
+def unpickle(value: object):
+    return _TableOfContents(io.BytesIO(pickle.dumps(value))).load()
+
+
+def test_members_of_enumerations_may_be_written_as_attributes():
+    assert unpickle(Named(_MEM_FORMAT_ENCODING, "TORCH_CONTIGUOUS_FORMAT")) is (
+        _MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT
+    )
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(_MEM_FORMAT_ENCODING, "__class__"), (torch.Size, "__mro__"), (Path("x"), "unlink")],
+)
+def test_other_attributes_are_refused(owner, name):
+    with pytest.raises(pickle.UnpicklingError):
+        unpickle(Named(owner, name))

@@ -219,10 +219,12 @@ class Store:
         most: int = 0,
         is_newest: bool = False,
         by_people: bool = False,
+        kinds: Sequence[str] = (),
     ) -> list[LogLine]:
         """Lines with who did it: the first `most` of them, or with `is_newest` the last.
 
-        With `by_people` only what somebody did. Oldest first in any case.
+        With `by_people` only what somebody did, with `kinds` only events of those. Oldest first in
+        any case.
         """
         columns = (_EVENTS.c.sequence, _EVENTS.c.job_id, _EVENTS.c.actor, _EVENTS.c.body)
         query = sa.select(*columns).where(_EVENTS.c.sequence > after)
@@ -230,6 +232,8 @@ class Store:
             query = query.where(_EVENTS.c.job_id == job_id)
         if by_people:
             query = query.where(_BY_PEOPLE)
+        if kinds:
+            query = query.where(_EVENTS.c.kind.in_(kinds))
         order = _EVENTS.c.sequence.desc() if is_newest else _EVENTS.c.sequence
         query = query.order_by(order)
         with self._read() as connection:

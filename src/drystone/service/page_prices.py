@@ -1,7 +1,7 @@
 """What was a GPU of each type worth, and what did it cost, over time? A fold over the log.
 
-It reads on from where it stopped, so an answer costs what is new. Lines that say nothing about
-prices (by far the most) are passed over without being parsed.
+It reads on from where it stopped, so an answer costs what is new; lines that say nothing about
+prices (by far the most) stay in the database.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ Points = list[tuple[float, float]]
 _CHUNK: Final = 20_000
 _MOST_KEPT: Final = 20_000  # points of one line; then every second of the older half goes
 _MOST_SHOWN: Final = 300
-_WANTED: Final = tuple(
-    f'{{"event": "{kind}"' for kind in ("Decided", "ClusterDescribed", "NodeJoined")
-)
+_WANTED: Final = ("Decided", "ClusterDescribed", "NodeJoined")
 
 
 class PriceHistory:
@@ -34,11 +32,11 @@ class PriceHistory:
     def catch_up(self) -> None:
         """Read what is new."""
         with self._lock:
-            while lines := self._store.read_lines(after=self._sequence, most=_CHUNK):
-                for _, line in lines:
-                    if line.startswith(_WANTED):
-                        self._take(json.loads(line))
-                self._sequence = lines[-1][0]
+            read = self._store.read_log
+            while lines := read(after=self._sequence, most=_CHUNK, kinds=_WANTED):
+                for line in lines:
+                    self._take(json.loads(line.body))
+                self._sequence = lines[-1].sequence
                 if len(lines) < _CHUNK:
                     return
 

@@ -3,8 +3,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
-# Slow tests stand side by side in few files: workers that are done take over from others.
-PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
+# Each test goes to whoever is free; those that share a cluster or a browser stay together.
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check lint bench readme clean browser slurm

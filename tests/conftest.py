@@ -14,6 +14,17 @@ from hypothesis import settings
 settings.register_profile("drystone", derandomize=True, deadline=None, max_examples=100)
 settings.load_profile("drystone")
 
+# Their files hold a service, a browser or a cluster each, which one worker is to start.
+_TOGETHER = ("engines", "page", "service")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
+def pytest_collection_modifyitems(items):
+    for item in items:
+        is_free = item.get_closest_marker("xdist_group") is None
+        if is_free and item.path.parent.name in _TOGETHER:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
 
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory):

@@ -37,7 +37,7 @@ class Slurmd:
         self._node = node
         self._pid = self._find()
         self._birth = birth_of(self._pid) if self._pid else ""
-        self._command = _command(self._pid)
+        self._command, self._configuration = _command(self._pid), _configuration(self._pid)
         self._gone_since = 0.0
 
     def gone_seconds(self) -> float:
@@ -47,29 +47,40 @@ class Slurmd:
             return 0.0
         now = time.monotonic()
         self._gone_since = self._gone_since or now
-        again = self._find(self._command)
+        again = self._find_again()
         if again:  # an administrator restarted it: nothing is lost
             self._pid, self._birth, self._gone_since = again, birth_of(again), 0.0
             return 0.0
         return max(now - self._gone_since, 0.001)
 
-    def _find(self, command: list[str] | None = None) -> int:
+    def _find(self) -> int:
         """Its process; several run on one machine only in trials, and are told apart by -N."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit():
-                continue
-            try:
-                is_it = (entry / "comm").read_text().startswith("slurmd")
-            except OSError:
-                continue
-            if is_it and birth_of(int(entry.name)):
-                found.append(int(entry.name))
-        if command is not None:
-            found = [pid for pid in found if _command(pid) == command]
+        found = _slurmds()
         named = [pid for pid in found if f"-N{self._node}" in "".join(_command(pid))]
         ours = [pid for pid in named if _configuration(pid) == os.environ.get("SLURM_CONF")]
         return next(iter(ours or named or found), 0)
+
+    def _find_again(self) -> int:
+        """A new process in the place of the one that is gone; that of another Slurm is none."""
+        for pid in _slurmds():
+            if _command(pid) == self._command and _configuration(pid) == self._configuration:
+                return pid
+        return 0
+
+
+def _slurmds() -> list[int]:
+    """Every slurmd of this machine that lives."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            is_it = (entry / "comm").read_text().startswith("slurmd")
+        except OSError:
+            continue
+        if is_it and birth_of(int(entry.name)):
+            found.append(int(entry.name))
+    return found
 
 
 class SlurmAgent(Agent):

@@ -88,7 +88,7 @@ def test_a_look_tells_what_a_planner_must_know(tmp_path):
     assert spec.block_forward_flops == 2 * 12 * 8 * 8
     # What is computed again for the backward pass stops where nothing more is needed.
     assert 1 <= spec.block_backward_flops / spec.block_forward_flops <= 2
-    assert spec.further_hidden_bytes == 12 * 8 * 4
+    assert spec.further_hidden_bytes == 512  # 12 * 8 numbers of 4 bytes, in blocks of 512
     assert spec.seq_len == spec.context_length == 12
 
 

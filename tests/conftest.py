@@ -24,10 +24,9 @@ def pytest_collection_modifyitems(items):
         is_free = item.get_closest_marker("xdist_group") is None
         if is_free and item.path.parent.name in _TOGETHER:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
-        # Real processes, browsers and clusters, with real deadlines: a machine that stands still
-        # for a while is no fault of theirs. What is wrong fails every time.
-        if item.path.parent.name in _TOGETHER:
-            item.add_marker(pytest.mark.flaky(reruns=2))
+        # Real processes, browsers and clusters have real deadlines: a machine that stands still for
+        # a while is no fault of theirs. What is wrong fails every time.
+        item.add_marker(pytest.mark.flaky(reruns=2 if item.path.parent.name in _TOGETHER else 1))
 
 
 @pytest.fixture(scope="session")

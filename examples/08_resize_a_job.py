@@ -7,8 +7,8 @@ import drystone
 from serving import DRYSTONE, service
 
 with service():
-    job = drystone.submit(model="mini-gpt", steps=150, batch=8, sequence=32)
-    while not (job.details()["step"] or 0) >= 10:
+    job = drystone.submit(model="mini-gpt", steps=40, batch=8, sequence=32)
+    while not (job.details()["step"] or 0) >= 5:
         time.sleep(0.2)
     node = job.details()["devices"][0][0]
     subprocess.run([*DRYSTONE, "drain", node], check=True, capture_output=True)

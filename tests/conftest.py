@@ -16,13 +16,16 @@ settings.load_profile("drystone")
 
 # Their files hold a service, a browser or a cluster each, which one worker is to start.
 _TOGETHER = ("engines", "page", "service")
+# Their tests are long and need nothing of each other.
+_ONE_BY_ONE = ("accuracy", "golden", "oracles", "properties", "runtime")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
 def pytest_collection_modifyitems(items):
     for item in items:
+        # Small tests go out by the file: handing out each one takes longer than most of them.
         is_free = item.get_closest_marker("xdist_group") is None
-        if is_free and item.path.parent.name in _TOGETHER:
+        if is_free and item.path.parent.name not in _ONE_BY_ONE:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
         # Real processes, browsers and clusters have real deadlines: a machine that stands still for
         # a while is no fault of theirs. What is wrong fails every time.

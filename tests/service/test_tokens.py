@@ -257,3 +257,8 @@ def test_the_same_upgrade_on_postgresql(postgres):
     store = Store(postgres)
     assert all(line.actor == "" for line in store.read_log(most=10))
     store.close()
+
+
+def test_a_wrong_role_leaves_nothing_behind(tmp_path):
+    assert run(["token", "create", "--role", "king", "--folder", str(tmp_path / "new")]) == 2
+    assert not (tmp_path / "new").exists()

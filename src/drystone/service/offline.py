@@ -27,15 +27,14 @@ class OfflineTokens:
     """The log, opened for a moment by somebody who may read and write its files."""
 
     def __init__(self, folder: Path, database: str = "") -> None:
-        if not database:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._folder = None if database else folder
         self._address = database or f"sqlite:///{folder / 'log.db'}"
 
     def create(self, *, name: str, role: str, team: str) -> Table:
         """A new token, with its text."""
+        note, text = make_token(name=name, role=role, team=team, now_seconds=time.time())
         with self._opened() as (store, lease, access):
             access.check_team(team)
-            note, text = make_token(name=name, role=role, team=team, now_seconds=time.time())
             store.append(lease, [note], actor="owner")
             access.record(note)
             return token_view(access.tokens[note.token_id]) | {"token": text}
@@ -53,15 +52,20 @@ class OfflineTokens:
 
     def list(self) -> list[Table]:
         """All of them."""
-        store = Store(self._address)
+        store = self._open()
         try:
             return [token_view(one) for one in _fold(store).tokens.values()]
         finally:
             store.close()
 
+    def _open(self) -> Store:
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return Store(self._address)
+
     @contextmanager
     def _opened(self) -> Iterator[tuple[Store, Lease, Access]]:
-        store = Store(self._address)
+        store = self._open()
         try:
             lease = _take_lease(store)
             try:

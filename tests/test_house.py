@@ -173,3 +173,14 @@ def test_the_readme_names_every_module():
     names = [path.name for path in MODULES if path.name != "__init__.py"]
 
     assert [name for name in names if name not in readme] == []
+
+
+def test_helpers_of_the_tests_have_names_of_their_own():
+    # They are imported by bare name: of two with one name, half the tests would get the wrong one.
+    helpers = [
+        path.name
+        for path in (ROOT / "tests").rglob("*.py")
+        if not path.name.startswith(("test_", "conftest"))
+    ]
+
+    assert sorted(helpers) == sorted(set(helpers))

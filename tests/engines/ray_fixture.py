@@ -121,6 +121,9 @@ class RayCluster:
     def ray_id(self, name: str) -> str:
         return self._nodes[name].node_id
 
+    def ip_address(self, name: str) -> str:
+        return self._nodes[name].node_ip_address
+
     def name_of(self, node: str) -> str:
         """Our name of a node, given Drystone's: the type and the start of Ray's id."""
         return next(

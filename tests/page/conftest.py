@@ -10,7 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import worlds
-from services import Service
+from page_services import Service
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from services import LIVE
+from page_services import LIVE
 
 from drystone.run.notes import Drained
 

@@ -1,7 +1,7 @@
 """Who sees what and may do what: signing in, roles, questions before anything is changed."""
 
 import pytest
-from services import LIVE, sign_in
+from page_services import LIVE, sign_in
 
 pytestmark = pytest.mark.slow
 

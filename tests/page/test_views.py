@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import worlds
-from services import LIVE, VIEWS, Service
+from page_services import LIVE, VIEWS, Service
 
 from drystone.describe.market_file import parse_market
 from drystone.run.renting.settings import Renting, live_offers

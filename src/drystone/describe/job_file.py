@@ -87,43 +87,46 @@ class _Part(BaseModel):
 class TrainPart(_Part):
     """How much to train, and how."""
 
-    steps: Count | None = None
-    tokens: Count | None = None
-    epochs: PositiveFloat | None = None
+    steps: Count | None = None  # how much: exactly one of steps, tokens and epochs
+    tokens: Count | None = None  # rounded up to whole steps
+    epochs: PositiveFloat | None = None  # times through the data
     batch: Annotated[Count, Field(le=10**9)] = 256  # sequences in a step
     sequence: Annotated[Count, Field(le=10**9)] | None = None  # tokens; the model's, at most 4096
+    # auto: bf16-mixed where every GPU it may use knows it, else fp32
     precision: Literal["auto", "fp32", "tf32", "bf16-mixed", "fp16-mixed"] = "auto"
     optimizer: Literal["adam", "sgd", "sgd-momentum"] = "adam"
     learning_rate: PositiveFloat = 3e-4
     weight_decay: Annotated[float, Field(ge=0, le=1e6)] = 0.1
-    clip: Annotated[float, Field(ge=0, le=1e12)] = 1.0
-    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
-    checkpoint_every: Count | None = None  # steps; chosen where it is left out
+    clip: Annotated[float, Field(ge=0, le=1e12)] = 1.0  # largest norm of the gradient
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0  # of weights and data
+    checkpoint_every: Count | None = None  # steps; left out: about every 30 s
 
 
 class GpuPart(_Part):
     """Which GPUs may be used; all where it is left out."""
 
-    allow: tuple[Gpu, ...] = Field(default=(), strict=False)
-    deny: tuple[Gpu, ...] = Field(default=(), strict=False)
-    min: Annotated[Count, Field(le=10**6)] = 1
-    max: Annotated[Count, Field(le=10**6)] = 1_000_000
+    allow: tuple[Gpu, ...] = Field(default=(), strict=False)  # only these types; left out: all
+    deny: tuple[Gpu, ...] = Field(default=(), strict=False)  # not these types
+    min: Annotated[Count, Field(le=10**6)] = 1  # GPUs in all, at least
+    max: Annotated[Count, Field(le=10**6)] = 1_000_000  # and at most
 
 
 class JobPart(_Part):
     """The whole file."""
 
-    model: Line | None = None
-    data: Line = "synthetic"
-    train: TrainPart = Field(default_factory=TrainPart)
-    gpus: GpuPart = Field(default_factory=GpuPart)
-    name: Name | None = None
-    owner: Name | None = None
-    priority: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    model: Line | None = None  # a known name, a config.json, module.py:function; or a command below
+    data: Line = "synthetic"  # or a file of tokens (.bin, .u16, .u32) or of text (.txt)
+    train: TrainPart = Field(default_factory=TrainPart)  # how much, and how
+    gpus: GpuPart = Field(default_factory=GpuPart)  # which may be used
+    name: Name | None = None  # left out: that of the file
+    owner: Name | None = None  # left out: the user
+    priority: Annotated[float, Field(gt=0, le=1e6)] = 1.0  # a weight: 2 counts for two jobs
+    # 6h from submission, or a time such as 2026-11-20T18:00 (UTC where no zone is named)
     deadline: Annotated[str | int | float, Field(union_mode="left_to_right")] | None = None
-    max_cost: PositiveFloat | None = None
-    max_duration: Duration | None = None
-    command: Line | None = None
+    max_cost: PositiveFloat | None = None  # dollars; then it ends with a checkpoint
+    max_duration: Duration | None = None  # of running, such as 2h; then it ends with a checkpoint
+    command: Line | None = None  # a script of one's own instead of Drystone's runtime
+    # variables for the processes
     environment: dict[str, str] = Field(default_factory=dict, max_length=200)
 
 

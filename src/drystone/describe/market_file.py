@@ -40,7 +40,7 @@ class _Part(BaseModel):
 
 
 class _ChangePart(_Part):
-    at_seconds: _Amount
+    at_seconds: _Amount  # from the start of a simulation
     price_dollars_per_hour: _Amount
 
 
@@ -51,17 +51,18 @@ class _EmulatePart(_Part):
 
 class _OfferPart(_Part):
     gpu: _Name
-    num_gpus: Annotated[int, Field(ge=1, le=10_000)] = 1
-    price_dollars_per_hour: _Amount
-    name: _Name | None = None
-    start_delay_seconds: _Amount = 0.0
-    most_nodes: Annotated[int, Field(ge=0, le=1_000_000)] = 1_000_000
+    num_gpus: Annotated[int, Field(ge=1, le=10_000)] = 1  # of a node
+    price_dollars_per_hour: _Amount  # of a whole node
+    name: _Name | None = None  # how events and decisions call it; left out: 8xA100
+    start_delay_seconds: _Amount = 0.0  # from asking to joining
+    most_nodes: Annotated[int, Field(ge=0, le=1_000_000)] = 1_000_000  # rented or on their way
     reclaims_per_hour: _Amount = 0.0
     memory_bytes: _Amount = 0.0
+    # later prices, ascending in time; policies see a price once it holds
     price_changes: Annotated[tuple[_ChangePart, ...], Field(strict=False)] = ()
     instance: Annotated[str, Field(max_length=80)] = ""
     infra: Annotated[str, Field(max_length=80)] = ""
-    spot: bool = False
+    spot: bool = False  # for SkyPilot: a machine that may be taken back, for less
     emulate: _EmulatePart | None = None
 
 

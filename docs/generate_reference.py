@@ -1,0 +1,442 @@
+"""Writes docs/reference/*.md from the code: commands, files, REST, metrics, JSON shapes.
+
+`make reference` runs it; `--check` writes nothing and fails where a page is not up to date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import sys
+import tempfile
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from reference_fields import code, fields_of, plain_type, table
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+FOLDER: Final = ROOT / "docs" / "reference"
+NOTE: Final = "<!-- Written by docs/generate_reference.py: `make reference`. Do not edit. -->"
+CLUSTER_KEYS: Final = {
+    "nodes": "a list of rows, each a kind of equal nodes",
+    "prices": "dollars for an hour of one GPU, by type; over the example prices of the catalogue",
+    "gpu": "the type, as in `drystone gpus`",
+    "count": "how many such nodes; 1",
+    "gpus_per_node": "GPUs in each; 1",
+    "name": "of the node; with several, the stem of their names. Else the start of the type",
+    "emulate": "the devices are processes on the processor; left out: real ones",
+    "memory_bytes": "of each GPU; for `simulate`, left out: not checked. `serve` asks the device",
+    "speed": "share of the real device's rates, above 0 and at most 1; 0.0001",
+    "memory": "of an emulated device, 1 MiB to 1 PiB; `2GiB`",
+}
+# What is printed as the service answers it.
+ANSWERS: Final = {
+    "submit": "SubmittedJob", "jobs": "JobPage", "show": "JobDetails", "why": "Why",
+    "cluster": "Cluster", "budget": "LedgerPage", "team list": "TeamList",
+    "token list": "TokenList", "token create": "TokenNew",
+}  # fmt: skip
+
+
+def main() -> int:
+    """Write the pages, or say which are not up to date."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    wants_check = parser.parse_args().check
+    stale = []
+    for name, make in PAGES.items():
+        text = "\n".join(make()).rstrip() + "\n"
+        path = FOLDER / name
+        if path.is_file() and path.read_text(encoding="utf-8") == text:
+            continue
+        stale.append(name)
+        if not wants_check:
+            path.write_text(text, encoding="utf-8")
+    if stale and wants_check:
+        sys.stderr.write(f"not up to date: {', '.join(stale)}. Run `make reference`.\n")
+        return 1
+    return 0
+
+
+# Commands
+
+
+def commands_page() -> Iterator[str]:
+    """Every verb with its arguments and options."""
+    from drystone.cli.main import VERBS
+
+    yield from ("# Commands", "", NOTE, "")
+    yield "`drystone --help` lists the verbs, `drystone VERB --help` says what is below."
+    yield "Exit codes: 0 done, 1 the work failed, 2 the request was wrong, 3 nothing fits."
+    yield ""
+    yield from table(
+        ["verb", ""], [[f"[`{verb}`](#drystone-{verb})", told] for verb, told in VERBS.items()]
+    )
+    for verb in VERBS:
+        command = _command(verb)
+        yield from _command_lines(f"drystone {verb}", command, level=2)
+
+
+def _command(verb: str) -> Any:
+    import typer.main
+
+    from drystone.cli.main import _build_app
+
+    app: Any = typer.main.get_command(_build_app([verb]))
+    return app.commands[verb]
+
+
+def _command_lines(name: str, command: Any, *, level: int) -> Iterator[str]:
+    yield from ("#" * level + f" {name}", "")
+    yield from _help_lines(command.help or "")
+    yield from _help_lines(command.epilog or "")
+    for sub, inner in getattr(command, "commands", {}).items():
+        yield from _command_lines(f"{name} {sub}", inner, level=level + 1)
+    if not hasattr(command, "commands"):
+        rows = list(_parameter_rows(command))
+        if rows:
+            yield from table(["argument or option", "type", "default", ""], rows)
+
+
+def _help_lines(text: str) -> Iterator[str]:
+    """Paragraphs of a help text; those that show commands become blocks of them."""
+    for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(text)):
+        lines = [line.rstrip() for line in paragraph.replace("\b", "").splitlines() if line.strip()]
+        if not lines:
+            continue
+        shown = [line.strip().removeprefix("$ ") for line in lines]
+        heading = [line for line in shown if line.lower().rstrip(":") in ("example", "examples")]
+        rest = [line for line in shown if line not in heading]
+        if rest and rest[0].startswith("drystone "):
+            yield from ("```sh", "# needs the files that it names", *rest)
+            yield from ("```", "")
+        elif rest:
+            yield from (_escaped(" ".join(rest)), "")
+
+
+def _escaped(text: str) -> str:
+    """Options and shapes as code, so that Markdown leaves them alone."""
+    parts = text.split("`")  # what stands at odd places is code already
+    for index in range(0, len(parts), 2):
+        shapes = re.split(r"(\{.*\})", parts[index])
+        for place, shape in enumerate(shapes):
+            if place % 2:
+                shapes[place] = f"`{shape}`"
+            else:
+                shape = re.sub(r"(?<![\w-])(--[a-z][a-z-]*)", r"`\1`", shape)
+                shapes[place] = re.sub(r"docs/(\w+\.md)", r"[\1](../\1)", shape)
+        parts[index] = "".join(shapes)
+    return "`".join(parts)
+
+
+def _parameter_rows(command: Any) -> Iterator[list[str]]:
+    hints = typing.get_type_hints(inspect.unwrap(command.callback), include_extras=True)
+    for parameter in command.params:
+        if getattr(parameter, "hidden", False) or parameter.name not in hints:
+            continue
+        is_argument = parameter.param_type_name == "argument"
+        names = [parameter.name.upper()] if is_argument else parameter.opts
+        names = [*names, *parameter.secondary_opts]
+        kind, limits = _kind(hints[parameter.name])
+        default = "needed" if parameter.required else _shown_default(parameter.default)
+        told = (parameter.help or "").strip()
+        if parameter.envvar:
+            told += f" Else `{parameter.envvar}`."
+        yield [", ".join(map(code, names)), ", ".join([kind, *limits]), default, _escaped(told)]
+
+
+def _kind(hint: Any) -> tuple[str, list[str]]:
+    limits: list[str] = []
+    if typing.get_origin(hint) is typing.Annotated:
+        hint, *marks = typing.get_args(hint)
+        for mark in marks:
+            least, most = getattr(mark, "min", None), getattr(mark, "max", None)
+            limits += [f">= {least}"] if least is not None else []
+            limits += [f"<= {most}"] if most is not None else []
+    arguments = [one for one in typing.get_args(hint) if one is not type(None)]
+    if typing.get_origin(hint) is list:
+        return f"{_kind(arguments[0])[0]}, several", limits
+    if arguments and typing.get_origin(hint) is not typing.Literal:
+        return _kind(arguments[0])[0], limits
+    words = {"str": "text", "bool": "flag", "int": "whole number", "float": "number"}
+    name = getattr(hint, "__name__", str(hint))
+    return words.get(name, name.lower()), limits
+
+
+def _shown_default(value: Any) -> str:
+    if value is None or value is False or value in ("", [], ()):
+        return ""
+    return code(str(value))
+
+
+# Files
+
+
+def job_file_page() -> Iterator[str]:
+    """The keys of a job file."""
+    from drystone.describe.job_file import GpuPart, JobPart, TrainPart
+
+    yield from ("# The job file", "", NOTE, "")
+    yield "Read by `describe/job_file.py`; [how to use it](../jobs.md). A key that is not here is"
+    yield "an error with a hint. Counts may be written `500`, `1e9`, `500M`, `2B`; durations"
+    yield "`90s`, `6h`, `1d 12h`."
+    yield ""
+    for title, prefix, part in (
+        ("Keys", "", JobPart), ("`train`", "train.", TrainPart), ("`gpus`", "gpus.", GpuPart),
+    ):  # fmt: skip
+        yield from (f"## {title}", "", inspect.getdoc(part) or "", "")
+        yield from _key_table(part, prefix=prefix)
+
+
+def market_file_page() -> Iterator[str]:
+    """The keys of a market file."""
+    from drystone.describe import market_file
+    from drystone.describe.market import Offer
+
+    told = {one.name: one.comment for one in fields_of(Offer)}
+    told |= {"spot": told["is_spot"], "emulate": told["emulation"]}
+    yield from ("# The market file", "", NOTE, "")
+    yield "Read by `describe/market_file.py`; [how renting works](../renting.md)."
+    yield "A list `offers`, each:"
+    yield ""
+    yield from _key_table(market_file._OfferPart, told=told)
+    yield from ("## `price_changes`, each", "")
+    yield from _key_table(market_file._ChangePart)
+    yield from ("## `emulate`", "")
+    yield from _key_table(market_file._EmulatePart, told=CLUSTER_KEYS)
+
+
+def cluster_file_page() -> Iterator[str]:
+    """The keys of a cluster file."""
+    from drystone.describe import cluster_file, trace_cluster
+
+    known = {*cluster_file._KEYS, *cluster_file._NODE_KEYS, *cluster_file._EMULATE_KEYS}
+    if known != set(CLUSTER_KEYS):
+        raise SystemExit(f"CLUSTER_KEYS and describe/cluster_file.py: {known ^ set(CLUSTER_KEYS)}")
+    yield from ("# The cluster file", "", NOTE, "")
+    yield "Read by `describe/cluster_file.py` for `serve` and by `describe/trace_cluster.py` for"
+    yield "`simulate`, which knows neither emulation nor prices nor names."
+    yield ""
+    for title, keys in (
+        ("Keys", cluster_file._KEYS), ("`nodes`, each", cluster_file._NODE_KEYS),
+        ("`emulate`", cluster_file._EMULATE_KEYS),
+    ):  # fmt: skip
+        yield from (f"## {title}", "")
+        yield from table(
+            ["key", "meaning, and what holds where it is left out", "in `simulate`"],
+            [
+                [code(key), CLUSTER_KEYS[key],
+                 "yes" if key == "nodes" or key in trace_cluster._KEYS else "no"]
+                for key in keys
+            ],
+        )  # fmt: skip
+
+
+def _key_table(
+    part: type[Any], *, prefix: str = "", told: Mapping[str, str] | None = None
+) -> list[str]:
+    told = told or {}
+    rows = []
+    for one in fields_of(part):
+        is_needed = not one.default and part.model_fields[one.name].is_required()
+        meaning = one.comment or told.get(one.name, "")
+        default = "needed" if is_needed else code(one.default)
+        rows.append([code(prefix + one.name), plain_type(one.type), default, meaning])
+    return table(["key", "type", "default", "meaning"], rows)
+
+
+# The service
+
+
+def _with_service(use: Callable[[Any, Any], list[str]]) -> list[str]:
+    """What `use` makes of a service over an empty log, and of its app."""
+    from drystone.describe.cluster_file import parse_cluster
+    from drystone.run.access import make_team, make_token
+    from drystone.run.controller import Controller, ControllerSettings
+    from drystone.service.api import make_app
+
+    cluster = parse_cluster("nodes: [{gpu: T4, emulate: {}}]")
+    with tempfile.TemporaryDirectory() as folder:
+        settings = ControllerSettings(folder=Path(folder), cluster=cluster, clock=lambda: 0.0)
+        controller = Controller(settings)
+        try:
+            note, _ = make_token(name="reader", role="admin", team="", now_seconds=0.0)
+            team = make_team(
+                "nlp", quota=None, budget_dollars=None, budget_period="month", now_seconds=0.0
+            )
+            controller.journal.commit([note, team])
+            return use(controller, make_app(controller))
+        finally:
+            controller.close()
+
+
+def rest_page() -> Iterator[str]:
+    """Requests and shapes, from the OpenAPI document."""
+    document = {}
+    _with_service(lambda _, app: document.update(app.openapi()) or [])
+    yield from ("# REST", "", NOTE, "")
+    yield "From the OpenAPI document that a service answers at `/openapi.json`;"
+    yield "[what it means](../api.md)."
+    yield ""
+    yield from ("## Requests", "")
+    yield from table(
+        ["request", "", "parameters", "body", "answer", "needs a token"],
+        [
+            _request_row(f"{method.upper()} {path}", one)
+            for path, methods in document["paths"].items()
+            for method, one in methods.items()
+        ],
+    )
+    yield from ("## Shapes", "")
+    for name, schema in sorted(document["components"]["schemas"].items()):
+        yield from (f"### {name}", "", schema.get("description", "").partition("\n")[0], "")
+        needed = schema.get("required", ())
+        yield from table(
+            ["key", "type", "needed"],
+            [
+                [code(key), _schema_type(one), "yes" if key in needed else ""]
+                for key, one in schema.get("properties", {}).items()
+            ],
+        )
+
+
+def _request_row(request: str, operation: Mapping[str, Any]) -> list[str]:
+    told = operation.get("description") or operation.get("summary", "")
+    answers = [
+        f"{status} {_content(answer.get('content', {}))}".strip()
+        for status, answer in operation["responses"].items()
+        if status.startswith("2")
+    ]
+    return [
+        code(request),
+        told.partition("\n")[0],
+        ", ".join(code(given["name"]) for given in operation.get("parameters", ())),
+        _content(operation.get("requestBody", {}).get("content", {})),
+        "; ".join(answers),
+        "yes" if operation.get("security") else "no",
+    ]
+
+
+def _content(content: Mapping[str, Any]) -> str:
+    return ", ".join(
+        _schema_type(one.get("schema", {})) if kind == "application/json" else code(kind)
+        for kind, one in content.items()
+    )
+
+
+def _schema_type(schema: Mapping[str, Any]) -> str:
+    if "$ref" in schema:
+        name = schema["$ref"].rsplit("/", 1)[-1]
+        return f"[{name}](#{name.lower()})"
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(map(_schema_type, schema["anyOf"])))
+    if "enum" in schema:
+        return ", ".join(code(str(one)) for one in schema["enum"])
+    if "const" in schema:
+        return code(str(schema["const"]))
+    kind = schema.get("type", "anything")
+    if kind == "array":
+        if "prefixItems" in schema:
+            return "[" + ", ".join(map(_schema_type, schema["prefixItems"])) + "]"
+        return f"list of {_schema_type(schema.get('items', {}))}"
+    if kind == "object" and isinstance(schema.get("additionalProperties"), Mapping):
+        return f"table of {_schema_type(schema['additionalProperties'])}"
+    words = {"object": "table", "string": "text", "integer": "whole number", "boolean": "boolean"}
+    return words.get(kind, kind)
+
+
+def metrics_page() -> list[str]:
+    """What `/metrics` tells Prometheus."""
+    return [
+        "# Metrics", "", NOTE, "",
+        "What `GET /metrics` of a service answers, in the text format of Prometheus"
+        " (`service/metrics.py`).", "",
+        *_with_service(lambda controller, _: _metric_table(controller)),
+    ]  # fmt: skip
+
+
+def _metric_table(controller: Any) -> list[str]:
+    from drystone.service.metrics import Metrics
+
+    metrics = Metrics()
+    metrics.observe("GET", "/v1/jobs", 200, 0.01)
+    text = metrics.render(controller)
+    rows = []
+    for name, told in re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE):
+        found = re.search(rf"^# TYPE {name} (\w+)$", text, re.MULTILINE)
+        samples = re.findall(rf"^{name}(?:_bucket)?{{([^}}]*)}}", text, re.MULTILINE)
+        labels = dict.fromkeys(re.findall(r'(\w+)="', " ".join(samples)))
+        rows.append([code(name), found[1] if found else "", ", ".join(map(code, labels)), told])
+    return table(["name", "kind", "labels", ""], rows)
+
+
+# JSON
+
+
+def json_page() -> Iterator[str]:
+    """What `--json` prints, verb by verb, and the types behind it."""
+    from drystone.cli.main import VERBS
+    from drystone.describe.gpu import GpuSpec
+    from drystone.estimate.profile import Profile
+    from drystone.estimate.whole import Estimate, StageEstimate
+    from drystone.observe.frontier import FrontierPoint
+    from drystone.observe.metrics import RunReport
+    from drystone.observe.trace_summary import TraceSummary
+    from drystone.plan.plan import GpuNeed, Plan, RankShare, StagePlan
+
+    yield from ("# JSON of the commands", "", NOTE, "")
+    yield "Every command that prints for people takes `--json` and then prints one document. What"
+    yield "talks to a service prints the service's answer, in the shapes of [REST](rest.md#shapes)."
+    yield ""
+    rows = []
+    for verb in VERBS:
+        command = _command(verb)
+        inner = getattr(command, "commands", {"": command})
+        for sub, one in inner.items():
+            if any("--json" in parameter.opts for parameter in one.params):
+                name = f"drystone {verb} {sub}".strip()
+                answer = ANSWERS.get(name.removeprefix("drystone "), "")
+                link = f"[{answer}](rest.md#{answer.lower()})" if answer else ""
+                named = f"[`{name}`](commands.md#{name.replace(' ', '-')})"
+                rows.append([named, _json_shape(one), link])
+    yield from table(["command", "what its help says of the shape", "the service's"], rows)
+    yield from (
+        "## Types",
+        "",
+        "Units stand in the names. `inf` and `nan` are written as null.",
+        "",
+    )
+    for cls in (
+        Plan, StagePlan, RankShare, GpuNeed, Estimate, StageEstimate, RunReport, FrontierPoint,
+        TraceSummary, Profile, GpuSpec,
+    ):  # fmt: skip
+        where = f"`{cls.__module__.removeprefix('drystone.').replace('.', '/')}.py`"
+        told = (inspect.getdoc(cls) or "").partition("\n\n")[0].replace("\n", " ")
+        yield from (f"### {cls.__name__}", "", f"{told} In {where}.", "")
+        yield from table(
+            ["field", "type", "meaning"],
+            [[code(one.name), code(one.type), one.comment] for one in fields_of(cls)],
+        )
+
+
+def _json_shape(command: Any) -> str:
+    paragraphs = re.split(r"\n\s*\n", inspect.cleandoc(command.help or ""))
+    found = [one for one in paragraphs if one.startswith("With --json")]
+    text = " ".join(" ".join(found).split()).removeprefix("With --json").lstrip(": ")
+    return _escaped(text.removesuffix("."))
+
+
+PAGES: Final[Mapping[str, Callable[[], Any]]] = {
+    "commands.md": commands_page,
+    "job-file.md": job_file_page,
+    "cluster-file.md": cluster_file_page,
+    "market-file.md": market_file_page,
+    "rest.md": rest_page,
+    "metrics.md": metrics_page,
+    "json.md": json_page,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -26,7 +26,7 @@ def main() -> None:
     """Replace what stands between the two marks."""
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8")
-    tree = f"{BEGIN}\n```\n" + "\n".join(tree_lines()) + f"\n```\n{END}"
+    tree = f"{BEGIN}\n```text\n" + "\n".join(tree_lines()) + f"\n```\n{END}"
     pattern = re.compile(re.escape(BEGIN) + ".*" + re.escape(END), re.DOTALL)
     readme.write_text(pattern.sub(lambda _: tree, text), encoding="utf-8")
 

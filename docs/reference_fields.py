@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+NOTE = "<!-- Written by docs/generate_reference.py: `make reference`. Do not edit. -->"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldText:

@@ -1,0 +1,6 @@
+"""Files beside this one can be imported by tests."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

@@ -1,0 +1,114 @@
+"""Every code block of the README and of docs/ is run, or at least read (doc_blocks.py says how)."""
+
+import json
+import re
+import shutil
+
+import pytest
+import yaml
+from doc_blocks import LANGUAGES, ROOT, Block, blocks_of, pages, prose_of
+from doc_commands import check_command, check_mention, command_lines
+from doc_runs import difference, few_jobs, run, runnable, script
+
+from drystone.describe.cluster_file import parse_cluster
+from drystone.describe.job_file import parse_job
+from drystone.describe.market_file import parse_market
+
+PAGES = pages()
+
+
+def run_pages() -> list:
+    """Pages with something to run, each for whichever worker is free."""
+    return [
+        pytest.param(page, marks=pytest.mark.xdist_group(f"doc {page}"))
+        for page in PAGES
+        if any(block.is_run or few_jobs(block) for block in blocks_of(page))
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_says_what_it_is_and_can_be_read(page):
+    problems = [f"{block}: {one}" for block in blocks_of(page) for one in _problems(block)]
+
+    assert problems == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_in_sentences_are_there(page):
+    spans = re.findall(r"(?<!`)`(drystone [^`]+)`(?!`)", prose_of(page))
+
+    assert [one for one in map(check_mention, spans) if one] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", run_pages())
+def test_the_blocks_of_a_page_run_in_order(page, tmp_path):
+    blocks = blocks_of(page)
+    folder = tmp_path / "page"
+    folder.mkdir()
+    shutil.copytree(ROOT / "examples", folder / "examples")
+    (folder / "tests").symlink_to(ROOT / "tests")
+    program = tmp_path / "page.sh"
+    program.write_text(script(blocks, tmp_path), encoding="utf-8")
+
+    code, told = run(program, folder)
+
+    reached = len(list(tmp_path.glob("out-*"))) - 1
+    assert code == 0, f"{runnable(blocks)[reached][1]} ended with {code}:\n{told[-3000:]}"
+    for index, block in enumerate(blocks[1:], start=1):
+        printed = tmp_path / f"out-{index - 1}"
+        if block.language == "output" and blocks[index - 1].is_run:
+            wrong = difference(block.text, printed.read_text(encoding="utf-8"))
+            assert not wrong, f"{block}: {wrong}"
+
+
+def test_output_is_compared_line_by_line():
+    assert not difference("a\n...\nd\n", "a \nb\nc\nd\n")
+    assert not difference("...\nd\n", "c\nd\ne\n")  # what follows is left out
+    assert "'x'" in difference("a\nx\n", "a\nb\nx2\n")
+    assert difference("a\nc\n", "a\nb\nc\n")  # without dots nothing may stand between
+
+
+def test_wrong_blocks_are_found():
+    def problems(language: str, text: str) -> list[str]:
+        return _problems(Block(page="p", line=1, language=language, text=text))
+
+    assert problems("", "x\n")
+    assert problems("sh", "drystone plna gpt2\n")
+    assert problems("sh", "# needs a service\ndrystone submit --nonsense 3 | cat\n")
+    assert problems("sh", "make nonsense && drystone gpus\n")
+    assert problems("python", "def f(:\n")
+    assert problems("yaml", "nodes: [{gpu: A100, cuont: 2}]\n")
+    assert problems("yaml", "offers: [{gpu: A100}]\n")
+    assert problems("yaml", "model: gpt2\ntrain: {stesp: 3}\n")
+    assert problems("json", "{a: 1}\n")
+    assert not problems("sh", "FOO=1 drystone gpus hopper 2> log  # all\n")
+    assert "no option --nonsense" in check_mention("drystone plan gpt2 --nonsense")
+    assert "no verb" in check_mention("drystone paln")
+
+
+def _problems(block: Block) -> list[str]:
+    if block.language not in LANGUAGES:
+        return [f"its language {block.language!r} is none of {', '.join(LANGUAGES)}"]
+    try:
+        if block.language == "sh":
+            return [one for one in map(check_command, command_lines(block.text)) if one]
+        if block.language == "python":
+            compile(block.text, str(block), "exec")
+        elif block.language == "json":
+            json.loads(block.text)
+        elif block.language == "yaml":
+            _read_yaml(block.text)
+    except Exception as error:
+        return [str(error)]
+    return []
+
+
+def _read_yaml(text: str) -> None:
+    keys = set(yaml.safe_load(text))
+    if "offers" in keys:
+        parse_market(text)
+    elif "nodes" in keys:
+        parse_cluster(text)
+    elif keys & {"model", "command"}:
+        parse_job(text, folder=ROOT)

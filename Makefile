@@ -48,8 +48,9 @@ slurm:
 test: lint browser slurm  ## everything: what `make check` does, and the slow tests
 	$(PYTEST)
 
-bench: setup  ## time what is promised to be fast
-	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+# QUICK=1: the short ones. ONLY=plan_time,wire: by name. DATA=DIR: with data that is not shipped. ARGS=--list: names.
+bench: setup  ## measure everything and compare with the stated ranges: benchmarks/RESULTS.md
+	@cd benchmarks && ../$(BIN)/python -m bench $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(DATA),--data $(abspath $(DATA))) $(ARGS)
 
 readme: setup  ## write the tree of files into the README
 	$(BIN)/python docs/readme_tree.py

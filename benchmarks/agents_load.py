@@ -30,6 +30,7 @@ from drystone.describe.trace_cluster import NodeSpec
 from drystone.run.agent.server import listen
 from drystone.run.controller import Controller, ControllerSettings
 from drystone.run.live.world import Pace
+from figures import print_figures
 
 LOOKS_PER_SECOND = 1 / Pace().tick_seconds
 
@@ -57,6 +58,7 @@ def main() -> int:
         finally:
             agents.kill()
             agents.join()
+    print_figures({"core_share": share})
     return 0 if share < 0.5 else 1
 
 

@@ -38,6 +38,7 @@ from drystone.run.journal import Journal
 from drystone.run.notes import Described
 from drystone.run.store import Store
 from drystone.service.client import Client, NotRunning
+from figures import print_figures
 
 PAUSE_SECONDS = 0.5
 CLUSTER = """
@@ -94,6 +95,19 @@ def report(load: Load, cost: float, quiet: float, busy: list[float]) -> bool:
     print(f"decision {quiet * 1e3:.0f} ms before, median {usual * 1e3:.0f} ms and at most "
           f"{worst * 1e3:.0f} ms under load")  # fmt: skip
     print(f"live updates for one browser: {cost:.1%} of a core beyond none")
+    reads_p99, submits_p99 = (
+        some[int(0.99 * (len(some) - 1))] if some else 60.0 for some in (reads, submits)
+    )
+    print_figures(
+        {
+            "num_errors": len(load.errors),
+            "reads_p99_seconds": reads_p99,
+            "submits_p99_seconds": submits_p99,
+            "cpu_seconds_per_request": per_request,
+            "decision_times_quiet": usual / quiet if quiet > 0 else 1.0,
+            "live_core_share": cost,
+        }
+    )
     return (
         not load.errors
         and reads[int(0.99 * (len(reads) - 1))] < 0.1

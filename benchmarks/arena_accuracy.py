@@ -14,6 +14,8 @@ from statistics import median
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "accuracy"))
 from arena import Measured, Predicted, load_rows, median_error, predict, ranked_pairs
 
+from figures import print_figures
+
 GROUPS: tuple[Callable[[Measured], str], ...] = (
     lambda row: row.gpu,
     lambda row: f"{row.num_gpus:2d} GPUs",
@@ -36,6 +38,17 @@ def main() -> int:
     without = [row for row, one in found if one is None]
     print(f"\n{len(without)} rows without a plan that fits")
     judged = [right for _, _, right in ranked_pairs(predictions)]
+    held_out = [one for one in predictions if not one.row.is_calibration]
+    print_figures(
+        {
+            "median_error": median_error(predictions),
+            "held_out_median_error": median_error(held_out),
+            "pairs_right": sum(judged) / len(judged),
+            "without_plan": len(without),
+            "measured_seconds": [one.row.step_seconds for one in predictions],
+            "predicted_seconds": [one.step_seconds for one in predictions],
+        }
+    )
     good = median_error(predictions) <= 0.15 and sum(judged) >= 0.90 * len(judged)
     return 0 if good and not without else 1
 

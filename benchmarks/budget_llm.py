@@ -14,6 +14,8 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
+import numpy as np
+
 from drystone.describe.market import Offer
 from drystone.observe.frontier import arrival_hours, theoretical_frontier
 from drystone.observe.generate import DEFAULT_MIX, Sizes, TraceSpec, generate_trace, parse_mix
@@ -21,6 +23,7 @@ from drystone.observe.report import Scenario, reachable_nodes, run_policy
 from drystone.schedule.estimated import estimated_options
 from drystone.schedule.policies.pollux_autoscale import Bounds, make_pollux_autoscale
 from drystone.schedule.snapshot import StartupCost
+from figures import print_figures
 
 BOUNDS = ((0.65, 0.9), (0.5, 0.8), (0.35, 0.65))
 # The market example of examples/simulate: a round number near `drystone gpus`.
@@ -48,6 +51,7 @@ def main() -> None:
     print(
         f"{'policy':<24} {'done':>5} {'mean h':>7} {'dollars/h':>10} {'theory h':>9} {'ratio':>5}"
     )
+    ratios, over, points = [], [], {"pollux": [], "budget": []}
     for low, high in BOUNDS:
         decide = make_pollux_autoscale(Bounds(low_utility=low, high_utility=high))
         theirs = run_policy(scenario, "pollux-autoscale", decide=decide).report
@@ -62,6 +66,23 @@ def main() -> None:
                 f"{spent:>10.1f} {best.mean_completion_seconds / 3600:>9.2f} {ratio:>5.2f}",
                 flush=True,
             )
+            points[name.split()[0]].append((spent, report.mean_completion_seconds / 3600))
+        ratios.append(ratio)
+        over.append(abs(ours.spent_dollars / hours / rate - 1))
+    most = 1.3 * max(one for some in points.values() for one, _ in some)
+    spends = np.geomspace(float(theory.spend_dollars_per_hour[0]), most, 60)
+    print_figures(
+        {
+            "least_ratio": min(ratios),
+            "spend_error": max(over),
+            **{f"{name}_dollars": [one for one, _ in some] for name, some in points.items()},
+            **{f"{name}_hours": [one for _, one in some] for name, some in points.items()},
+            "theory_dollars": spends,
+            "theory_hours": np.interp(
+                spends, theory.spend_dollars_per_hour, theory.mean_completion_seconds / 3600
+            ),
+        }
+    )
 
 
 def make_scenario(num_jobs: int, span_hours: float, seed: int) -> Scenario:

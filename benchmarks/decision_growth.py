@@ -17,6 +17,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 from drystone.describe.trace_cluster import NodeSpec, make_nodes
+from figures import print_figures
 from prices import measure
 
 SIZES = (100, 1_000, 10_000, 100_000)
@@ -46,6 +47,18 @@ def main() -> None:
             f"{second * 1e3:>7.1f} ms {gap:>7.2%} {growth:>9}",
             flush=True,
         )
+    gpus, first_seconds, next_seconds = (list(one) for one in zip(*rows, strict=True))
+    # From 1,000 GPUs on: below, what a decision costs whatever its size is most of it.
+    steps = np.polyfit(np.log(gpus[1:]), np.log(np.array((first_seconds, next_seconds)).T[1:]), 1)
+    print_figures(
+        {
+            "first_exponent": steps[0, 0],
+            "next_exponent": steps[0, 1],
+            "gpus": gpus,
+            "first_seconds": first_seconds,
+            "next_seconds": next_seconds,
+        }
+    )
     if options.plot is not None:
         draw(rows, options.plot)
         print(f"plot in {options.plot}")

@@ -29,6 +29,7 @@ from drystone.schedule.decision import Decision
 from drystone.schedule.measured import measured_options, types_of
 from drystone.schedule.policy import POLICIES, Memory, find_policy
 from drystone.schedule.snapshot import Snapshot, StartupCost
+from figures import print_figures
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 Pair = tuple[Snapshot, Snapshot]  # one decision after the other
@@ -52,7 +53,7 @@ def main() -> None:
     )
     names = ["prices", *(one for one in given.policies.split(",") if one != "prices")]
     print(f"{'policy':20}{'median ms':>11}{'p95 ms':>11}{'max ms':>11}{'ratio':>9}  decisions")
-    reference = math.nan
+    reference, figures = math.nan, {}
     for name in names:
         try:
             seconds, num_decisions = time_policy(name, pairs, given.most_seconds)
@@ -67,6 +68,8 @@ def main() -> None:
             f"  {num_decisions / len(seconds):.1f} on average, {len(seconds)} timed",
             flush=True,
         )
+        figures |= {f"{name}_seconds": median, f"{name}_times_prices": median / reference}
+    print_figures(figures)
 
 
 def take_pairs(runner: str, active: int, num_snapshots: int) -> list[Pair]:

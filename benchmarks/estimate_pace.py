@@ -22,6 +22,7 @@ from drystone.describe.links import default_machine
 from drystone.describe.model import Attention, Block, Mlp, ModelSpec
 from drystone.describe.recipe import Recipe
 from drystone.estimate.speed import estimate_speed
+from figures import print_figures
 
 NUM_LAYOUTS = 100_000
 MOST_SECONDS_FOR_ONE = 0.4e-3
@@ -44,6 +45,7 @@ def main() -> int:
     pace = NUM_LAYOUTS / many_seconds
     print(f"one estimate       {one_seconds * 1e3:8.3f} ms   (bar {MOST_SECONDS_FOR_ONE * 1e3} ms)")
     print(f"layouts a second   {pace:12,.0f}   (bar {LEAST_LAYOUTS_PER_SECOND:,})")
+    print_figures({"one_seconds": one_seconds, "layouts_per_second": pace})
     return int(one_seconds > MOST_SECONDS_FOR_ONE or pace < LEAST_LAYOUTS_PER_SECOND)
 
 

@@ -24,6 +24,7 @@ from drystone.estimate.residuals import (
 from drystone.observe.check import check_memory
 from drystone.observe.runs import load_runs
 from drystone.observe.tables import MEMORY_TABLE
+from figures import print_figures
 
 TOLERANCE = 0.001
 
@@ -55,11 +56,18 @@ def main() -> None:
     arguments = parser.parse_args()
     learnt = learn_residuals(date=datetime.now(tz=UTC).date().isoformat())
     print(f"{learnt.num_runs} runs: from {learnt.low} to {learnt.high} times the estimate")
+    ships = memory_residuals()
+    print_figures(
+        {
+            "factor_difference": max(abs(learnt.low - ships.low), abs(learnt.high - ships.high)),
+            "run_difference": abs(learnt.num_runs - ships.num_runs),
+        }
+    )
     if arguments.write:
         content = {"memory": asdict(learnt)}
         RESIDUALS_FILE.parent.mkdir(exist_ok=True)
         RESIDUALS_FILE.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    elif differ(learnt, memory_residuals()):
+    elif differ(learnt, ships):
         sys.exit(f"{RESIDUALS_FILE.name} holds other factors; run this with --write")
 
 

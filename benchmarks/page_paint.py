@@ -25,6 +25,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from figures import print_figures, print_skip
+
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "tests" / "page"))
 
@@ -46,7 +48,7 @@ def main() -> None:
         serve(Path(given.serve), given.port)
         return
     if shutil.which("chromium") is None:
-        print("chromium is not installed: nothing was measured")
+        print_skip("Chromium is not installed (Debian: apt-get install chromium)")
         return
     from playwright.sync_api import sync_playwright
 
@@ -60,13 +62,17 @@ def main() -> None:
             routes = ("cluster", "jobs", "jobs?group=all", f"job/{waiting['running']}",
                       f"job/{waiting['queued']}", "prices", "spend", "events")  # fmt: skip
             print(f"{given.jobs} jobs, {given.live} live; load {os.getloadavg()[0]:.1f}")
-            for route in routes:
+            painted = [
                 _report_paint(browser, server, port, route=route, times=given.times)
-            _report_updates(browser, server, port, given.seconds)
+                for route in routes
+            ]
+            share = _report_updates(browser, server, port, given.seconds)
             browser.close()
+        print_figures({"slowest_view_seconds": max(painted), "updates_core_share": share})
 
 
-def _report_paint(browser: Any, server: int, port: int, *, route: str, times: int) -> None:
+def _report_paint(browser: Any, server: int, port: int, *, route: str, times: int) -> float:
+    """The best of some times, in seconds: a busy machine only ever adds."""
     painted, service, renderer = [], [], []
     for _ in range(times):
         context = browser.new_context(viewport={"width": 1280, "height": 900})
@@ -86,10 +92,12 @@ def _report_paint(browser: Any, server: int, port: int, *, route: str, times: in
         f"service {min(service):.2f} s, the page's process {min(renderer):.2f} s",
         flush=True,
     )
+    return float(min(painted))
 
 
-def _report_updates(browser: Any, server: int, port: int, seconds: float) -> None:
-    alone = _cpu_share([server], seconds)
+def _report_updates(browser: Any, server: int, port: int, seconds: float) -> float:
+    """The most that watching a view costs the service, as a share of a core."""
+    alone, most = _cpu_share([server], seconds), 0.0
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     page = context.new_page()
     print(f"service, nobody watches: {100 * alone:.1f} % of a core")
@@ -103,7 +111,9 @@ def _report_updates(browser: Any, server: int, port: int, seconds: float) -> Non
         page_share = (_metric(session, "ProcessTime") - before) / seconds
         print(f"watching {route:8}: service {100 * (share - alone):+.1f} % of a core, "
               f"the page's process {100 * page_share:.1f} %", flush=True)  # fmt: skip
+        most = max(most, share - alone)
     context.close()
+    return most
 
 
 def _metric(session: Any, name: str) -> float:

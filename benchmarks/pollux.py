@@ -31,6 +31,7 @@ from drystone.observe.goodput_scenarios import (
 from drystone.observe.metrics import RunReport
 from drystone.observe.report import Scenario, run_policy, simulate_policy
 from drystone.schedule.policies.pollux_autoscale import Bounds, make_pollux_autoscale
+from figures import print_figures
 
 RIGID = ("fifo", "shortest", "least-attained")
 # Seconds, by the authors' simulators: data/peers/README.md, 4.3.
@@ -53,6 +54,7 @@ def main() -> None:
     print(
         f"{'workload':<22} {'policy':<16} {'done':>5} {'mean s':>7} {'theirs':>7} {'restarts':>9}"
     )
+    means: dict[str, list[float]] = {}
     for workload in options.workload.split(","):
         for name in options.policy.split(","):
             scenario = pollux_scenario(options.data, workload, rigid=name in RIGID)
@@ -64,6 +66,8 @@ def main() -> None:
                 f"{report.num_restarts / report.num_jobs:>9.2f}",
                 flush=True,
             )
+            means.setdefault(name, []).append(report.mean_completion_seconds)
+    print_figures({f"{name}_seconds": sum(some) / len(some) for name, some in means.items()})
 
 
 def _compare_rented(data: Path, startups: Mapping[str, float]) -> None:
@@ -71,7 +75,7 @@ def _compare_rented(data: Path, startups: Mapping[str, float]) -> None:
         f"{'policy':<22} {'done':>5} {'mean s':>7} {'dollars/h':>10} {'restarts':>9} {'ratio':>6}"
     )
     scenario = rented_scenario(data, startup_seconds=startups)
-    hours = arrival_hours(scenario)
+    hours, ratios = arrival_hours(scenario), []
     for low, high in BOUNDS:
         decide = make_pollux_autoscale(Bounds(low_utility=low, high_utility=high))
         theirs = run_policy(scenario, "pollux-autoscale", decide=decide).report
@@ -81,6 +85,8 @@ def _compare_rented(data: Path, startups: Mapping[str, float]) -> None:
         ours = _budget_of(scenario, money * min(theirs.spent_dollars / ours.spent_dollars, 1.0))
         ratio = theirs.mean_completion_seconds / ours.mean_completion_seconds
         print(_line(f"budget of {money:.1f}", ours, hours, ratio), flush=True)
+        ratios.append(ratio)
+    print_figures({"least_ratio": min(ratios), "most_ratio": max(ratios)})
 
 
 def _budget_of(scenario: Scenario, dollars_per_hour: float) -> RunReport:

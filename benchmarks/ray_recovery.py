@@ -12,11 +12,14 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from figures import print_figures, print_skip
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "engines"))
 
@@ -35,7 +38,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=30.0)
     given = parser.parse_args()
     if importlib.util.find_spec("ray") is None:
-        print("skipped: Ray is not installed")
+        print_skip("Ray is not installed: pip install 'drystone[ray]'")
         return 0
     from ray_fixture import RayCluster, RayNodeSpec
     from test_ray import Ray
@@ -50,16 +53,17 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             system = LiveSystem(engine, Path(folder))
             try:
-                measure_recovery(system, given.times)
-                measure_costs(system, given.jobs, given.seconds)
+                figures = measure_recovery(system, given.times)
+                figures |= measure_costs(system, given.jobs, given.seconds)
             finally:
                 system.leave(ends_agents=True)
     finally:
         engine._cluster.close()
+    print_figures(figures)
     return 0
 
 
-def measure_recovery(system: Any, times: int) -> None:
+def measure_recovery(system: Any, times: int) -> dict[str, float]:
     """One job over two types; the raylet of its second node is killed again and again."""
     from test_ray import ranks_alive
 
@@ -71,6 +75,7 @@ def measure_recovery(system: Any, times: int) -> None:
     wide = engine.named(system, "wide")
     job = system.controller.submit(make_job(MODEL_JOB, folder=system.folder))[0]
     system.place(job, *({wide: 1, one: 1} for one in names))
+    restarts, first_steps = [], []
     for number in range(1, times + 1):
         wait_steps(system, job, number, 8)
         victim = next(
@@ -91,8 +96,14 @@ def measure_recovery(system: Any, times: int) -> None:
             f"{cleared:.2f} s, new ones running after {running:.2f} s, first step after "
             f"{stepped:.2f} s"
         )
+        restarts.append(max(running, cleared))
+        first_steps.append(stepped)
     system.controller.cancel(job)
     system.until(lambda: not ranks_alive(system, job, times + 1), "the end of it")
+    return {
+        "restart_seconds": statistics.median(restarts),
+        "first_step_seconds": statistics.median(first_steps),
+    }
 
 
 def wait_steps(system: Any, job: str, epoch: int, steps: int) -> None:
@@ -106,7 +117,7 @@ def wait_steps(system: Any, job: str, epoch: int, steps: int) -> None:
     system.until(is_there, f"step {steps} of launch {epoch}")
 
 
-def measure_costs(system: Any, num_jobs: int, seconds: float) -> None:
+def measure_costs(system: Any, num_jobs: int, seconds: float) -> dict[str, float]:
     """CPU time of the controller, all threads, with nothing running and with jobs that report."""
     from drystone.run.agent.launches import read_json
 
@@ -122,14 +133,17 @@ def measure_costs(system: Any, num_jobs: int, seconds: float) -> None:
         f"controller: {100 * idle:.2f} % of a core with nothing running, {100 * busy:.2f} % with "
         f"{num_jobs} jobs that report every second: {100 * (busy - idle) / num_jobs:.3f} % a job"
     )
+    agents_mib = []
     for path in sorted(system.folder.glob("agents/*/address.json")):
         status = Path(f"/proc/{read_json(path)['pid']}/status")
         if status.exists():
             kib = next(line for line in status.read_text().splitlines() if "VmRSS" in line)
-            print(f"agent of {path.parent.name}: {int(kib.split()[1]) / 1024:.1f} MiB")
+            agents_mib.append(int(kib.split()[1]) / 1024)
+            print(f"agent of {path.parent.name}: {agents_mib[-1]:.1f} MiB")
     for job in jobs:
         system.controller.cancel(job)
     system.until(lambda: not system.processes(), "the end of all")
+    return {"core_share_per_job": (busy - idle) / num_jobs, "agent_mib": max(agents_mib)}
 
 
 def cpu_share(seconds: float) -> float:

@@ -41,6 +41,7 @@ from drystone.run.renting.settings import Renting, live_offers
 from drystone.run.renting.simulated import CloudWeather, SimulatedCloud
 from drystone.run.state import ClusterState
 from drystone.units import HOUR_SECONDS
+from figures import print_figures
 
 MARKET = """
 offers:
@@ -146,6 +147,17 @@ def main() -> int:
     )
     print(f"ledger ${found.ledger_micro_dollars / 1e6:.6f}, provider's bill "
           f"${found.billed_micro_dollars / 1e6:.6f}")  # fmt: skip
+    print_figures(
+        {
+            "spend_error": abs(error),
+            "highest_of_hard_cap": found.highest_dollars_per_hour / given.hard_cap,
+            "num_unreleased": found.num_unreleased,
+            "ledger_difference_dollars": abs(
+                found.ledger_micro_dollars - found.billed_micro_dollars
+            ) / 1e6,
+            "done_share": found.num_done / found.num_jobs,
+        }
+    )  # fmt: skip
     is_kept = (
         abs(error) <= 0.05
         and found.highest_dollars_per_hour <= given.hard_cap * (1 + 1e-9)

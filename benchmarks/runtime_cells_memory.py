@@ -34,6 +34,7 @@ from drystone.run.runtime.ledger import Ledger, host_memory
 from drystone.run.runtime.model import build_model
 from drystone.run.runtime.train import choose_optimizer
 from drystone.units import GiB
+from figures import print_figures
 
 # Layout, micro-batches, recomputation, rank.
 CASES = (
@@ -143,11 +144,14 @@ def main() -> None:
     model = find_model(given.model)
     ((block, _), *_) = model.stack
     model = replace(model, stack=((block, given.layers),), tied_embeddings=False)
+    ratios = []
     print("layout                          micro recompute rank  estimate    engine  ratio")
     for text, num_micro, recompute, rank in CASES:
         expected, found = compare(model, text, num_micro, recompute, rank, given.seq_len)
         print(f"{text:<31} {num_micro:>5} {recompute:>9} {rank:>4} {expected / GiB:>9.2f} "
               f"{found / GiB:>9.2f} {expected / found:>6.3f}", flush=True)  # fmt: skip
+        ratios.append(expected / found)
+    print_figures({"least_ratio": min(ratios), "most_ratio": max(ratios), "ratios": ratios})
 
 
 if __name__ == "__main__":

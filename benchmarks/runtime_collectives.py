@@ -21,6 +21,7 @@ import torch.multiprocessing as mp
 
 from drystone.run.runtime.collectives import Form, Wire, choose_gather, choose_reduce
 from drystone.run.runtime.shard import cut_by_shares
+from figures import print_figures
 
 KILOBYTES = (4, 16, 64, 256, 1024, 8192)
 GATHERS = (Form.PADDED, Form.GROUPED)
@@ -69,6 +70,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     given = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
+    chosen_of_best = []
     for num_ranks in given.ranks:
         print(f"{num_ranks} ranks, pieces 1 : ... : 1 : 3, gloo, ms")
         print(f"{'':<8}{'KiB':>6}" + "".join(f"{form.value:>11}" for form in REDUCES))
@@ -83,6 +85,8 @@ def main() -> None:
                 for form in REDUCES
             ]
             print(f"{kind:<8}{kilobytes:>6}" + "".join(f"{cell:>11}" for cell in cells))
+            chosen_of_best.append(medians[chosen] / min(medians.values()))
+    print_figures({"chosen_of_best": statistics.median(chosen_of_best)})
 
 
 if __name__ == "__main__":

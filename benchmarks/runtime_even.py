@@ -38,6 +38,7 @@ from drystone.run.runtime.data import SyntheticTokens
 from drystone.run.runtime.engine import Engine
 from drystone.run.runtime.ledger import Ledger
 from drystone.run.runtime.model import build_model
+from figures import print_figures
 
 SEQ_LEN, VOCAB = 128, 2048
 Step = Callable[[], None]
@@ -178,6 +179,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(measure, args=(folder, given.ranks, given), nprocs=given.ranks)
         found = torch.load(Path(folder) / "found.pt", weights_only=False)
+    figures: dict[str, float] = {}
     print("micro-batches  way    wall s  of FSDP2  processor s  of FSDP2  peak MiB  of FSDP2")
     for num_micro, peaks, wall, work in found:
         for name in peaks:
@@ -189,6 +191,9 @@ def main() -> None:
                   f"{walls[name] / walls['FSDP2']:>9.3f} {works[name]:>12.3f} "
                   f"{works[name] / works['FSDP2']:>9.3f} {peaks[name] / 2**20:>9.1f} "
                   f"{peaks[name] / peaks['FSDP2']:>9.3f}")  # fmt: skip
+        for what, table in (("wall", walls), ("work", works), ("peak", peaks)):
+            figures[f"{what}_of_fsdp2_{num_micro}"] = table["ours"] / table["FSDP2"]
+    print_figures(figures)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from drystone.run.runtime.batch import RankWork
 from drystone.run.runtime.fake import peak_of_rank
 from drystone.run.runtime.train import choose_optimizer
 from drystone.units import GiB
+from figures import print_figures
 
 # (ranks, state share of the rank asked, its micro-batch, its micro-batches)
 CASES = ((2, 0.5, 1, 2), (2, 0.75, 2, 4), (4, 0.1, 1, 4), (8, 0.125, 2, 2), (8, 0.0, 4, 1),
@@ -64,6 +65,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=names)
     parser.add_argument("--seq-len", type=int, default=2048)
     given = parser.parse_args()
+    ratios = []
     print("model             ranks share micro number  estimate    engine  estimate / engine")
     for name in given.models:
         model = find_model(name)
@@ -73,7 +75,9 @@ def main() -> None:
             print(f"{name:<16} {ranks:>6} {share:>5.3f} {micro:>5} {number:>6} "
                   f"{expected / GiB:>9.2f} {found / GiB:>9.2f} {expected / found:>9.3f}",
                   flush=True)  # fmt: skip
+            ratios.append(expected / found)
         print(f"  {time.perf_counter() - started:.0f} s")
+    print_figures({"least_ratio": min(ratios), "most_ratio": max(ratios), "ratios": ratios})
 
 
 if __name__ == "__main__":

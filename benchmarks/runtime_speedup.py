@@ -38,6 +38,7 @@ from drystone.run.runtime.data import SyntheticTokens
 from drystone.run.runtime.emulate import Pacer
 from drystone.run.runtime.engine import Engine
 from drystone.run.runtime.model import build_model
+from figures import print_figures
 from runtime_replay import Recorder, record_fsdp, replayed_seconds
 
 FORWARD, BACKWARD, HEAD = 0.016, 0.048, 0.016  # seconds a sample, on the fastest
@@ -207,6 +208,7 @@ def compare(
 def print_replayed(wire_shares: list[float]) -> None:
     """By replay: what uneven batches gain over even ones, ours and FSDP2's."""
     seconds_of = {**SECONDS, "backward_only": BACKWARD - FORWARD}
+    gains: dict[str, list[float]] = {}
     print("the first two rows of each: the shortest and the median gather on gloo")
     print("speeds          batches         wire   even / uneven  FSDP2 even / uneven")
     for speeds, batches in (([1, 3], [4, 12]), ([1, 1, 2, 4], [2, 2, 4, 8])):
@@ -219,6 +221,10 @@ def print_replayed(wire_shares: list[float]) -> None:
             )  # fmt: skip
             even, fsdp = (found[name] / found["uneven"] for name in ("even", "FSDP2, even"))
             print(f"{speeds!s:<15} {batches!s:<15} {share:.3f} {even:>14.3f} {fsdp:>20.3f}")
+            if share in wire_shares:
+                gains.setdefault("even", []).append(even)
+                gains.setdefault(f"fsdp2_wire_{share:g}", []).append(fsdp)
+    print_figures({f"{name}_of_uneven": min(some) for name, some in gains.items()})
 
 
 def main() -> None:
@@ -242,6 +248,15 @@ def main() -> None:
     for name, some in seconds.items():
         median = statistics.median(some)
         print(f"{name:<12} {median:7.3f} s   {median / ours:5.2f} of uneven")
+    gained = {name: statistics.median(some) / ours for name, some in seconds.items()}
+    print_figures(
+        {
+            "even_of_uneven": gained["even"],
+            "fsdp2_of_uneven": gained["FSDP2, even"],
+            "limit": limit,
+            "overran": overran,
+        }
+    )
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from drystone.describe.model import Attention, Block, Mlp, ModelSpec, Norm
 from drystone.run.runtime.engine import Engine
 from drystone.run.runtime.model import build_model
+from figures import print_figures
 
 SEQ_LEN, VOCAB, REPEATS = 64, 512, 3
 
@@ -140,12 +141,17 @@ def main() -> None:
     given = parser.parse_args()
     rows = compare(given.ranks, given.micro_batches, given.layers, given.width)
     base = {count: (sent, seconds) for count, name, sent, seconds in rows if "FSDP2" in name}
+    figures: dict[str, float] = {}
     print(f"{given.ranks} ranks, {given.layers} layers of width {given.width}, gloo, fp32")
     print(f"{'micro-batches':>13}  {'way':<20}{'MB a step':>10}{'of FSDP2':>10}{'seconds':>9}"
           f"{'of FSDP2':>10}")  # fmt: skip
     for count, name, sent, seconds in rows:
         print(f"{count:>13}  {name:<20}{sent / 1e6:>10.1f}{sent / base[count][0]:>10.3f}"
               f"{seconds:>9.3f}{seconds / base[count][1]:>10.2f}")  # fmt: skip
+        if name == "layer-major, uneven":
+            figures[f"bytes_of_fsdp2_{count}"] = sent / base[count][0]
+            figures[f"seconds_of_fsdp2_{count}"] = seconds / base[count][1]
+    print_figures(figures)
 
 
 if __name__ == "__main__":

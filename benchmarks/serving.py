@@ -32,6 +32,7 @@ from drystone.run.journal import Journal
 from drystone.run.notes import Described
 from drystone.run.store import Store
 from drystone.service.client import Client, NotRunning
+from figures import print_figures
 
 CLUSTER = """
 nodes:
@@ -79,6 +80,17 @@ def main() -> int:
     print(f"jobs, {given.jobs} jobs         {many:6.2f} s, CPU of the command {many_cpu:.2f} s")
     middle, worst = statistics.median(answers), max(answers)
     print(f"why, 100 of {given.jobs} jobs   {middle:6.3f} s each, at worst {worst:.3f} s (API)")
+    print_figures(
+        {
+            "first_step_seconds": whole,
+            "own_seconds": asked,
+            "answer_seconds": answer,
+            "why_seconds": few,
+            "jobs_seconds": many,
+            "jobs_cpu_seconds": many_cpu,
+            "why_of_many_seconds": middle,
+        }
+    )
     return 0 if whole < 10 and asked < 0.5 and max(few, many) < 0.5 else 1
 
 

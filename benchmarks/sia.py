@@ -27,6 +27,7 @@ from drystone.observe.report import Scenario, run_policy
 from drystone.schedule.decision import Decision
 from drystone.schedule.policy import Memory, Policy, find_policy
 from drystone.schedule.snapshot import Snapshot
+from figures import print_figures
 
 GAVEL_ROUND_SECONDS = 360.0
 # Mean hours to completion by the authors' simulators, Saturn 1 to 7 and Philly 1 and 2, run
@@ -67,6 +68,18 @@ def main() -> None:
         known = [_theirs(workload, name) for workload in workloads]
         theirs = f", theirs {np.mean(known):.3f} h" if None not in known else ""
         print(f"{name:<17} mean of {len(found)} workloads {np.mean(found):.3f} h{theirs}")
+    print_figures(_compared(hours))
+
+
+def _compared(hours: dict[str, list[float]]) -> dict[str, float]:
+    """Means, and `prices` against the best of the others: on each workload, and on average."""
+    figures = {f"{name}_hours": float(np.mean(found)) for name, found in hours.items()}
+    others = [np.array(found) for name, found in hours.items() if name != "prices"]
+    if "prices" in hours and others:
+        ours = np.array(hours["prices"])
+        figures["worst_of_best_other"] = float((ours / np.min(others, axis=0)).max())
+        figures["mean_of_best_other"] = float(ours.mean() / min(one.mean() for one in others))
+    return figures
 
 
 def _timed(policy: Policy, seconds: list[float]) -> Policy:

@@ -32,6 +32,7 @@ from drystone.run.controller import Controller, ControllerSettings
 from drystone.run.events import Interrupted
 from drystone.run.lifecycle import TERMINAL
 from drystone.run.slurm.engine import SlurmEngine, SlurmSettings
+from figures import print_figures, print_skip
 
 BAR_SECONDS = 10.0
 NODES = (
@@ -141,7 +142,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=1)
     given = parser.parse_args()
     if reason := missing_slurm():
-        print(f"Not measured: {reason}")
+        print_skip(reason)
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing is left behind
     rows = []
@@ -156,6 +157,12 @@ def main() -> None:
     print(
         f"restarted after {statistics.median(started):.1f} s (median of {len(rows)}, "
         f"worst {max(started):.1f} s; aim {BAR_SECONDS:.0f} s), load {load:.0f}"
+    )
+    print_figures(
+        {
+            "restart_seconds": statistics.median(started),
+            "first_step_seconds": statistics.median(row["first new step"] for row in rows),
+        }
     )
 
 

@@ -19,6 +19,7 @@ from drystone.describe.recipe import StepKernel
 from drystone.estimate.module_trace import Kernels, TraceRequest
 from drystone.estimate.traced import trace_module
 from drystone.units import format_bytes
+from figures import print_figures
 
 SOURCE = """
 def build():
@@ -54,11 +55,13 @@ def main() -> None:
         start = time.perf_counter()
         trace_module(request, cache_folder=Path(folder, "0"))
         print(f"again, from cache   {(time.perf_counter() - start) * 1e3:.1f} ms")
+        figures = {"seconds": min(seconds), "needed_bytes": needed_bytes}
         if "--reference" in sys.argv:
-            _compare(request, trace.peak_bytes)
+            figures["error"] = abs(_compare(request, trace.peak_bytes))
+        print_figures(figures)
 
 
-def _compare(request: TraceRequest, peak_bytes: int) -> None:
+def _compare(request: TraceRequest, peak_bytes: int) -> float:
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "runtime"))
     from memtracker import memtracker_peak_bytes
 
@@ -66,7 +69,9 @@ def _compare(request: TraceRequest, peak_bytes: int) -> None:
     reference_bytes = memtracker_peak_bytes(request)
     seconds = time.perf_counter() - start
     print(f"MemTracker          {format_bytes(reference_bytes)} ({reference_bytes})")
-    print(f"difference          {peak_bytes / reference_bytes - 1:+.3%}, it took {seconds:.1f} s")
+    error = peak_bytes / reference_bytes - 1
+    print(f"difference          {error:+.3%}, it took {seconds:.1f} s")
+    return error
 
 
 if __name__ == "__main__":

@@ -9,12 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from drystone.observe.frontier import FrontierPoint
-from drystone.observe.plot import load_pyplot, save_figure
+from drystone.observe.plot import COLOURS, MARKS, load_pyplot, save_figure, tidy
 from drystone.schedule.budget import Frontier
-
-# Okabe and Ito's colours, for colour-blind people too.
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#7f7f7f")
-_MARKS = "osD^vPX*"
 
 
 def plot_frontier(
@@ -42,7 +38,7 @@ def plot_frontier(
             key=lambda one: one.arrival_dollars_per_hour,
         )
         complete = [one for one in mine if one.num_done == one.num_jobs]
-        look = {"color": _COLOURS[index % 8], "marker": _MARKS[index % 8], "markersize": 6}
+        look = {"color": COLOURS[index % 8], "marker": MARKS[index % 8], "markersize": 6}
         axes.plot(
             [one.arrival_dollars_per_hour for one in complete],
             [one.mean_completion_seconds / 3600 for one in complete],
@@ -73,8 +69,7 @@ def plot_frontier(
     axes.set_ylabel("mean completion time, hours")
     _plain_ticks(axes)
     axes.set_ylim(bottom=float(ys.min()) * 0.8)
-    axes.grid(visible=True, which="both", alpha=0.2)
-    axes.spines[["top", "right"]].set_visible(False)
+    tidy(axes)
     axes.legend(frameon=False)
     save_figure(figure, path, pyplot)
 

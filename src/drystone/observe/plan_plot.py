@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from drystone.errors import RequestError
-from drystone.observe.plot import load_pyplot, save_figure
+from drystone.observe.plot import COLOURS, MARKS, load_pyplot, save_figure, tidy
 from drystone.plan.plan import Plan, Way
 
-_MARKS = {Way.CELL: ("o", "#4477aa"), Way.UNEVEN: ("s", "#ee6677"), Way.GROUPS: ("^", "#228833")}
+_LOOKS = dict(zip(Way, zip(MARKS, COLOURS, strict=True), strict=False))
 _WORDS = {
     Way.CELL: "equal GPUs",
     Way.UNEVEN: "mixed, uneven shares",
@@ -27,7 +27,7 @@ def plot_plans(plans: Sequence[Plan], path: Path) -> None:
     for way in Way:
         mine = [plan for plan in shown if plan.way is way]
         if mine:
-            mark, colour = _MARKS[way]
+            mark, colour = _LOOKS[way]
             axes.scatter([p.tokens_per_second for p in mine],
                          [p.dollars_per_billion_tokens for p in mine],
                          marker=mark, s=60, color=colour, label=_WORDS[way], zorder=3)  # fmt: skip
@@ -44,8 +44,7 @@ def plot_plans(plans: Sequence[Plan], path: Path) -> None:
     axes.set_xlim(0, 1.3 * max(plan.tokens_per_second for plan in shown))
     axes.set_ylim(0, 1.2 * max(plan.dollars_per_billion_tokens or 0.0 for plan in shown))
     axes.legend(loc="best", fontsize=8, frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(visible=True, alpha=0.25)
+    tidy(axes)
     save_figure(figure, path, pyplot)
 
 

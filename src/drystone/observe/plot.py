@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -11,10 +11,11 @@ from drystone.errors import RequestError
 from drystone.observe.check import CheckReport, Errors
 from drystone.units import GiB
 
-_COLOURS = (
-    "#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#999933", "#882255",
-    "#44aa99", "#dd8452", "#555555", "#bbbbbb",
+# Okabe and Ito's colours, for colour-blind people too; marks tell series apart without any.
+COLOURS: Final = (
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#7f7f7f",
 )  # fmt: skip
+MARKS: Final = "osD^vPX*"
 
 
 def plot_check(report: CheckReport, path: Path) -> None:
@@ -34,8 +35,7 @@ def plot_check(report: CheckReport, path: Path) -> None:
         fontsize=11,
     )
     axes.legend(loc="upper left", fontsize=8, frameon=False, markerscale=1.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(visible=True, which="major", alpha=0.25)
+    tidy(axes)
     save_figure(figure, path, pyplot)
 
 
@@ -48,7 +48,7 @@ def _draw_bands(axes: Any, report: CheckReport) -> None:
             ends,
             ends * (1 - share),
             ends * (1 + share),
-            color="#4477aa",
+            color=COLOURS[0],
             alpha=alpha,
             linewidth=0,
             label=f"within {share:.0%}",
@@ -67,14 +67,21 @@ def _draw_datasets(axes: Any, report: CheckReport) -> None:
             s=11,
             alpha=0.65,
             linewidths=0,
-            color=_COLOURS[index % len(_COLOURS)],
-            marker="os^"[index // len(_COLOURS) % 3],
+            color=COLOURS[index % len(COLOURS)],
+            marker=MARKS[(index + index // len(COLOURS)) % len(MARKS)],
             label=f"{name} ({len(runs)})",
         )
 
 
 def _unit(report: CheckReport) -> float:
     return float(GiB) if report.measure == "memory" else 1.0
+
+
+def tidy(axes: Any) -> None:
+    """The look of all plots: a faint grid, no box."""
+    axes.set_axisbelow(True)
+    axes.grid(visible=True, which="major", alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def save_figure(figure: Any, path: Path, pyplot: Any) -> None:

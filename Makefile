@@ -7,7 +7,7 @@ STAMP := $(VENV)/.setup-done
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint bench readme clean browser slurm
+.PHONY: help setup demo test check lint bench readme reference docs clean browser slurm
 
 help:  ## show the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -55,5 +55,12 @@ bench: setup  ## measure everything and compare with the stated ranges: benchmar
 readme: setup  ## write the tree of files into the README
 	$(BIN)/python docs/readme_tree.py
 
+reference: setup  ## write docs/reference from the code
+	$(BIN)/python docs/generate_reference.py
+
+docs: reference  ## make the site of docs/ in docs/_build/html
+	$(BIN)/python -m sphinx -b html -W --keep-going -n -q docs docs/_build/html
+	@echo "Open docs/_build/html/index.html"
+
 clean:  ## remove .venv and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist docs/_build

@@ -108,7 +108,7 @@ def _help_lines(text: str) -> Iterator[str]:
         shown = [line.strip().removeprefix("$ ") for line in lines]
         heading = [line for line in shown if line.lower().rstrip(":") in ("example", "examples")]
         rest = [line for line in shown if line not in heading]
-        if rest and rest[0].startswith("drystone "):
+        if rest and rest[0].startswith(("drystone ", "# ")):
             yield from ("```sh", "# needs the files that it names", *rest)
             yield from ("```", "")
         elif rest:

@@ -3,7 +3,8 @@
 import ast
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,21 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 MOST_LINES_OF_FILE = 400
 MOST_LINES_OF_FUNCTION = 60
 
-each_module = pytest.mark.parametrize(
-    "path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE))
-)
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """The parsed file, read once for all rules."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def nodes_of(path: Path, *kinds: type[ast.AST]) -> list:
+    return [node for node in ast.walk(tree_of(path)) if isinstance(node, kinds)]
+
+
+def offenders(has_fault: Callable[[Path], object]) -> dict[str, object]:
+    """What is wrong, by module; empty when nothing is."""
+    faults = {str(path.relative_to(PACKAGE)): has_fault(path) for path in MODULES}
+    return {name: fault for name, fault in faults.items() if fault}
 
 
 def stage_of(path: Path) -> str:
@@ -30,9 +43,9 @@ def stage_of(path: Path) -> str:
     return parts[0] if len(parts) > 1 else ""
 
 
-def imported_names(source: str, *, package: str) -> Iterator[str]:
+def imported_names(tree: ast.Module, *, package: str) -> Iterator[str]:
     """Every dotted name that code imports, at the top or inside a function, relative ones too."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -43,12 +56,13 @@ def imported_names(source: str, *, package: str) -> Iterator[str]:
             yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
-def imports_of(path: Path) -> set[str]:
+@cache
+def imports_of(path: Path) -> frozenset[str]:
     package = ".".join(("drystone", *path.relative_to(PACKAGE).parent.parts))
-    return set(imported_names(path.read_text(encoding="utf-8"), package=package))
+    return frozenset(imported_names(tree_of(path), package=package))
 
 
-def later_imports(stage: str, names: set[str]) -> list[str]:
+def later_imports(stage: str, names: Iterable[str]) -> list[str]:
     """The names that belong to a stage after `stage`; the modules at the top come before all."""
     later = STAGES[STAGES.index(stage) + 1 :] if stage else STAGES
     return sorted(
@@ -73,73 +87,79 @@ def top_packages(path: Path) -> set[str]:
     ],
 )
 def test_the_check_itself_sees_every_kind_of_import(source: str, found: list[str]):
-    names = set(imported_names(source, package="drystone.estimate"))
+    names = imported_names(ast.parse(source), package="drystone.estimate")
 
     assert later_imports("estimate", names) == found
 
 
-@each_module
-def test_imports_go_one_way(path: Path):
-    if path.name == "__main__.py" and path.parent == PACKAGE:
-        return  # `python -m drystone` is the command line
-    stage = stage_of(path)
+def test_imports_go_one_way():
+    def wrong(path: Path) -> object:
+        if path.name == "__main__.py" and path.parent == PACKAGE:
+            return []  # `python -m drystone` is the command line
+        stage = stage_of(path)
+        if stage not in ("", *STAGES):
+            return f"{stage} is not a stage"
+        return later_imports(stage, imports_of(path))
 
-    assert stage in ("", *STAGES), f"{stage} is not a stage"
-    assert later_imports(stage, imports_of(path)) == []
-
-
-@each_module
-def test_heavy_packages_are_imported_in_one_place_each(path: Path):
-    allowed = {name for name, home in HEAVY_PACKAGES.items() if path.is_relative_to(PACKAGE / home)}
-
-    assert top_packages(path) & HEAVY_PACKAGES.keys() <= allowed
+    assert offenders(wrong) == {}
 
 
-@each_module
-def test_the_first_four_stages_know_no_clock_and_no_chance(path: Path):
-    if stage_of(path) in PURE_STAGES:
-        assert top_packages(path) & IMPURE_MODULES == set()
+def test_heavy_packages_are_imported_in_one_place_each():
+    def wrong(path: Path) -> set[str]:
+        allowed = {
+            name for name, home in HEAVY_PACKAGES.items() if path.is_relative_to(PACKAGE / home)
+        }
+        return (top_packages(path) & HEAVY_PACKAGES.keys()) - allowed
+
+    assert offenders(wrong) == {}
 
 
-@each_module
-def test_only_the_command_line_prints(path: Path):
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    prints = [
-        node.lineno
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id == "print"
-    ]
-
-    assert stage_of(path) == "cli" or prints == []
+def test_the_first_four_stages_know_no_clock_and_no_chance():
+    assert (
+        offenders(
+            lambda path: stage_of(path) in PURE_STAGES and top_packages(path) & IMPURE_MODULES
+        )
+        == {}
+    )
 
 
-@each_module
-def test_files_and_functions_stay_short(path: Path):
-    text = path.read_text(encoding="utf-8")
-    long_functions = [
-        node.name
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and (node.end_lineno or 0) - node.body[0].lineno + 1 > MOST_LINES_OF_FUNCTION
-    ]
+def test_only_the_command_line_prints():
+    def wrong(path: Path) -> list[int]:
+        if stage_of(path) == "cli":
+            return []
+        calls = nodes_of(path, ast.Call)
+        return [
+            node.lineno
+            for node in calls
+            if isinstance(node.func, ast.Name) and node.func.id == "print"
+        ]
 
-    assert len(text.splitlines()) <= MOST_LINES_OF_FILE
-    assert long_functions == []
-
-
-@each_module
-def test_every_module_says_what_it_is_for(path: Path):
-    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    assert offenders(wrong) == {}
 
 
-@each_module
-def test_class_names_say_something(path: Path):
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    names = [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+def test_files_and_functions_stay_short():
+    def wrong(path: Path) -> list[str]:
+        num_lines = len(path.read_text(encoding="utf-8").splitlines())
+        long = [f"{num_lines} lines"] if num_lines > MOST_LINES_OF_FILE else []
+        return long + [
+            node.name
+            for node in nodes_of(path, ast.FunctionDef, ast.AsyncFunctionDef)
+            if (node.end_lineno or 0) - node.body[0].lineno + 1 > MOST_LINES_OF_FUNCTION
+        ]
 
-    assert [name for name in names if name.endswith(VAGUE_ENDINGS)] == []
+    assert offenders(wrong) == {}
+
+
+def test_every_module_says_what_it_is_for():
+    assert offenders(lambda path: not ast.get_docstring(tree_of(path))) == {}
+
+
+def test_class_names_say_something():
+    def wrong(path: Path) -> list[str]:
+        names = [node.name for node in nodes_of(path, ast.ClassDef)]
+        return [name for name in names if name.endswith(VAGUE_ENDINGS)]
+
+    assert offenders(wrong) == {}
 
 
 def tracked_files() -> list[Path]:
@@ -184,3 +204,12 @@ def test_helpers_of_the_tests_have_names_of_their_own():
     ]
 
     assert sorted(helpers) == sorted(set(helpers))
+
+
+def test_tests_of_one_group_go_to_one_worker(request: pytest.FixtureRequest):
+    # pytest-xdist tells groups apart by a mark in the name; without it each worker starts its own
+    # service, browser and clusters, and only the time that all of it takes would show it.
+    if not getattr(request.config.option, "loadgroup", False):
+        pytest.skip("nothing is divided among workers by group")
+
+    assert request.node.nodeid.endswith("@test_house")

@@ -182,6 +182,7 @@ class RayCluster:
             self._remove(name)
         self._cluster.head_node.kill_all_processes(check_alive=False, allow_graceful=False)
         self._cluster = None
+        atexit.unregister(self.close)
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -193,6 +194,12 @@ def shared_cluster() -> RayCluster:
     if not _shared:
         _shared.append(RayCluster())
     return _shared[0]
+
+
+def close_shared() -> None:
+    """End it, if there is one."""
+    while _shared:
+        _shared.pop().close()
 
 
 def _retried(start):

@@ -22,14 +22,14 @@ pytestmark = pytest.mark.slow
 
 
 def on_engines(function):
-    """One cluster a session and an engine; with several workers, one for each that needs it."""
+    """One cluster an engine; one worker has all the tests that need it."""
     engines = [
         pytest.param(name, marks=pytest.mark.xdist_group(f"engine-{name}")) for name in ENGINES
     ]
-    return pytest.mark.parametrize("engine_name", engines, scope="session")(function)
+    return pytest.mark.parametrize("engine_name", engines, scope="module")(function)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared_system(engine_name, tmp_path_factory):
     engine = ENGINES[engine_name]()
     if isinstance(engine, SimulatedUnderTest):

@@ -230,7 +230,7 @@ class LiveSystem(System):
         self._run()
 
     def _run(self) -> None:
-        self.controller = self.engine.make_controller(self.folder)
+        self.controller, self._is_closed = self.engine.make_controller(self.folder), False
         self._thread = threading.Thread(target=self._loop)
         self._thread.start()
 
@@ -248,7 +248,9 @@ class LiveSystem(System):
         self.controller.leave()
         self._thread.join(timeout=60)
         assert not self._thread.is_alive(), "the controller's loop does not end"
-        self.controller.close(ends_agents=ends_agents)
+        if not self._is_closed:
+            self._is_closed = True
+            self.controller.close(ends_agents=ends_agents)
 
     def restart_controller(self) -> None:
         """Another controller in place of this one, which says no goodbye to anybody."""
@@ -256,7 +258,9 @@ class LiveSystem(System):
         self._run()
 
     def reset(self) -> None:
-        """Nothing runs, and all nodes are there."""
+        """Nothing runs, and all nodes are there; a case that failed may have left no controller."""
+        if not self._thread.is_alive():
+            self.restart_controller()
         self.steering.is_free = False
         self.steering.wishes.clear()
         for job_id, record in list(self._live.state.jobs.items()):

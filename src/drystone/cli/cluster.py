@@ -21,6 +21,8 @@ _COLUMNS = (
 def cluster(folder: Folder = None, as_json: AsJson = False) -> None:
     """List nodes and GPUs, and who uses them.
 
+    With memory, price and state of each node: in use, drained, lost, emulated.
+
     With --json: {nodes: [...], gpus: [...], is_emulated, dollars_per_hour, dollars}, see
     docs/api.md.
     """

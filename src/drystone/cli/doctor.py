@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Say what is installed, what is missing, and which devices are here.
+    """Say what is installed, missing, and which devices are here.
 
     Ends with 0 if the core is whole; what else is missing is told with the command that adds it.
 

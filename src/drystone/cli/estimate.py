@@ -76,7 +76,10 @@ def estimate(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Estimate one layout: memory by item and stage, step time, tokens, dollars.
+    """Estimate one layout: memory by item, step time, dollars.
+
+    Memory is that of the hungriest pipeline stage, item by item, against what the GPU has; the step
+    is compute, communication, bubble and optimizer. Nothing is run, and no GPU is needed.
 
     With --json: {model, recipe, layout, gpu, fits, memory: {hungriest_stage, stages: [{stage,
     moment, items, allocated_bytes, reserved_bytes, device_bytes, required_bytes, low_bytes,

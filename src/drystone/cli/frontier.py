@@ -53,7 +53,9 @@ def frontier(
     plot: Annotated[Path | None, typer.Option(help="Draw it into a .png, .svg or .pdf.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """Draw mean completion time against budget, with the best possible.
+    """Draw mean completion time against budget.
+
+    Each policy is simulated at several budgets, beside the best that is possible in theory.
 
     With --json: {trace, market, num_jobs, notes, theory: {spend_dollars_per_hour: [...],
     mean_completion_seconds: [...]}, points: [...], target: null or {hours,

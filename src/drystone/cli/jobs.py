@@ -26,6 +26,8 @@ def jobs(
 ) -> None:
     """List the jobs: state, GPUs, progress, end, cost, reason.
 
+    In the order in which they came. Ctrl-C ends --watch; the jobs go on.
+
     With --json: {jobs: [...], total, now_seconds, sequence, is_emulated}, see docs/api.md.
     """
     with connected(folder) as client:

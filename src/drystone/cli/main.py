@@ -2,7 +2,7 @@
 
 Only the verb that is asked for is imported, so `drystone --help` stays fast however heavy the
 verbs grow. A verb is one line in `VERBS` and one file `drystone/cli/<name>.py` with a function of
-that name, whose docstring starts with the same summary.
+that name, whose docstring starts with the same summary; its examples stand in `cli/examples.py`.
 
 Exit codes: 0 done, 1 the work failed, 2 the request was wrong, 3 nothing fits. Results go to
 standard output, every message to standard error.
@@ -27,11 +27,11 @@ VERBS: Final = MappingProxyType(
         "demo": "Show the best of what there is, on CPU.",
         "plan": "Rank the ways to run a model on GPUs, equal or mixed.",
         "export": "Write Kubernetes manifests for a saved plan.",
-        "estimate": "Estimate one layout: memory by item and stage, step time, tokens, dollars.",
+        "estimate": "Estimate one layout: memory by item, step time, dollars.",
         "check": "Judge the estimates by published measurements.",
         "profile": "Measure the device that is here, for estimates to use.",
         "simulate": "Run scheduling policies on a trace of jobs and compare them.",
-        "frontier": "Draw mean completion time against budget, with the best possible.",
+        "frontier": "Draw mean completion time against budget.",
         "trace": "Make, convert and look at traces of jobs.",
         "serve": "Run the controller on this machine.",
         "submit": "Show what a job would get and cost, and submit it.",
@@ -51,7 +51,7 @@ VERBS: Final = MappingProxyType(
         "team": "Make teams, list them, set their quotas and budgets.",
         "gpus": "List the GPU types: memory, rates, links, prices.",
         "models": "List the models known by name: shapes and parameters.",
-        "doctor": "Say what is installed, what is missing, and which devices are here.",
+        "doctor": "Say what is installed, missing, and which devices are here.",
     }
 )
 DEBUG_VARIABLE: Final = "DRYSTONE_DEBUG"
@@ -107,10 +107,12 @@ def _build_app(arguments: Sequence[str]) -> typer.Typer:
     """The app for this command line: the verb asked for in full, the others as a line of help."""
     import typer
 
+    from drystone.cli.examples import add_examples, epilog
     from drystone.cli.global_options import options
 
     app = typer.Typer(
         help="Train large models on whatever GPUs there are.",
+        epilog=epilog(""),
         pretty_exceptions_enable=False,
         rich_markup_mode=None,  # Typer's boxes cost 0.1 s of the 0.3 s that --help may take
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -124,9 +126,10 @@ def _build_app(arguments: Sequence[str]) -> typer.Typer:
             # A verb that has verbs of its own keeps them in `group`.
             group = getattr(sys.modules[verb.__module__], "group", None)
             if group is not None:
-                app.add_typer(group, name=name, help=summary)
+                add_examples(group, name)
+                app.add_typer(group, name=name, help=summary, epilog=epilog(name))
             else:
-                app.command(name)(verb)
+                app.command(name, epilog=epilog(name))(verb)
         else:
             app.command(name, help=summary)(_not_loaded)
     return app

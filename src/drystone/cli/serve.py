@@ -70,7 +70,12 @@ def serve(
     import logging
 
     from drystone.cli.output import make_console
-    from drystone.cli.serve_engine import EngineRequest, describe_nodes, open_engine
+    from drystone.cli.serve_engine import (
+        EngineRequest,
+        check_request,
+        describe_nodes,
+        open_engine,
+    )
     from drystone.cli.serve_renting import RentRequest, describe_renting, open_renting, own_nodes
     from drystone.run.controller import ControllerSettings
     from drystone.schedule.policy import find_policy
@@ -83,12 +88,13 @@ def serve(
     find_policy(policy)  # refuse a wrong name before anything is started
     where = (folder or default_folder()).expanduser().absolute()
     console = make_console(stderr=True)
-    if engine != "local":
-        console.print(f"Looking at the nodes of {engine} ...", style="dim")
     request = EngineRequest(
         name=engine, cluster=cluster, address=address, partitions=tuple(partition or ()),
         slurm_options=tuple(slurm_option or ()), takes_any_node=any_node,
     )  # fmt: skip
+    check_request(request)
+    if engine != "local":
+        console.print(f"Looking at the nodes of {engine} ...", style="dim")
     rents = RentRequest(
         market=market, provider=provider, weather=weather, address=address,
         budget_dollars_per_hour=budget, hard_cap_dollars_per_hour=hard_cap,

@@ -27,8 +27,8 @@ class EngineRequest:
     takes_any_node: bool = False
 
 
-def open_engine(request: EngineRequest, folder: Path) -> tuple[ClusterSpec, Engine | None]:
-    """The nodes there are, and the engine that runs jobs on them; none: this machine."""
+def check_request(request: EngineRequest) -> None:
+    """Refuse a wrong name, and options of another engine, before anything is looked at."""
     if request.name not in ENGINES:
         raise UnknownName("engine", request.name, ENGINES)
     says_slurm = request.partitions or request.slurm_options or request.takes_any_node
@@ -39,6 +39,11 @@ def open_engine(request: EngineRequest, folder: Path) -> tuple[ClusterSpec, Engi
         )
     if request.address and request.name != "ray":
         raise InvalidSpec("--address is for --engine ray", hint="Say --engine ray too")
+
+
+def open_engine(request: EngineRequest, folder: Path) -> tuple[ClusterSpec, Engine | None]:
+    """The nodes there are, and the engine that runs jobs on them; none: this machine."""
+    check_request(request)
     file = load_cluster_file(request.cluster) if request.cluster is not None else None
     if request.name == "ray":
         from drystone.run.ray.connection import RayConnection

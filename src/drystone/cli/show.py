@@ -12,6 +12,8 @@ from drystone.cli.recipe_options import AsJson
 def show(job: JobId, folder: Folder = None, as_json: AsJson = False) -> None:
     """Show one job in full.
 
+    What was asked for, what it has, its plan, how far it is, what it costs, and all launches.
+
     With --json: see `GET /v1/jobs/ID` in docs/api.md.
     """
     from drystone.cli.output import make_console, print_json, printable

@@ -36,6 +36,9 @@ def submit(
 ) -> None:
     """Show what a job would get and cost, and submit it.
 
+    No hardware is named: the plan, what else would do, and the price are shown first, and nothing
+    is started before you agree.
+
     With --json nothing is asked: {id, is_new}; with --dry-run what it would get (docs/api.md).
     """
     import getpass

@@ -32,7 +32,10 @@ def create(
     period: Period = "month",
     folder: Folder = None,
 ) -> None:
-    """Make a team."""
+    """Make a team.
+
+    Tokens and jobs name it. Its quota counts GPUs by value, so that an A100 is more than a T4.
+    """
     body = {"name": name, "quota": _amount(quota, "--quota"), "budget_period": period}
     body["budget_dollars"] = _amount(budget, "--budget")
     with connected(folder) as client:
@@ -47,7 +50,10 @@ def change(
     period: Period = "",
     folder: Folder = None,
 ) -> None:
-    """Change a team's limits; what is left out stays."""
+    """Change a team's limits; what is left out stays.
+
+    After a quota was lowered, the jobs that came last are stopped with a checkpoint, and wait.
+    """
     body: dict[str, Any] = {}
     if quota:
         body["quota"] = _amount(quota, "--quota")
@@ -62,6 +68,8 @@ def change(
 @group.command("list")
 def show(folder: Folder = None, as_json: AsJson = False) -> None:
     """List teams, their limits and what they use of them.
+
+    GPUs count by value: one of the most valuable type is 1.
 
     With --json: {teams: [Team]}, see docs/api.md.
     """

@@ -63,6 +63,8 @@ def create(
 def show(folder: Folder = None, database: Database = "", as_json: AsJson = False) -> None:
     """List tokens, without their secrets.
 
+    Whose each is, its role and team, when it was made, and whether it was revoked.
+
     With --json: {tokens: [{id, name, role, team, created_seconds, revoked_seconds}]}.
     """
     import datetime

@@ -74,7 +74,11 @@ def convert(
     part: Annotated[str, typer.Option(help="Which, where the file holds several.")] = "",
     most_jobs: Annotated[int, typer.Option(help="Only the first so many; 0: all.", min=0)] = 0,
 ) -> None:
-    """Write a trace in our own format. Jobs with durations count GPU seconds."""
+    """Write a trace in our own format.
+
+    From the output of Slurm's `sacct`, or from a public trace: the header says which it is. Jobs
+    of which only a duration is known count GPU seconds.
+    """
     from drystone.cli.output import make_console
     from drystone.describe.trace import read_trace
     from drystone.describe.trace_reading import Reading
@@ -92,7 +96,9 @@ def show(
     part: Annotated[str, typer.Option(help="Which, where the file holds several.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """Sum up a trace: jobs, time, work by GPU type and model, arrivals.
+    """Sum up a trace: jobs, time, work, arrivals.
+
+    Work is shown by GPU type and by model, arrivals as a histogram; what was left out is said.
 
     With --json: {file, format, num_jobs, span_seconds, gpu_hours, gpu_hours_by_type, models,
     owners, jobs_by_num_gpus, num_deadlines, arrivals_per_bin, bin_seconds, notes}.

@@ -70,12 +70,7 @@ def serve(
     import logging
 
     from drystone.cli.output import make_console
-    from drystone.cli.serve_engine import (
-        EngineRequest,
-        check_request,
-        describe_nodes,
-        open_engine,
-    )
+    from drystone.cli.serve_engine import EngineRequest, check_request, describe_nodes, open_engine
     from drystone.cli.serve_renting import RentRequest, describe_renting, open_renting, own_nodes
     from drystone.run.controller import ControllerSettings
     from drystone.schedule.policy import find_policy

@@ -230,3 +230,19 @@ def test_columns_of_the_largest_rank_go_first():
     assert fit_columns(columns, rows, width=18) == [0, 1, 2]
     assert fit_columns(columns, rows, width=17) == [0, 2]
     assert fit_columns(columns, rows, width=1) == [0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--engine", "rai"), "unknown engine 'rai'"),
+        (("--engine", "slurm", "--address", "h:1"), "--address is for --engine ray"),
+        (("--engine", "ray", "--partition", "gpu"), "are for --engine slurm"),
+    ],
+)
+def test_serve_refuses_a_wrong_engine_before_it_looks_at_anything(arguments, message: str):
+    done = drystone("serve", *arguments)
+
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert message in done.stderr.splitlines()[0]

@@ -69,6 +69,7 @@ def commands_page() -> Iterator[str]:
     yield from ("# Commands", "", NOTE, "")
     yield "`drystone --help` lists the verbs, `drystone VERB --help` says what is below."
     yield "Exit codes: 0 done, 1 the work failed, 2 the request was wrong, 3 nothing fits."
+    yield "Examples are those of the help texts: tests parse them, and do not run them."
     yield ""
     yield from table(
         ["verb", ""], [[f"[`{verb}`](#drystone-{verb})", told] for verb, told in VERBS.items()]
@@ -109,7 +110,12 @@ def _help_lines(text: str) -> Iterator[str]:
         heading = [line for line in shown if line.lower().rstrip(":") in ("example", "examples")]
         rest = [line for line in shown if line not in heading]
         if rest and rest[0].startswith(("drystone ", "# ")):
-            yield from ("```sh", "# needs the files that it names", *rest)
+            follows = [False, *(line.endswith("\\") for line in rest)]
+            rest = [
+                f"  {line}" if after else line
+                for line, after in zip(rest, follows[:-1], strict=True)
+            ]
+            yield from ("```sh", *rest)
             yield from ("```", "")
         elif rest:
             yield from (_escaped(" ".join(rest)), "")

@@ -43,7 +43,7 @@ def rest_page() -> Iterator[str]:
     yield ""
     yield from ("## Requests", "")
     yield from table(
-        ["request", "", "parameters", "body", "answer", "needs a token"],
+        ["request", "", "takes", "answers"],
         [
             _request_row(f"{method.upper()} {path}", one)
             for path, methods in document["paths"].items()
@@ -70,13 +70,14 @@ def _request_row(request: str, operation: Mapping[str, Any]) -> list[str]:
         for status, answer in operation["responses"].items()
         if status.startswith("2")
     ]
+    body = _content(operation.get("requestBody", {}).get("content", {}))
+    takes = [code(given["name"]) for given in operation.get("parameters", ())]
+    open_to_all = "" if operation.get("security") else " No token is needed."
     return [
         code(request),
-        told.partition("\n")[0],
-        ", ".join(code(given["name"]) for given in operation.get("parameters", ())),
-        _content(operation.get("requestBody", {}).get("content", {})),
+        told.partition("\n")[0] + open_to_all,
+        ", ".join([*takes, body] if body else takes),
         "; ".join(answers),
-        "yes" if operation.get("security") else "no",
     ]
 
 

@@ -10,6 +10,7 @@ from doc_blocks import LANGUAGES, ROOT, Block, blocks_of, pages, prose_of
 from doc_commands import check_command, check_mention, command_lines
 from doc_runs import difference, few_jobs, run, runnable, script
 
+from drystone.cli.main import run as run_command
 from drystone.describe.cluster_file import parse_cluster
 from drystone.describe.job_file import parse_job
 from drystone.describe.market_file import parse_market
@@ -60,6 +61,18 @@ def test_the_blocks_of_a_page_run_in_order(page, tmp_path):
         if block.language == "output" and blocks[index - 1].is_run:
             wrong = difference(block.text, printed.read_text(encoding="utf-8"))
             assert not wrong, f"{block}: {wrong}"
+
+
+def test_the_example_trace_is_what_its_page_generates(tmp_path, monkeypatch, capsys):
+    commands = [words for one in blocks_of("docs/simulate.md") for words in command_lines(one.text)]
+    generate = next(words for words in commands if words[1:3] == ["trace", "generate"])
+    shutil.copytree(ROOT / "examples" / "simulate", tmp_path / "examples" / "simulate")
+    monkeypatch.chdir(tmp_path)
+
+    assert run_command(generate[1:]) == 0
+    assert (tmp_path / "jobs.csv").read_text() == (
+        ROOT / "examples" / "simulate" / "jobs.csv"
+    ).read_text()
 
 
 def test_output_is_compared_line_by_line():

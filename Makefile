@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup
 .PHONY: help setup demo test check lint bench readme reference docs clean browser slurm
 
 help:  ## show the targets
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
 setup: $(STAMP)  ## make .venv with everything
 

@@ -125,7 +125,7 @@ def _escaped(text: str) -> str:
     """Options and shapes as code, so that Markdown leaves them alone."""
     parts = text.split("`")  # what stands at odd places is code already
     for index in range(0, len(parts), 2):
-        shapes = re.split(r"(\{.*\})", parts[index])
+        shapes = _split_shapes(parts[index])
         for place, shape in enumerate(shapes):
             if place % 2:
                 shapes[place] = f"`{shape}`"
@@ -134,6 +134,19 @@ def _escaped(text: str) -> str:
                 shapes[place] = re.sub(r"docs/(\w+\.md)", r"[\1](../\1)", shape)
         parts[index] = "".join(shapes)
     return "`".join(parts)
+
+
+def _split_shapes(text: str) -> list[str]:
+    """Text cut into sentences and what stands in braces, by turns."""
+    pieces, depth = [""], 0
+    for letter in text:
+        if letter == "{" and depth == 0:
+            pieces.append("")
+        depth += (letter == "{") - (letter == "}")
+        pieces[-1] += letter
+        if letter == "}" and depth == 0:
+            pieces.append("")
+    return pieces
 
 
 def _parameter_rows(command: Any) -> Iterator[list[str]]:

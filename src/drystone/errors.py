@@ -4,7 +4,8 @@ DrystoneError              exit 1: the work failed
 |-- RequestError           exit 2: what was asked for is wrong; says what, where, and what to try
 |   |-- InvalidSpec        a value is out of range, or two values contradict each other
 |   |-- UnknownName        no model, GPU, key or column has that name; says which are close
-|   `-- UnreadableFile     a file is missing, truncated, hostile, or not what it should be
+|   |-- UnreadableFile     a file is missing, truncated, hostile, or not what it should be
+|   `-- MissingExtra       packages are not installed; says which extra of Drystone has them
 `-- NothingFits            exit 3: the request is sound, but no resources suffice
 """
 
@@ -57,6 +58,14 @@ class UnknownName(RequestError):
             shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
             hint = f"Known: {shown}"
         super().__init__(f"unknown {kind} {name!r}", where=where, hint=hint)
+
+
+class MissingExtra(RequestError):
+    """What was asked for needs packages that are not installed."""
+
+    def __init__(self, message: str, extra: str, *, where: str = "") -> None:
+        hint = f"Install it with: pip install 'drystone[{extra}]'"
+        super().__init__(message, where=where, hint=hint)
 
 
 class NothingFits(DrystoneError):

@@ -68,13 +68,10 @@ def demo(
 def _show_live() -> None:
     from importlib.util import find_spec
 
-    from drystone.errors import DrystoneError
+    from drystone.errors import MissingExtra
 
     if find_spec("torch") is None:
-        raise DrystoneError(
-            "the last act trains, and torch is not installed",
-            hint="pip install 'drystone[runtime]'",
-        )
+        raise MissingExtra("the last act trains, which needs torch", "runtime")
     from drystone.cli.demo_live import show_live
 
     show_live()

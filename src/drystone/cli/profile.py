@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from drystone.errors import DrystoneError, RequestError
+from drystone.errors import DrystoneError, MissingExtra, RequestError
 
 if TYPE_CHECKING:
     from drystone.estimate.profile import Profile
@@ -41,9 +41,7 @@ def profile(
     if not out.parent.is_dir():
         raise RequestError(f"there is no folder {str(out.parent)!r} to write into")
     if importlib.util.find_spec("torch") is None:
-        raise RequestError(
-            "measuring needs torch", hint="Install it with: pip install 'drystone[runtime]'"
-        )
+        raise MissingExtra("measuring needs torch", "runtime")
     _measure(out, is_quick=quick)
 
     from drystone.estimate.profile import load_profile

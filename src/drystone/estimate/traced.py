@@ -21,7 +21,7 @@ from typing import Any
 
 from drystone.describe.layout import Layout
 from drystone.describe.recipe import Loss, Precision, Recipe, Tuning
-from drystone.errors import DrystoneError, InvalidSpec, RequestError, UnreadableFile
+from drystone.errors import DrystoneError, InvalidSpec, MissingExtra, RequestError, UnreadableFile
 from drystone.estimate.launchers import find_launcher
 from drystone.estimate.module_trace import (
     FORMAT,
@@ -120,8 +120,7 @@ def default_cache_folder() -> Path:
 
 def _run_program(program: str, request: TraceRequest, timeout_seconds: float) -> dict[str, Any]:
     if importlib.util.find_spec("torch") is None:
-        raise RequestError("tracing a module needs torch, which is not installed",
-                           where=request.path, hint="pip install 'drystone[runtime]'")  # fmt: skip
+        raise MissingExtra("tracing a module needs torch", "runtime", where=request.path)
     with tempfile.TemporaryDirectory(prefix="drystone-trace-") as folder:
         asked, answered = Path(folder, "request.json"), Path(folder, "answer.json")
         asked.write_text(json.dumps(asdict(request)))

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from drystone.errors import RequestError
+from drystone.errors import MissingExtra, RequestError
 from drystone.observe.check import CheckReport, Errors
 from drystone.units import GiB
 
@@ -101,9 +101,7 @@ def load_pyplot(path: Path) -> Any:
     try:
         import matplotlib as mpl
     except ImportError:
-        raise RequestError(
-            "drawing needs Matplotlib", hint="Install it with: pip install 'drystone[plots]'"
-        ) from None
+        raise MissingExtra("drawing needs Matplotlib", "plots") from None
     mpl.use("Agg")
     from matplotlib import pyplot
 

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
-from drystone.errors import DrystoneError, UnreadableFile
+from drystone.errors import DrystoneError, MissingExtra, UnreadableFile
 from drystone.run.events import Event
 from drystone.run.notes import Described, job_of, parse, render
 
@@ -117,6 +117,10 @@ class Store:
             self._upgrade()
             _TABLES.create_all(self._engine)
             self._check_format()
+        except ModuleNotFoundError as error:
+            if error.name != "psycopg":
+                raise UnreadableFile(f"is no database: {error}", where=_shown(url)) from None
+            raise MissingExtra("PostgreSQL needs psycopg", "postgres", where=_shown(url)) from None
         except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError, ImportError) as error:
             raise UnreadableFile(f"is no database: {error}", where=_shown(url)) from None
         except DBAPIError as error:

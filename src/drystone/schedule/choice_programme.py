@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from drystone.errors import DrystoneError
+from drystone.errors import DrystoneError, MissingExtra
 from drystone.schedule.snapshot import FloatArray, IntArray
 
 
@@ -40,9 +40,7 @@ def _solve(
     try:
         import highspy
     except ImportError as error:
-        raise DrystoneError(
-            "an integer programme needs HiGHS", hint="Install drystone[solver]"
-        ) from error
+        raise MissingExtra("an integer programme needs HiGHS", "solver") from error
     solver = highspy.Highs()
     solver.setOptionValue("output_flag", False)
     solver.setOptionValue("mip_rel_gap", relative_gap)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from drystone.errors import DrystoneError
+from drystone.errors import MissingExtra
 from drystone.schedule.prices import Market, Prices
 from drystone.schedule.snapshot import IntArray
 
@@ -91,7 +91,5 @@ def _import_highspy() -> Any:
     try:
         import highspy
     except ImportError:
-        raise DrystoneError(
-            "exact prices need HiGHS", hint="Install it: pip install 'drystone[solver]'"
-        ) from None
+        raise MissingExtra("exact prices need HiGHS", "solver") from None
     return highspy

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from drystone.errors import DrystoneError
+from drystone.errors import DrystoneError, MissingExtra
 from drystone.schedule.snapshot import FloatArray, IntArray
 
 _MOST_BISECTIONS: Final = 12
@@ -118,9 +118,7 @@ def _solve(sharing: Sharing, gains: FloatArray, rows: IntArray, least: FloatArra
     try:
         import highspy
     except ImportError as error:
-        raise DrystoneError(
-            "Gavel's programmes need HiGHS", hint="Install drystone[solver]"
-        ) from error
+        raise MissingExtra("Gavel's programmes need HiGHS", "solver") from error
     if not len(gains):
         return np.zeros(0)
     solver = highspy.Highs()

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from drystone.errors import DrystoneError, InvalidSpec
+from drystone.errors import DrystoneError, InvalidSpec, MissingExtra
 from drystone.run.ray.begin import AgentWish, begin_agent
 from drystone.run.ray.discover import ID_LABEL
 
@@ -43,9 +43,7 @@ class RayConnection:
         try:
             import ray
         except ImportError as error:
-            raise DrystoneError(
-                "the engine `ray` needs Ray", hint="pip install 'drystone[ray]'"
-            ) from error
+            raise MissingExtra("the engine `ray` needs Ray", "ray") from error
         self._ray = ray
         self._is_ours = not ray.is_initialized()
         if self._is_ours:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from drystone.describe.market import Offer
-from drystone.errors import DrystoneError
+from drystone.errors import MissingExtra
 from drystone.run.agent.launches import read_json, write_whole
 from drystone.run.agent.processes import birth_of
 
@@ -107,5 +107,5 @@ def _ray_command() -> str:
     beside = Path(sys.executable).with_name("ray")
     found = str(beside) if beside.exists() else shutil.which("ray")
     if found is None:
-        raise DrystoneError("there is no command `ray`", hint="pip install 'drystone[ray]'")
+        raise MissingExtra("there is no command `ray`", "ray")
     return found

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
 from drystone.describe.market import Offer
-from drystone.errors import DrystoneError, InvalidSpec, UnknownName
+from drystone.errors import InvalidSpec, MissingExtra, UnknownName
 from drystone.run.rentals import MICRO_DOLLARS
 from drystone.run.renting.provider import ProviderTrouble, Rental, Stage, node_name
 from drystone.units import HOUR_SECONDS
@@ -154,9 +154,7 @@ def _import_sky() -> Any:
     try:
         return importlib.import_module("sky")
     except ImportError as error:
-        raise DrystoneError(
-            "the provider `sky` needs SkyPilot", hint="pip install 'drystone[sky]'"
-        ) from error
+        raise MissingExtra("the provider `sky` needs SkyPilot", "sky") from error
 
 
 def _field(record: Any, name: str, default: Any = None) -> Any:

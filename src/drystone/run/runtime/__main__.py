@@ -14,10 +14,16 @@ import argparse
 import sys
 from pathlib import Path
 
-from drystone.errors import DrystoneError
+from drystone.errors import DrystoneError, MissingExtra
 from drystone.plan.plan import load_plan
-from drystone.run.runtime.group import DEFAULT_TIMEOUT_SECONDS, joined
-from drystone.run.runtime.train import TrainSettings, train
+
+try:
+    from drystone.run.runtime.group import DEFAULT_TIMEOUT_SECONDS, joined
+    from drystone.run.runtime.train import TrainSettings, train
+except ModuleNotFoundError as missing:
+    if missing.name not in ("torch", "transformers"):
+        raise
+    sys.exit(f"error: {MissingExtra(f'training needs {missing.name}', 'runtime')}")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from drystone.errors import DrystoneError
+from drystone.errors import MissingExtra
 from drystone.schedule.decision import Decision, Move, Refuse, Resize, Start
 from drystone.schedule.packing import Room, make_room
 from drystone.schedule.policies.gavel import type_choices
@@ -160,9 +160,7 @@ def _assign(
     try:
         import highspy
     except ImportError as error:
-        raise DrystoneError(
-            "Gavel's programmes need HiGHS", hint="Install drystone[solver]"
-        ) from error
+        raise MissingExtra("Gavel's programmes need HiGHS", "solver") from error
     rows, kinds = np.nonzero(speeds)
     solver = highspy.Highs()
     solver.setOptionValue("output_flag", False)

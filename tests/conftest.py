@@ -21,7 +21,8 @@ _ONE_BY_ONE = ("accuracy", "golden", "oracles", "properties", "runtime")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    has_told = config.getoption("reruns", None) is not None  # `--reruns 0`: see every failure
     for item in items:
         # Small tests go out by the file: handing out each one takes longer than most of them.
         is_free = item.get_closest_marker("xdist_group") is None
@@ -29,7 +30,8 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
         # Real processes, browsers and clusters have real deadlines: a machine that stands still for
         # a while is no fault of theirs. What is wrong fails every time.
-        item.add_marker(pytest.mark.flaky(reruns=2 if item.path.parent.name in _TOGETHER else 1))
+        if not has_told:
+            item.add_marker(pytest.mark.flaky(reruns=2 if item.path.parent.name in _TOGETHER else 1))
 
 
 @pytest.fixture(scope="session")

@@ -224,6 +224,7 @@ def controller_restart(system: LiveSystem) -> None:
     system.place(job, {system.wide_node().id: 2})
     system.place(gone, {system.small_nodes()[0].id: 1})
     system.wait_step(job, 6)
+    system.wait_step(gone, 1)
     before = system.processes(job)
     system.leave(ends_agents=False)
     # One of the two ends while nobody looks.

@@ -31,7 +31,9 @@ def pytest_collection_modifyitems(config, items):
         # Real processes, browsers and clusters have real deadlines: a machine that stands still for
         # a while is no fault of theirs. What is wrong fails every time.
         if not has_told:
-            item.add_marker(pytest.mark.flaky(reruns=2 if item.path.parent.name in _TOGETHER else 1))
+            item.add_marker(
+                pytest.mark.flaky(reruns=2 if item.path.parent.name in _TOGETHER else 1)
+            )
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
 import yaml
@@ -41,23 +43,30 @@ def test_commands_in_sentences_are_there(page):
     assert [one for one in map(check_mention, spans) if one] == []
 
 
+@pytest.fixture
+def home():
+    """A folder whose name is short: sockets in it may have paths of a hundred letters at most."""
+    with tempfile.TemporaryDirectory(prefix="doc-", ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", run_pages())
-def test_the_blocks_of_a_page_run_in_order(page, tmp_path):
+def test_the_blocks_of_a_page_run_in_order(page, home):
     blocks = blocks_of(page)
-    folder = tmp_path / "page"
+    folder = home / "page"
     folder.mkdir()
     shutil.copytree(ROOT / "examples", folder / "examples")
     (folder / "tests").symlink_to(ROOT / "tests")
-    program = tmp_path / "page.sh"
-    program.write_text(script(blocks, tmp_path), encoding="utf-8")
+    program = home / "page.sh"
+    program.write_text(script(blocks, home), encoding="utf-8")
 
     code, told = run(program, folder)
 
-    reached = len(list(tmp_path.glob("out-*"))) - 1
+    reached = len(list(home.glob("out-*"))) - 1
     assert code == 0, f"{runnable(blocks)[reached][1]} ended with {code}:\n{told[-3000:]}"
     for index, block in enumerate(blocks[1:], start=1):
-        printed = tmp_path / f"out-{index - 1}"
+        printed = home / f"out-{index - 1}"
         if block.language == "output" and blocks[index - 1].is_run:
             wrong = difference(block.text, printed.read_text(encoding="utf-8"))
             assert not wrong, f"{block}: {wrong}"

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from drystone.cli.columns import counted
 from drystone.cli.live import Folder, Table, connected
 from drystone.cli.output import Column
 from drystone.cli.recipe_options import AsJson
@@ -54,9 +55,11 @@ def budget(
         print_json(answer)
         return
     print_table(_heading(answer), _ACCOUNTS, [_account(one) for one in answer["accounts"]])
+    print()
     print_table("Nodes", _NODES, [_node(one) for one in answer["nodes"]])
     if answer["offers"]:
         now = answer["now_seconds"]
+        print()
         print_table("To rent", _OFFERS, [_offer(one, now) for one in answer["offers"]])
     if answer["trouble"]:
         make_console(stderr=True).print(f"The provider does not answer: {answer['trouble']}")
@@ -66,7 +69,8 @@ def _heading(answer: Table) -> str:
     parts = [f"${answer['total_dollars']:,.2f} spent"]
     if answer["num_rented"] or answer["num_coming"]:
         parts.append(
-            f"{answer['num_rented']} nodes rented at ${answer['rented_dollars_per_hour']:.2f}/h, "
+            f"{counted(answer['num_rented'], 'node')} rented at "
+            f"${answer['rented_dollars_per_hour']:.2f}/h, "
             f"{answer['num_coming']} on their way"
         )
     if answer["mean_dollars_per_hour"] is not None:

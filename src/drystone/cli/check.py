@@ -43,10 +43,12 @@ def check(
     """
     from drystone.cli.output import print_json
 
+    if plot is not None:  # refused now, not after all estimates
+        from drystone.observe.plot import load_pyplot, plot_check
+
+        load_pyplot(plot)
     report = _check(measure, rows)
     if plot is not None:
-        from drystone.observe.plot import plot_check
-
         plot_check(report, plot)
     if as_json:
         print_json(report.to_json())

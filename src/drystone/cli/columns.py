@@ -50,6 +50,16 @@ def fit_columns(
     return sorted(kept)
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 job`, `1,200 jobs`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def money(dollars: float) -> str:
+    """`$1,234.50`; cents of a cent where there is less than one."""
+    return f"${dollars:,.2f}" if dollars >= 0.01 or dollars == 0 else f"${dollars:.4f}"
+
+
 def printable(text: str) -> str:
     """The text without control characters, which could move the cursor or recolour a terminal."""
     if text.isprintable():  # nearly always, and a hundred times as quick

@@ -99,7 +99,8 @@ EXAMPLES: Final = MappingProxyType(
              "submit job.yaml --dry-run"),
             ("without a file, and without being asked",
              "submit --model mini-gpt --steps 100 --batch 8 --sequence 32 -y"),
-            ("with limits", "submit job.yaml --deadline 6h --max-cost 50"),
+            ("with limits",
+             "submit --model gpt2 --tokens 2B --batch 64 --deadline 6h --max-cost 50"),
         ),
         "jobs": (
             ("all of them, again and again", "jobs --watch"),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from drystone.cli.columns import counted
 from drystone.errors import InvalidSpec
 
 if TYPE_CHECKING:
@@ -77,6 +78,10 @@ def frontier(
         ),
         faults=FaultSpec(seed=seed),
     )  # fmt: skip
+    if plot is not None:  # refused now, not after minutes
+        from drystone.observe.plot import load_pyplot
+
+        load_pyplot(plot)
     setup = set_up(request)
     theory = theoretical_frontier(setup.scenario)
     target_seconds = target_hours * 3600 if target_hours else math.nan
@@ -86,14 +91,16 @@ def frontier(
     if plot is not None:
         from drystone.observe.frontier_plot import plot_frontier
 
-        title = f"{trace.name}: {len(setup.scenario.jobs)} jobs"
+        title = f"{trace.name}: {counted(len(setup.scenario.jobs), 'job')}"
         plot_frontier(theory, points, plot, title=title, target_seconds=target_seconds)
     if as_json:
         _print_json(request, setup, theory, points, names, target_hours)
         return
     from drystone.cli.frontier_view import print_points, print_target
 
-    print_points(f"{trace.name}: {len(setup.scenario.jobs)} jobs", theory, points, setup.notes)
+    print_points(
+        f"{trace.name}: {counted(len(setup.scenario.jobs), 'job')}", theory, points, setup.notes
+    )
     if target_hours:
         print_target(theory, points, names, target_seconds, arrival_hours(setup.scenario))
 

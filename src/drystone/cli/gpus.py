@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from drystone.cli.columns import counted
+
 if TYPE_CHECKING:
     from drystone.describe.gpu import GpuSpec
 
@@ -64,7 +66,7 @@ def _print_gpus(found: tuple[GpuSpec, ...]) -> None:
         Column(header="cloud", rank=2, justify="left"),
         Column(header="date", rank=5),
     )
-    title = f"{len(found)} GPU type{'' if len(found) == 1 else 's'} (*: fp16, there is no bf16)"
+    title = f"{counted(len(found), 'GPU type')} (*: fp16, there is no bf16)"
     print_table(title, columns, [_row(gpu) for gpu in found])
 
 

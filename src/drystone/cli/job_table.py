@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from drystone.cli.columns import Column, fit_columns, output_width, printable
+from drystone.cli.columns import Column, fit_columns, money, output_width, printable
 
 Table = Mapping[str, Any]
 
@@ -39,7 +39,7 @@ def job_row(job: Table, now: float) -> tuple[str, ...]:
         f"{job['step']}/{job['num_steps']} {job['progress']:.0%}",
         "-" if job["loss"] is None else f"{job['loss']:.3f}",
         format_end(job, now),
-        f"${job['dollars']:.2f}" if job["dollars"] >= 0.01 else f"${job['dollars']:.4f}",
+        money(job["dollars"]),
         shorten(job["reason"]),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from drystone.cli.columns import money
 from drystone.cli.live import format_gpus
 from drystone.cli.output import Column
 
@@ -34,7 +35,7 @@ def _row(option: Mapping[str, Any]) -> tuple[str, ...]:
         format_gpus(option["gpus"]),
         f"{option['samples_per_second']:.3g}",
         format_seconds(option["seconds"]),
-        "-" if dollars is None else f"${dollars:.2f}" if dollars >= 0.01 else f"${dollars:.4f}",
+        "-" if dollars is None else money(dollars),
         "-" if per_hour is None else f"{per_hour:.2f}",
         "free" if option["is_free"] else "taken",
         "measured" if option["is_measured"] else "estimated",

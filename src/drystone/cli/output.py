@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
@@ -11,11 +12,19 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from drystone.cli.columns import UNKNOWN_WIDTH, Column, fit_columns, has_width, printable
+from drystone.cli.columns import (
+    UNKNOWN_WIDTH,
+    Column,
+    counted,
+    fit_columns,
+    has_width,
+    printable,
+)
 
 __all__ = [
     "Column",
     "HeadedTable",
+    "counted",
     "fit_columns",
     "make_console",
     "print_json",
@@ -43,9 +52,14 @@ class HeadedTable(Table):
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """A console in colour where a person looks, without colour in pipes and files."""
+    """A console in colour where a person looks; plain in pipes and files, and with NO_COLOR."""
     knows_width = has_width(sys.stderr if stderr else sys.stdout)
-    return Console(stderr=stderr, highlight=False, width=None if knows_width else UNKNOWN_WIDTH)
+    return Console(
+        stderr=stderr,
+        highlight=False,
+        width=None if knows_width else UNKNOWN_WIDTH,
+        color_system=None if os.environ.get("NO_COLOR") else "auto",
+    )
 
 
 def print_json(payload: Any) -> None:
@@ -77,4 +91,4 @@ def print_table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[s
         table.add_column(column.header, justify=column.justify, style=column.style, no_wrap=True)
     for row in rows:
         table.add_row(*(Text(printable(row[index])) for index in kept))
-    console.print(table)
+    console.print(table if rows else Text(title, style="bold"))

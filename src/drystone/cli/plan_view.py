@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
+from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from drystone.cli.estimate_view import bar
-from drystone.cli.output import HeadedTable, make_console
+from drystone.cli.output import HeadedTable, counted, make_console
 from drystone.plan.plan import Plan, StagePlan, Way
 from drystone.plan.smallest import Answer
 from drystone.units import GiB, format_bytes, format_seconds
@@ -31,7 +33,7 @@ def print_plans(plans: Sequence[Plan], *, most: int, explain: bool) -> None:
         )
     )
     console.print()
-    console.print(_plans_table(plans[:most]))
+    _print_table(console, plans[:most])
     console.print()
     console.print(Text.assemble(("1 ", "bold"), first.reason))
     marked = {plan.not_executable for plan in plans[:most] if plan.not_executable}
@@ -41,11 +43,27 @@ def print_plans(plans: Sequence[Plan], *, most: int, explain: bool) -> None:
         _print_items(first)
 
 
-def _plans_table(plans: Sequence[Plan]) -> Table:
-    table = HeadedTable(f"{len(plans)} ways, the fastest first")
+def _print_table(console: Console, plans: Sequence[Plan]) -> None:
+    """One table where there is room; else how each plan is split stands below, line by line."""
+    wide = _plans_table(plans, tells_how=True)
+    room = console.options.update(max_width=10_000)
+    if Measurement.get(console, room, wide).maximum <= console.width:
+        console.print(wide)
+        return
+    console.print(_plans_table(plans, tells_how=False))
+    for number, plan in enumerate(plans, start=1):
+        console.print()
+        for index, line in enumerate(_how(plan).splitlines()):
+            lead = f"{number:<3}" if index == 0 else "   "
+            console.print(Text.assemble((lead, "bold"), line), soft_wrap=True)
+
+
+def _plans_table(plans: Sequence[Plan], *, tells_how: bool) -> Table:
+    table = HeadedTable(f"{counted(len(plans), 'way')}, the fastest first")
     table.add_column("", justify="right", style="bold")
     table.add_column("GPUs", style="cyan", no_wrap=True)
-    table.add_column("how", overflow="fold")
+    if tells_how:
+        table.add_column("how")
     table.add_column("memory", no_wrap=True)
     table.add_column("step", justify="right")
     table.add_column("tokens/s", justify="right", style="bold")
@@ -55,7 +73,7 @@ def _plans_table(plans: Sequence[Plan]) -> Table:
         table.add_row(
             f"{number}*" if plan.not_executable else str(number),
             "\n".join(f"{count} x {gpu}" for gpu, count in plan.gpus.items()),
-            _how(plan),
+            *([_how(plan)] if tells_how else []),
             _memory_bars(plan),
             format_seconds(plan.step_seconds),
             f"{plan.tokens_per_second:,.0f}",

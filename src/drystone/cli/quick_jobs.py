@@ -38,11 +38,12 @@ def quick_jobs(arguments: Sequence[str]) -> bool:
 
 def show_page(answer: dict[str, Any]) -> None:
     """One page of jobs as a table."""
+    from drystone.cli.columns import counted
     from drystone.cli.job_table import print_jobs
 
     shown, total = len(answer["jobs"]), answer["total"]
     more = f", the first {shown} (--most shows more)" if shown < total else ""
-    print_jobs(f"{total} jobs{more}", answer["jobs"], answer["now_seconds"])
+    print_jobs(f"{counted(total, 'job')}{more}", answer["jobs"], answer["now_seconds"])
     say_emulated(answer["is_emulated"])
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from drystone.cli.columns import counted
 from drystone.errors import InvalidSpec
 
 if TYPE_CHECKING:
@@ -187,7 +188,8 @@ def _title(request: Request, setup: Setup) -> str:
     money = f", ${limit:,.2f} an hour" if math.isfinite(limit) else ""
     part = f" ({request.part})" if request.part else ""
     places_text = " and ".join(places)
-    return f"{request.trace.name}{part}: {len(scenario.jobs)} jobs on {places_text}{money}"
+    jobs = counted(len(scenario.jobs), "job")
+    return f"{request.trace.name}{part}: {jobs} on {places_text}{money}"
 
 
 def _print_table(request: Request, setup: Setup, runs: list[PolicyRun]) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from drystone.cli.columns import counted, money
 from drystone.cli.live import Folder, connected, format_gpus, say_emulated
 from drystone.cli.recipe_options import AsJson
 
@@ -94,16 +95,16 @@ def _show_plan(plan: dict[str, Any]) -> None:
 
     chosen, job = plan["chosen"], plan["job"]
     what = job["model"] or " ".join(job["command"])
-    print_options(f"{job['name']}: {plan['steps']} steps of {what}", plan["options"])
+    print_options(f"{job['name']}: {counted(plan['steps'], 'step')} of {what}", plan["options"])
     console = make_console(stderr=True)
-    cost = "" if chosen["dollars"] is None else f", about ${chosen['dollars']:.2f}"
+    cost = "" if chosen["dollars"] is None else f", about {money(chosen['dollars'])}"
     console.print(
         f"Now it would get {format_gpus(chosen['gpus'])}: "
         f"{format_seconds(chosen['seconds'])}{cost}. It may grow and shrink while it runs.",
         style="bold",
     )
     if plan["num_waiting"]:
-        console.print(f"{plan['num_waiting']} jobs wait already.", style="yellow")
+        console.print(f"Already waiting: {counted(plan['num_waiting'], 'job')}.", style="yellow")
 
 
 def _agrees() -> bool:

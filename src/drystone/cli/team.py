@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from drystone.cli.columns import counted
 from drystone.cli.live import Folder, connected, quoted
 from drystone.cli.recipe_options import AsJson
 
@@ -97,7 +98,7 @@ def show(folder: Folder = None, as_json: AsJson = False) -> None:
                 str(one["num_waiting"]),
             )
         )
-    print_table(f"{len(rows)} teams", columns, rows)
+    print_table(counted(len(rows), "team"), columns, rows)
 
 
 def _amount(text: str, where: str) -> float | None:

@@ -69,7 +69,7 @@ def show(folder: Folder = None, database: Database = "", as_json: AsJson = False
     """
     import datetime
 
-    from drystone.cli.output import Column, print_json, print_table
+    from drystone.cli.output import Column, counted, print_json, print_table
 
     found = _ask(
         folder,
@@ -90,7 +90,7 @@ def show(folder: Folder = None, database: Database = "", as_json: AsJson = False
         rows.append(
             (one["id"], one["name"], one["role"], one["team"] or "-", f"{at:%Y-%m-%d %H:%M}", state)
         )
-    print_table(f"{len(rows)} tokens", columns, rows)
+    print_table(counted(len(rows), "token"), columns, rows)
 
 
 @group.command()

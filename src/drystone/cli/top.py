@@ -116,6 +116,7 @@ def _events(client: Client, last: int) -> list[Any]:
     for event in told[-_NUM_EVENTS:]:
         at = datetime.datetime.fromtimestamp(event["time_seconds"]).astimezone()
         job = event.get("job_id") or (event.get("job") or {}).get("id", "")
-        what = f"{at:%H:%M:%S}  {event['event']:<12} {f'job {job}' if job else ''}"
-        lines.append(Text(printable(f"{what}  {shorten(event.get('reason', ''))}"), style="dim"))
+        what = f"{at:%H:%M:%S}  {event['event']:<16} {f'job {job}' if job else '':<8}"
+        line = printable(f"{what}  {shorten(event.get('reason', ''))}").rstrip()
+        lines.append(Text(line, style="dim", no_wrap=True, overflow="ellipsis"))
     return lines

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from drystone.cli.columns import counted
+
 if TYPE_CHECKING:
     from drystone.describe.job import JobSpec
 
@@ -64,7 +66,7 @@ def generate(
     nodes = load_cluster(cluster) if cluster is not None else ()
     _write(out, generate_trace(spec, nodes))
     if str(out) != "-":
-        make_console(stderr=True).print(f"{jobs} jobs: {out}", style="dim")
+        make_console(stderr=True).print(f"{counted(jobs, 'job')}: {out}", style="dim")
 
 
 @group.command()

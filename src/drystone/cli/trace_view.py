@@ -7,6 +7,7 @@ from typing import Final
 
 from rich.text import Text
 
+from drystone.cli.columns import counted
 from drystone.cli.output import make_console, printable
 from drystone.observe.trace_summary import TraceSummary
 from drystone.units import format_seconds
@@ -19,7 +20,7 @@ _MOST_NAMES: Final = 8
 def print_summary(name: str, summary: TraceSummary) -> None:
     """The facts of a trace and a picture of its arrivals."""
     console = make_console()
-    console.print(Text(f"{printable(name)}: {summary.num_jobs:,} jobs", style="bold"))
+    console.print(Text(f"{printable(name)}: {counted(summary.num_jobs, 'job')}", style="bold"))
     facts = [
         ("format", summary.format),
         ("arrive in", format_seconds(summary.span_seconds)),
@@ -33,7 +34,7 @@ def print_summary(name: str, summary: TraceSummary) -> None:
         )
         facts.insert(2, ("GPU hours", f"{summary.gpu_hours:,.0f} ({by_type})"))
     if summary.num_deadlines:
-        facts.append(("deadlines", f"{summary.num_deadlines:,} jobs"))
+        facts.append(("deadlines", counted(summary.num_deadlines, "job")))
     for label, value in facts:
         console.print(Text.assemble((f"  {label:<11}", "cyan"), value), soft_wrap=True)
     for note in summary.notes:
@@ -41,7 +42,8 @@ def print_summary(name: str, summary: TraceSummary) -> None:
     most = max(summary.arrivals_per_bin)
     each = format_seconds(summary.bin_seconds)
     console.print()
-    console.print(Text(f"Arrivals, a column for {each}; the tallest is {most:,} jobs", "bold"))
+    tallest = counted(most, "job")
+    console.print(Text(f"Arrivals, a column for {each}; the tallest is {tallest}", "bold"))
     for line in draw_bars(summary.arrivals_per_bin):
         console.print(Text(f"  {line}", style="blue"), soft_wrap=True)
     end = f"{format_seconds(summary.span_seconds)} later"

@@ -24,7 +24,7 @@ from bench.machine import describe_machine, source_version
 from bench.measure import ROOT, Record, measure, reason_to_skip
 from bench.render import write
 from bench.spec import Benchmark
-from bench.store import load_results, save_results
+from bench.store import Results, load_results, save_results
 from bench.table_running import BENCHMARKS, PARTS
 from bench.verdicts import Verdict, judge, outside
 
@@ -44,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     data = given.data.resolve() if given.data is not None else None
     results = load_results(describe_machine())
+    if given.render:
+        return _write(console, results)
     commit = source_version(ROOT)
     verdicts: list[Verdict] = []
     failed: list[Record] = []
@@ -55,11 +57,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not given.quick:  # kept after each, so that an interrupt loses little
             save_results(results)
     if not given.quick:
-        from bench.plots import draw
-
-        write(results, draw(results), RESULTS)
-        console.print(f"Written: {RESULTS.relative_to(ROOT)}", style="dim")
+        _write(console, results)
     return _conclude(console, verdicts, failed)
+
+
+def _write(console: Console, results: Results) -> int:
+    from bench.plots import draw
+
+    write(results, draw(results), RESULTS)
+    console.print(f"Written: {RESULTS.relative_to(ROOT)}", style="dim")
+    return 0
 
 
 def _run(
@@ -145,6 +152,8 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, default=None,
                         help="a folder with traces/ and peers/ (docs/goodput.md)")  # fmt: skip
     parser.add_argument("--verbose", action="store_true", help="show what each benchmark prints")
+    parser.add_argument("--render", action="store_true",
+                        help="only write RESULTS.md anew from what is kept")  # fmt: skip
     parser.add_argument("--list", action="store_true", help="name the benchmarks")
     return parser.parse_args(arguments)
 

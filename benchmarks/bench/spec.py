@@ -17,7 +17,9 @@ UNITS: Final = {
     "GB": (1e-9, 2),
     "$": (1.0, 2),
     "": (1.0, 0),
+    "power": (1.0, 2),
 }
+_WORDS: Final = {"x": " times", "": "", "/s": "/s", "power": ""}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +47,7 @@ class Figure:
             text = f"{shown:.2g}"
         else:
             text = f"{shown:,.{digits}f}"
-        separator = "" if self.unit in ("", "/s") else " "
-        return f"{text}{separator}{'times' if self.unit == 'x' else self.unit}"
+        return text + _WORDS.get(self.unit, f" {self.unit}")
 
     def show_range(self) -> str:
         """`at most 50 ms`, `0.95 to 1.05 times`."""
@@ -63,9 +64,8 @@ class Figure:
 
     def _bound(self, value: float) -> str:
         factor, _ = UNITS[self.unit]
-        separator = "" if self.unit in ("", "/s") else " "
-        unit = "times" if self.unit == "x" else self.unit
-        return f"{float(f'{value * factor:.10g}'):,.10g}{separator}{unit}"
+        text = f"{float(f'{value * factor:.10g}'):,.10g}"
+        return text + _WORDS.get(self.unit, f" {self.unit}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -138,8 +138,8 @@ DECISIONS = Part(
             limit_seconds=240,
             figures=(
                 at_most("first_exponent", "exponent of the first decision, from 1,000 GPUs on",
-                        1.25, "x", "aim: near linear, which is 1"),
-                at_most("next_exponent", "exponent of later decisions", 1.25, "x",
+                        1.25, "power", "aim: near linear, which is 1"),
+                at_most("next_exponent", "exponent of later decisions", 1.25, "power",
                         "aim: near linear, which is 1"),
             ),
         ),

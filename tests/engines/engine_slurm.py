@@ -78,4 +78,4 @@ class SlurmUnderTest(EngineUnderTest):
         self._cluster.continue_node(node)
         if node in self._killed:
             self._killed.discard(node)
-            self._cluster.start_node(node)
+            self._cluster.revive_node(node)

@@ -97,6 +97,17 @@ class SlurmCluster:
         """(Re)start the daemon of a node."""
         self._spawn("slurmd", "-D", "-N", name, key=name)
 
+    def revive_node(self, name: str) -> None:
+        """A killed node comes up again.
+
+        It was not asked to end the jobs that were cancelled while it was dead, and Slurm asks again
+        only after up to two minutes. An administrator does not wait for that: a node that is marked
+        down has no jobs, and `ReturnToService=2` takes it back when its daemon reports.
+        """
+        if self.run("squeue", "-h", "-t", "completing", "-w", name):
+            self.run("scontrol", "update", f"nodename={name}", "state=down", "reason=crashed")
+        self.start_node(name)
+
     def kill_node(self, name: str) -> float:
         """SIGKILL to the node's slurmd; what it started goes on. When that was, by `monotonic`."""
         daemon = self._daemons[name]

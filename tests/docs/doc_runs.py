@@ -23,7 +23,7 @@ def few_jobs(block: Block) -> list[list[str]]:
         for words in command_lines(block.text)
     ]
     return [
-        [*words, "--most-jobs", "6"]
+        [*words, "--most-jobs", "3"]
         for words in commands
         if words[0] == "drystone" and words[1] in FEW_JOBS and "--arena" not in words
     ]

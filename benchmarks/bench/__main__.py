@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,6 +35,9 @@ RESULTS = Path(__file__).resolve().parents[1] / "RESULTS.md"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, judge, write."""
     given = _arguments(arguments)
+    # In the background of a shell interrupts are ignored, by what is started from there as well:
+    # then no benchmark could clear up.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     console = Console(highlight=False, soft_wrap=True)
     if given.list:
         _list(console)

@@ -15,7 +15,7 @@ RUNTIME = Part(
         Benchmark(
             name="uneven_replay",
             about="What does an uneven split gain, by replay of recorded logs?",
-            script="runtime_speedup.py", arguments="--replay", quick="--replay", limit_seconds=240,
+            script="runtime_speedup.py", arguments="--replay", quick="--replay", limit_seconds=600,
             needs=("torch",),
             figures=(
                 at_least("even_of_uneven", "even split, of uneven; speeds 1:3 and 1:1:2:4, worst",
@@ -29,7 +29,7 @@ RUNTIME = Part(
         Benchmark(
             name="uneven_training",
             about="What does an uneven split gain on two emulated devices of speeds 1:3?",
-            script="runtime_speedup.py", limit_seconds=240, needs=("torch",),
+            script="runtime_speedup.py", limit_seconds=600, needs=("torch",),
             figures=(
                 at_least("even_of_uneven", "even split, of uneven", 1.95, "x",
                          "aim; the limit is 2", clock=True),
@@ -42,7 +42,7 @@ RUNTIME = Part(
             about="The same on four devices of speeds 1:1:2:4",
             script="runtime_speedup.py",
             arguments="--speeds 1 1 2 4 --batches 2 2 4 8 --slowdown 2 --repeats 3",
-            limit_seconds=240, needs=("torch",),
+            limit_seconds=600, needs=("torch",),
             figures=(
                 at_least("even_of_uneven", "even split, of uneven", 1.95, "x",
                          "aim; the limit is 2", clock=True),
@@ -53,7 +53,7 @@ RUNTIME = Part(
         Benchmark(
             name="wire",
             about="How many bytes does a step send?",
-            script="runtime_wire.py", quick="", limit_seconds=180, needs=("torch",),
+            script="runtime_wire.py", quick="", limit_seconds=600, needs=("torch",),
             figures=(
                 at_most("bytes_of_fsdp2_4", "bytes with 4 micro-batches", 0.30, "x", FSDP2),
                 at_most("bytes_of_fsdp2_8", "bytes with 8 micro-batches", 0.17, "x", FSDP2),
@@ -66,7 +66,7 @@ RUNTIME = Part(
         Benchmark(
             name="even_training",
             about="On equal devices, is our engine as fast and as small as FSDP2?",
-            script="runtime_even.py", arguments="--layers 6 --width 192", limit_seconds=240,
+            script="runtime_even.py", arguments="--layers 6 --width 192", limit_seconds=600,
             needs=("torch",),
             figures=tuple(
                 figure
@@ -84,7 +84,7 @@ RUNTIME = Part(
         Benchmark(
             name="memory_uneven",
             about="Does a rank take the memory that the planner says? 1 to 70 billion parameters",
-            script="runtime_memory.py", quick="--models llama-3.2-1b", limit_seconds=400,
+            script="runtime_memory.py", quick="--models llama-3.2-1b", limit_seconds=600,
             needs=("torch",),
             figures=(
                 within("least_ratio", "estimate over engine, lowest", 0.95, 1.05, "x", AIM),
@@ -94,7 +94,7 @@ RUNTIME = Part(
         Benchmark(
             name="memory_cells",
             about="The same where matrices and layers are split",
-            script="runtime_cells_memory.py", limit_seconds=300, needs=("torch",),
+            script="runtime_cells_memory.py", limit_seconds=600, needs=("torch",),
             figures=(
                 within("least_ratio", "estimate over engine, lowest", 0.95, 1.05, "x", AIM),
                 within("most_ratio", "estimate over engine, highest", 0.95, 1.05, "x", AIM),
@@ -103,7 +103,7 @@ RUNTIME = Part(
         Benchmark(
             name="collectives",
             about="Does the runtime choose the fastest form of an uneven collective?",
-            script="runtime_collectives.py", quick="--ranks 2 --repeats 5", limit_seconds=180,
+            script="runtime_collectives.py", quick="--ranks 2 --repeats 5", limit_seconds=600,
             needs=("torch",),
             figures=(
                 shown("chosen_of_best", "seconds of the chosen form, of the fastest (median)", "x",
@@ -135,7 +135,7 @@ SERVICE = Part(
             name="api_load",
             about="Does the service stay quick with 64 clients, 10,000 jobs, 500 of them live?",
             script="api_load.py", quick="--seconds 10 --clients 16 --jobs 1000 --live 50",
-            limit_seconds=400,
+            limit_seconds=600,
             figures=(
                 within("num_errors", "requests that failed", 0, 0, "", AIM),
                 at_most("reads_p99_seconds", "reads, 99th percentile", 0.1, "ms", AIM, clock=True),
@@ -148,7 +148,7 @@ SERVICE = Part(
         Benchmark(
             name="page_paint",
             about="How quick is the page with 10,000 jobs, 500 of them live?",
-            script="page_paint.py", arguments="--times 2 --seconds 10", limit_seconds=400,
+            script="page_paint.py", arguments="--times 2 --seconds 10", limit_seconds=600,
             needs=("playwright",),
             figures=(
                 at_most("slowest_view_seconds", "slowest of eight views, painted (best of two)",
@@ -160,7 +160,7 @@ SERVICE = Part(
         Benchmark(
             name="agents_load",
             about="What do 1,000 nodes cost the controller?",
-            script="agents_load.py", quick="--nodes 100 --seconds 5", limit_seconds=400,
+            script="agents_load.py", quick="--nodes 100 --seconds 5", limit_seconds=600,
             figures=(
                 at_most("core_share", "of a core, CPU time at five looks a second", 0.5, "%", AIM),
             ),
@@ -175,7 +175,7 @@ ENGINES = Part(
             name="ray_recovery",
             about="How soon is training back after a raylet was killed?",
             script="ray_recovery.py", arguments="--times 1 --jobs 8 --seconds 15",
-            limit_seconds=420, needs=("torch", "ray"),
+            limit_seconds=600, needs=("torch", "ray"),
             figures=(
                 at_most("restart_seconds", "from the kill to new processes, none left of the old",
                         10.0, "s", AIM, clock=True),
@@ -189,7 +189,7 @@ ENGINES = Part(
         Benchmark(
             name="slurm_recovery",
             about="How soon is training back after a slurmd was killed?",
-            script="slurm_recovery.py", limit_seconds=420, needs=("torch",),
+            script="slurm_recovery.py", limit_seconds=600, needs=("torch",),
             figures=(
                 at_most("restart_seconds", "from the kill to new processes", 10.0, "s", AIM,
                         clock=True),

@@ -22,6 +22,7 @@ _NUM_OTHER_STARTS: Final = 5
 _OFF: Final = 0.04
 _NEAR: Final = 5e-3  # this near to the bound, no other start is tried
 _MOST_CELLS_TRIED: Final = 20_000  # jobs x options; the more jobs, the smaller the gap
+_MOST_JOBS_TRIED: Final = 2_000
 _TINY: Final = 1e-9
 _GOOD_ENOUGH: Final = 1e-3  # this near to the bound, no exchange is looked for
 
@@ -31,7 +32,7 @@ def choose_within(market: Market, solution: Prices) -> IntArray:
     if market.values.shape[1] == 0:
         return np.full(len(market.values), -1, dtype=np.int64)
     best = _choose_at(market, solution.prices)
-    if market.values.size <= _MOST_CELLS_TRIED:
+    if len(market.values) <= _MOST_JOBS_TRIED and market.values.size <= _MOST_CELLS_TRIED:
         for factors in _other_factors(len(solution.prices)):
             if best.worth() >= (1 - _NEAR) * solution.bound:
                 break

@@ -9,14 +9,14 @@ keeps what it has until a limit is really reached.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from drystone.describe.job import JobSpec
-from drystone.schedule.snapshot import BoolArray, FloatArray, Snapshot
+from drystone.schedule.snapshot import BoolArray, FloatArray, IntArray, Snapshot
 from drystone.units import HOUR_SECONDS
 
 
@@ -25,6 +25,9 @@ class Used(NamedTuple):
 
     seconds: float = 0.0  # of running
     dollars: float = 0.0
+
+
+_UNKNOWN: Final = Used(math.nan, math.nan)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -50,24 +53,16 @@ def check_limits(
     if not rows:
         return Limits(allowed=None)
     rates = np.array([dollars_per_hour.get(gpu, 0.0) for gpu in snapshot.gpu_types])
+    jobs = _LimitedJobs(snapshot, np.array(rows), speeds[rows], rates / HOUR_SECONDS)
+    spent = jobs.add(used, elapsed_seconds)
     allowed = np.ones(speeds.shape, dtype=np.bool_)
-    refused: dict[int, str] = {}
-    now_used: dict[str, Used] = {}
-    left: list[float] = []
-    for row in rows:
-        spec = snapshot.jobs.specs[row]
-        job = _Job(snapshot, row, speeds[row], rates / HOUR_SECONDS)
-        spent = job.add(used.get(spec.id), elapsed_seconds)
-        now_used[spec.id] = spent
-        allowed[row], reason = job.left(spent)
-        left.append(job.seconds_to_limit(spent))
-        if reason and not snapshot.jobs.is_running[row]:
-            refused[row] = reason
+    allowed[rows], reasons = jobs.left(*spent)
+    left = jobs.seconds_to_limit(*spent)
     return Limits(
         allowed=allowed,
-        refused=refused,
-        used=now_used,
-        left_seconds=tuple(one for one in left if one > 0),
+        refused={row: why for row, why in reasons.items() if not snapshot.jobs.is_running[row]},
+        used={spec.id: Used(*one) for spec, one in jobs.with_specs(*spent)},
+        left_seconds=tuple(left[left > 0].tolist()),
     )
 
 
@@ -82,99 +77,125 @@ def _has_limit(spec: JobSpec) -> bool:
     )
 
 
-class _Job:
-    """One job with limits."""
+class _LimitedJobs:
+    """The jobs with limits, all at once; rows are theirs, columns options."""
 
     def __init__(
-        self, snapshot: Snapshot, row: int, speeds: FloatArray, dollars_per_second: FloatArray
+        self, snapshot: Snapshot, rows: IntArray, speeds: FloatArray, dollars_per_second: FloatArray
     ) -> None:
         jobs = snapshot.jobs
-        self.spec, self._speeds = jobs.specs[row], speeds
-        self._counts = snapshot.options.counts[jobs.option_set[row]]
+        self._rows, self._speeds = rows, speeds
+        self._specs = [jobs.specs[row] for row in rows.tolist()]
         self._gpu_types, self._knows_lengths = snapshot.gpu_types, snapshot.knows_lengths
-        self._option, self._now = int(jobs.option[row]), snapshot.now_seconds
-        self._since = float(jobs.running_since_seconds[row])
-        self._attained = float(jobs.attained_gpu_seconds[row])
-        left = float(jobs.remaining_samples[row]) / np.where(speeds > 0, speeds, 1.0)
-        starts = snapshot.startup_seconds[row].copy()
-        if self._option >= 0:
-            starts[self._option] = 0.0
-        self._seconds = np.where(speeds > 0, left + starts, np.inf)
+        self._counts = snapshot.options.counts[jobs.option_set[rows]]
+        self._num_gpus = self._counts.sum(axis=2)
+        self._option = jobs.option[rows]
+        self._runs = np.flatnonzero(self._option >= 0)
+        self._ran_seconds = snapshot.now_seconds - jobs.running_since_seconds[rows]
+        self._attained = jobs.attained_gpu_seconds[rows]
+        to_do = jobs.remaining_samples[rows, None] / np.where(speeds > 0, speeds, 1.0)
+        starts = snapshot.startup_seconds[rows]
+        starts[self._runs, self._option[self._runs]] = 0.0
+        self._seconds = np.where(speeds > 0, to_do + starts, np.inf)
         self._dollars_per_second = self._counts @ dollars_per_second
+        self._max_dollars = np.array([spec.max_cost_dollars for spec in self._specs])
+        self._max_seconds = np.array([spec.max_duration_seconds for spec in self._specs])
 
-    def add(self, before: Used | None, elapsed_seconds: float) -> Used:
+    def with_specs(
+        self, seconds: FloatArray, dollars: FloatArray
+    ) -> Iterator[tuple[JobSpec, tuple[float, float]]]:
+        """Each job with its numbers."""
+        return zip(self._specs, zip(seconds.tolist(), dollars.tolist(), strict=True), strict=True)
+
+    def add(
+        self, before: Mapping[str, Used], elapsed_seconds: float
+    ) -> tuple[FloatArray, FloatArray]:
         """What was used before, and since. Of a job not seen before, what its GPU hours tell."""
-        if before is None:
-            gpus = np.maximum(self._counts.sum(axis=1), 1)
-            at = self._option if self._option >= 0 else int(np.argmin(gpus))
-            seconds = self._attained / float(gpus[at])
-            return Used(seconds, seconds * float(self._dollars_per_second[at]))
-        if self._option < 0:
-            return before
-        ran = max(min(elapsed_seconds, self._now - self._since), 0.0)
-        cost = ran * float(self._dollars_per_second[self._option])
-        return Used(before.seconds + ran, before.dollars + cost)
+        at = np.arange(len(self._rows))
+        known = [before.get(spec.id, _UNKNOWN) for spec in self._specs]
+        seconds, dollars = np.array(known, dtype=np.float64).T
+        runs = self._option >= 0
+        ran = np.where(runs, np.clip(self._ran_seconds, 0.0, max(elapsed_seconds, 0.0)), 0.0)
+        fewest = np.maximum(self._num_gpus, 1)
+        option = np.where(runs, self._option, fewest.argmin(axis=1))
+        is_new = np.isnan(seconds)
+        ran = np.where(is_new, self._attained / fewest[at, option], ran)
+        cost = ran * self._dollars_per_second[at, option]
+        return np.where(is_new, 0.0, seconds) + ran, np.where(is_new, 0.0, dollars) + cost
 
-    def left(self, used: Used) -> tuple[BoolArray, str]:
-        """The options that are left, and why there is none."""
-        spec = self.spec
+    def left(self, seconds: FloatArray, dollars: FloatArray) -> tuple[BoolArray, dict[int, str]]:
+        """The options that are left, and why there is none, by row of the snapshot."""
         fits = self._named()
-        if not fits.any():
-            return fits, f"it may run on {self._wish()}, and no option of it is like that"
-        money, time = self._money(used), self._time(used)
-        within = (money <= spec.max_cost_dollars) & (time <= spec.max_duration_seconds)
-        is_out = used.dollars >= spec.max_cost_dollars or used.seconds >= spec.max_duration_seconds
-        if self._option >= 0 and not is_out:
-            within[self._option] = True
-        if (fits & within).any():
-            return fits & within, ""
-        if float(money[fits].min()) > spec.max_cost_dollars:
-            least = float(money[fits].min())
-            return fits & within, (
-                f"it may cost {spec.max_cost_dollars:.2f} dollars; to the end it would cost at "
-                f"least {least:.2f}, of which {used.dollars:.2f} are spent"
+        money, time = self._money(dollars), self._time(seconds)
+        within = (money <= self._max_dollars[:, None]) & (time <= self._max_seconds[:, None])
+        is_out = (dollars >= self._max_dollars) | (seconds >= self._max_seconds)
+        keeps = self._runs[~is_out[self._runs]]
+        within[keeps, self._option[keeps]] = True
+        left = fits & within
+        reasons = {
+            int(self._rows[row]): self._why_not(
+                self._specs[row],
+                money[row, fits[row]],
+                time[row, fits[row]],
+                Used(float(seconds[row]), float(dollars[row])),
             )
-        least = float(time[fits].min())
-        return fits & within, (
-            f"it may run for {spec.max_duration_seconds / HOUR_SECONDS:.2f} h; within its money "
-            f"it needs at least {least / HOUR_SECONDS:.2f} h to the end, of which it has run "
-            f"{used.seconds / HOUR_SECONDS:.2f}"
-        )
+            for row in np.flatnonzero(~left.any(axis=1)).tolist()
+        }
+        return left, reasons
 
-    def seconds_to_limit(self, used: Used) -> float:
-        """How long it can go on as it runs now; infinity while it waits."""
-        if self._option < 0:
-            return math.inf
-        rate = float(self._dollars_per_second[self._option])
-        money = (self.spec.max_cost_dollars - used.dollars) / rate if rate > 0 else math.inf
-        return min(money, self.spec.max_duration_seconds - used.seconds)
+    def seconds_to_limit(self, seconds: FloatArray, dollars: FloatArray) -> FloatArray:
+        """How long each can go on as it runs now; infinity while it waits."""
+        result = np.full(len(self._rows), np.inf)
+        runs = self._runs
+        rate = self._dollars_per_second[runs, self._option[runs]]
+        money = np.full(len(runs), np.inf)
+        np.divide((self._max_dollars - dollars)[runs], rate, out=money, where=rate > 0)
+        result[runs] = np.minimum(money, (self._max_seconds - seconds)[runs])
+        return result
 
-    def _money(self, used: Used) -> FloatArray:
+    def _money(self, dollars: FloatArray) -> FloatArray:
         seconds = np.where(self._speeds > 0, self._seconds, 0.0)  # padding takes for ever
-        more = self._dollars_per_second * seconds if self._knows_lengths else 0.0
-        total: FloatArray = used.dollars + np.zeros(len(self._speeds)) + more
+        more = self._dollars_per_second * seconds * self._knows_lengths
+        total: FloatArray = dollars[:, None] + more
         return total
 
-    def _time(self, used: Used) -> FloatArray:
-        more = self._seconds if self._knows_lengths else 0.0
-        total: FloatArray = used.seconds + np.zeros(len(self._speeds)) + more
+    def _time(self, seconds: FloatArray) -> FloatArray:
+        more = self._seconds if self._knows_lengths else np.zeros(self._speeds.shape)
+        total: FloatArray = seconds[:, None] + more
         return total
 
     def _named(self) -> BoolArray:
         """By type and number of GPUs alone."""
-        spec, total = self.spec, self._counts.sum(axis=1)
-        fits = (self._speeds > 0) & (total >= spec.min_gpus) & (total <= spec.max_gpus)
+        least = np.array([[spec.min_gpus] for spec in self._specs])
+        most = np.array([[spec.max_gpus] for spec in self._specs])
+        fits = (self._speeds > 0) & (self._num_gpus >= least) & (self._num_gpus <= most)
         for kind, gpu in enumerate(self._gpu_types):
-            if not spec.names(gpu):
-                fits &= self._counts[:, kind] == 0
+            names = np.array([[spec.names(gpu)] for spec in self._specs])
+            fits &= names | (self._counts[:, :, kind] == 0)
         return np.asarray(fits, dtype=np.bool_)
 
-    def _wish(self) -> str:
-        spec = self.spec
-        names = _join(sorted(spec.allowed_gpus)) if spec.allowed_gpus else "any GPU"
-        if spec.denied_gpus:
-            names += f" but {_join(spec.denied_gpus)}"
-        return f"{names}, {spec.min_gpus} to {spec.max_gpus} of them"
+    def _why_not(self, spec: JobSpec, money: FloatArray, time: FloatArray, used: Used) -> str:
+        """The reason; `money` and `time` are of the options that the types and numbers leave."""
+        if not len(money):
+            return f"it may run on {_wish(spec)}, and no option of it is like that"
+        least = float(money.min())
+        if least > spec.max_cost_dollars:
+            return (
+                f"it may cost {spec.max_cost_dollars:.2f} dollars; to the end it would cost at "
+                f"least {least:.2f}, of which {used.dollars:.2f} are spent"
+            )
+        return (
+            f"it may run for {spec.max_duration_seconds / HOUR_SECONDS:.2f} h; within its money "
+            f"it needs at least {float(time.min()) / HOUR_SECONDS:.2f} h to the end, of which it "
+            f"has run {used.seconds / HOUR_SECONDS:.2f}"
+        )
+
+
+def _wish(spec: JobSpec) -> str:
+    names = _join(sorted(spec.allowed_gpus)) if spec.allowed_gpus else "any GPU"
+    if spec.denied_gpus:
+        names += f" but {_join(spec.denied_gpus)}"
+    return f"{names}, {spec.min_gpus} to {spec.max_gpus} of them"
 
 
 def _join(names: Sequence[str]) -> str:

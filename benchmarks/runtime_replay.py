@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,13 @@ def record_fsdp(
         return found
 
 
+@cache
+def _our_logs(spec: ModelSpec, batches: tuple[int, ...], seq_len: int) -> Any:
+    """Of our engine; the same whatever the wire."""
+    works = [RankWork(batch=one, micro_batch=1) for one in batches]
+    return logs_of_step(spec, works, seq_len=seq_len, is_small=True)
+
+
 def replayed_seconds(
     spec: ModelSpec,
     fsdp_log: Log,
@@ -140,8 +148,7 @@ def replayed_seconds(
     link = Link(bandwidth_bytes_per_second=rate)
 
     def ours(some: Sequence[int]) -> float:
-        works = [RankWork(batch=one, micro_batch=1) for one in some]
-        logs = logs_of_step(spec, works, seq_len=seq_len, is_small=True)
+        logs = _our_logs(spec, tuple(some), seq_len)
         return max(replay(logs, relative, sample_seconds, link))
 
     return {

@@ -152,7 +152,7 @@ class SimulatedSystem(System):
         spec = JobSpec(id="x", submit_seconds=0.0, model="m0.03", total_samples=400.0)
         jobs = [
             replace(spec, id=str(number), submit_seconds=float(number), global_batch=BATCH)
-            for number in range(15)
+            for number in range(60)  # a node is lost every 6 s on average: some surely are
         ]
         faults = FaultSpec(
             seed=seed, node_losses_per_hour=600, repair_seconds=5, node_slowdowns_per_hour=600,

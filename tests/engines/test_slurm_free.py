@@ -94,3 +94,31 @@ def test_nodes_that_join_are_told_once():
     assert found is not None
     assert [one.id for one in found.nodes] == ["n1", "n2"]
     assert inventory.renew(look(node("n1"), node("n2"), asked=3.0)) is None
+
+
+def test_gpus_that_slurm_took_back_are_not_planned_with_before_somebody_has_them():
+    inventory = Inventory("drystone-x-", None)
+    inventory.describe([node("n1")])
+    inventory.recalled[7] = ({"n1": 2}, 1.0)
+    steps = [
+        (1.0, "RUNNING", 0, {"n1": 2}),  # begun before it left
+        (1.5, "COMPLETING", 0, {"n1": 2}),
+        (2.0, "PREEMPTED", 0, {"n1": 2}),  # nobody has come yet
+        (3.0, "PREEMPTED", 2, {"n1": 2}),
+        (4.0, "PREEMPTED", 2, {"n1": 2}),  # two looks show them in use: it is as with all others
+        (5.0, "PREEMPTED", 0, {}),
+    ]
+    for asked, state, in_use, taken in steps:
+        seen = look(node("n1", in_use=in_use), job(7, "drystone-x-1.1", state), asked=asked)
+        inventory.renew(seen)
+        assert inventory.taken(seen, {}) == taken, asked
+
+
+def test_gpus_that_nobody_comes_for_are_planned_with_again():
+    inventory = Inventory("drystone-x-", None)
+    inventory.describe([node("n1")])
+    for state, asked in (("PREEMPTED", 40.0), ("COMPLETED", 2.0)):
+        inventory.recalled[7] = ({"n1": 1}, 1.0)
+        assert inventory.taken(look(node("n1"), asked=1.0), {}) == {"n1": 1}
+        seen = look(node("n1"), job(7, "drystone-x-1.1", state), asked=asked)
+        assert inventory.taken(seen, {}) == {}

@@ -23,6 +23,8 @@ from drystone.run.agent.processes import birth_of
 from drystone.run.agent.server import Agent, listen_remote, serve
 
 SETTINGS_FILE = "agents.json"  # what all agents of an allocation are told
+# The note of a launch that left because Slurm sent a signal.
+RECALLED = "Slurm wants the GPUs back (its time is over, or it was preempted)"
 _LOOK_SECONDS = 0.5
 _FAREWELL_SECONDS = 10.0  # so long is an end told, before an agent leaves unasked
 # Of Slurm's variables training gets these alone: libraries that find the others believe that Slurm
@@ -126,10 +128,7 @@ class SlurmAgent(Agent):
         if not self._left:
             self._left = now
             for launch in self._launches.values():
-                launch.end(
-                    grace_seconds=self._settings["grace_seconds"],
-                    note="Slurm wants the GPUs back (its time is over, or it was preempted)",
-                )
+                launch.end(grace_seconds=self._settings["grace_seconds"], note=RECALLED)
         if any(not launch.is_over for launch in self._launches.values()):
             self._left = now
         elif now - self._left > _FAREWELL_SECONDS:

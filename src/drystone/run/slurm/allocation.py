@@ -34,6 +34,7 @@ class Allocation:
     refusal: str = ""
     is_ready: bool = False  # all agents have answered
     is_over: bool = False  # Slurm has ended it
+    is_recalled: bool = False  # Slurm asked it to leave
     submitted: float = 0.0  # by the monotonic clock
     actual: dict[str, str] = field(default_factory=dict)  # the node that stands for a planned one
     silent_since: dict[str, float] = field(default_factory=dict)  # by planned node
@@ -52,6 +53,11 @@ class Allocation:
     def has_ended(self) -> bool:
         """Whether its script says that it is over."""
         return (self.folder / "ended").exists()
+
+    def is_absent(self, node: str) -> bool:
+        """Whether Slurm gave us a node on which nothing of ours ever came up."""
+        is_begun = (self.folder / "claimed").exists()
+        return is_begun and not (self.launch_folder(node).parents[1] / "place.json").exists()
 
     def begin_again(self) -> None:
         """Forget a Slurm job that ended before it did anything, so that another one can be."""

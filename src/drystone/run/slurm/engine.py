@@ -22,6 +22,7 @@ from drystone.run.agent.launches import read_json, read_lines, read_tail, write_
 from drystone.run.agent.pool import AgentPool
 from drystone.run.agent.secret import keep_secret
 from drystone.run.engine import Key, Poll, Rendezvous, Seen
+from drystone.run.slurm.agent import RECALLED
 from drystone.run.slurm.allocation import (
     Allocation,
     create,
@@ -121,6 +122,7 @@ class SlurmEngine:
             self._note_silence(allocation, node, is_silent=name in silent, now=now)
         for allocation in self._allocations.values():
             found += self._absent(allocation, offsets)
+        self._note_recalls(found, now)
         self._part(now)
         self._look_when_due(now)
         quiet = frozenset(
@@ -187,6 +189,16 @@ class SlurmEngine:
         else:
             self._watch.look_soon(now - self._settings.busy_seconds)
 
+    def _note_recalls(self, found: Iterable[Seen], now: float) -> None:
+        """GPUs that Slurm wants back are not ours from the moment that the controller hears it."""
+        keys = {(one.job_id, one.epoch) for one in found if one.note == RECALLED}
+        for key in keys & self._allocations.keys():
+            one = self._allocations[key]
+            if not one.is_recalled:
+                gpus = {one.actual.get(node, node): count for node, count in one.gpus.items()}
+                self._inventory.recalled[one.number] = (gpus, now)
+                one.is_recalled = True
+
     def _drop(self, allocation: Allocation, node: str) -> None:
         name = allocation.name_of(node)
         self._pool.drop(name)
@@ -214,7 +226,7 @@ class SlurmEngine:
         is_afoot = self._parting or any(
             not (one.is_ready or one.is_over) for one in self._allocations.values()
         )
-        if is_afoot or self._inventory.suspects:
+        if is_afoot or self._inventory.suspects or self._inventory.recalled:
             self._watch.look_soon(now - self._settings.busy_seconds)
 
     def _part(self, now: float) -> None:
@@ -319,7 +331,7 @@ class SlurmEngine:
             if name in self._agents:
                 with suppress(AgentGone, AgentRefused):
                     self._pool.ask(name, "quit")
-            elif allocation.number and not allocation.is_over and _is_absent(allocation, node):
+            elif allocation.number and not allocation.is_over and allocation.is_absent(node):
                 allocation.lost.setdefault(node, "no agent came up there")
             self._drop(allocation, node)
         if not allocation.number:
@@ -386,9 +398,3 @@ class SlurmEngine:
         link.parent.mkdir(parents=True, exist_ok=True)
         if not link.is_symlink():
             link.symlink_to(os.path.relpath(target, link.parent))
-
-
-def _is_absent(allocation: Allocation, node: str) -> bool:
-    """Whether Slurm gave us a node on which nothing of ours ever came up."""
-    is_begun = (allocation.folder / "claimed").exists()
-    return is_begun and not (allocation.launch_folder(node).parents[1] / "place.json").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
+from typing import Final
 
 from drystone.describe.cluster_file import ClusterSpec
 from drystone.errors import DrystoneError
@@ -11,6 +12,10 @@ from drystone.run.slurm.dialect import SlurmNode
 from drystone.run.slurm.discover import make_cluster, usable_nodes
 from drystone.run.slurm.free import by_type, drained_rest, lost_nodes, taken_by_others
 from drystone.run.slurm.watch import Look
+
+# Who preempts a job gets its GPUs when a scheduler of Slurm's looks next: 30 s, unless a site says
+# otherwise.
+_RECALL_SECONDS: Final = 30.0
 
 
 class Inventory:
@@ -31,6 +36,8 @@ class Inventory:
         self._taken: tuple[dict[str, int], dict[str, int]] = ({}, {})  # of the last two looks
         # Nodes where a job of ours does not end: its number, and when it was given back.
         self.suspects: dict[str, tuple[int, float]] = {}
+        # GPUs that Slurm took back from a job of ours, by its number, and when that left them.
+        self.recalled: dict[int, tuple[Mapping[str, int], float]] = {}
 
     @property
     def names(self) -> list[str]:
@@ -79,7 +86,31 @@ class Inventory:
         before, now = self._taken
         taken = {node: min(count, before.get(node, 0)) for node, count in now.items()}
         taken = {node: count for node, count in taken.items() if count}
+        for node, count in self._recalled_now(look).items():
+            taken[node] = max(taken.get(node, 0), count)
         if not self._pins_nodes:
             there = [one for one in self.names if one in look.nodes]
             taken = by_type(taken, held, look.nodes, there)
         return taken | drained_rest(look, held, self.names)
+
+    def _recalled_now(self, look: Look) -> dict[str, int]:
+        """GPUs that are somebody else's though nobody has them yet: a job would only queue there.
+
+        That ends when a look has shown all of them in use, when nobody came for them, or when a
+        look says that no one was to come: a job whose time was over was not preempted.
+        """
+        before, _ = self._taken
+        found: dict[str, int] = {}
+        for number, (gpus, since) in list(self.recalled.items()):
+            jobs = look.jobs.get(number, ())
+            # While it completes, older versions do not say what ended it.
+            is_free = all(
+                job.is_over and not job.states & {"COMPLETING", "PREEMPTED"} for job in jobs
+            )
+            is_taken = all(before.get(node, 0) >= count for node, count in gpus.items())
+            if look.asked > since and (is_free or is_taken or look.asked > since + _RECALL_SECONDS):
+                del self.recalled[number]
+                continue
+            for node, count in gpus.items():
+                found[node] = found.get(node, 0) + count
+        return found

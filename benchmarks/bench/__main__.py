@@ -1,7 +1,7 @@
 """Runs the benchmarks of this folder and says which figures lie outside of their range.
 
-    make bench                              all, about 20 minutes; writes benchmarks/RESULTS.md
-    make bench QUICK=1                      the short ones, about 3 minutes; writes nothing
+    make bench                              all, 20 to 30 minutes; writes benchmarks/RESULTS.md
+    make bench QUICK=1                      the short ones, a few minutes; writes nothing
     make bench ONLY=plan_time,policies      some, by name; writes their part anew
     make bench DATA=DIR                     also those that read data which is not shipped
 

@@ -1,5 +1,7 @@
 """The table of benchmarks, how its figures are judged, and what is written about them."""
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -190,6 +192,31 @@ def test_what_lies_outside_stands_first_with_the_load():
     assert "| best of ten ⏱ | 0.90 s | at most 0.3 s | **no** | aim |" in text
     assert "![Growth](results/growth.svg)" in text
     assert "without GPUs" in text
+
+
+def test_what_is_committed_was_written_from_what_is_kept():
+    kept = json.loads((BENCHMARKS_FOLDER / "results" / "figures.json").read_text("utf-8"))
+    results = Results(
+        kept["machine"], {one["name"]: Record.from_json(one) for one in kept["records"]}
+    )
+    written = (BENCHMARKS_FOLDER / "RESULTS.md").read_text(encoding="utf-8")
+    names = re.findall(r"!\[(.*?)\]\(results/(.*?)\)", written)
+
+    assert render(results, {name: title for title, name in names}) == written
+    assert all((BENCHMARKS_FOLDER / "results" / name).is_file() for _, name in names)
+
+
+def test_the_readme_shows_figures_as_they_were_measured():
+    rows = re.findall(
+        r"^\| .* \| (.*) \| (.*) \| `make bench ONLY=(\w+)` \|$",
+        (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE,
+    )  # fmt: skip
+    written = (BENCHMARKS_FOLDER / "RESULTS.md").read_text(encoding="utf-8")
+
+    assert len(rows) >= 10
+    for found, words, name in rows:
+        part = written.partition(f"**{name}.**")[2].partition("\n**")[0]
+        assert f"| {found} | {words} |" in part, (name, found)
 
 
 def test_a_wrong_name_ends_with_two_and_a_hint():

@@ -44,6 +44,11 @@ def format_seconds(seconds: float) -> str:
     return _in_largest_unit(seconds, (*units, ("ns", 1e-9))) if seconds else "0 s"
 
 
+def format_dollars(dollars: float) -> str:
+    """`$1,234.50`; cents of a cent where there is less than one."""
+    return f"${dollars:,.2f}" if dollars >= 0.01 or dollars == 0 else f"${dollars:.4f}"
+
+
 def format_count(number: float) -> str:
     """A large count as people read it: `8.03 B`, `125 M`."""
     return _in_largest_unit(number, (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3), ("", 1)))

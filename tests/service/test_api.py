@@ -37,6 +37,9 @@ def client(served):
         yield made
 
 
+POOR = {"model": "mini-gpt", "train": {"steps": 900, "batch": 8}, "max_cost": 1e-6}
+
+
 def body(steps: int = 10, seconds: float = 0.03, **more) -> dict:
     job = {
         "command": f"python {TRAINER}",
@@ -126,6 +129,8 @@ def test_waiting_is_explained(client, served: Running):
         ("/v1/jobs", {"job": {"model": "gpt2", "train": {"steps": 1}}, "folder": ""}, RequestError),
         ("/v1/jobs", {"job": {"model": "llama-3-70b", "train": {"steps": 1}}}, NothingFits),
         ("/v1/plan", {"job": {"model": "llama-3-70b", "train": {"steps": 1}}}, NothingFits),
+        ("/v1/plan", {"job": POOR}, NothingFits),
+        ("/v1/jobs", {"job": POOR}, NothingFits),
         ("/v1/jobs/77/cancel", None, RequestError),
         ("/v1/jobs/..%2f..%2fx/cancel", None, DrystoneError),
         ("/v1/nodes/77/drain", None, RequestError),

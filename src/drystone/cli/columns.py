@@ -57,7 +57,9 @@ def counted(number: int, noun: str) -> str:
 
 def money(dollars: float) -> str:
     """`$1,234.50`; cents of a cent where there is less than one."""
-    return f"${dollars:,.2f}" if dollars >= 0.01 or dollars == 0 else f"${dollars:.4f}"
+    from drystone.units import format_dollars
+
+    return format_dollars(dollars)
 
 
 def printable(text: str) -> str:

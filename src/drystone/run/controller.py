@@ -27,6 +27,7 @@ from drystone.run.events import Cancelled, Event, Paused, Stopped, Submitted, Un
 from drystone.run.journal import Journal, node_added
 from drystone.run.lifecycle import TERMINAL, IllegalTransition
 from drystone.run.live.curves import Curves
+from drystone.run.live.limits import options_within
 from drystone.run.live.options import work_of
 from drystone.run.live.reconcile import Patience, Reconciler
 from drystone.run.live.world import LiveWorld, Pace
@@ -161,6 +162,8 @@ class Controller:
             now = self.journal.now()
             job_id = str(len(self.journal.live.state.jobs) + 1)
             spec = make_spec(job, shape, job_id=job_id, submit_seconds=now)
+            prices = self.cluster.dollars_per_gpu_hour
+            options_within(spec, options, self.journal.gpu_types, prices)
             self.journal.commit(
                 [
                     Described(time_seconds=now, job_id=job_id, job=job, client_key=client_key),

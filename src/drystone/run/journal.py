@@ -194,6 +194,7 @@ class Journal:
                 offers=rent.offers if rent else (),
                 budget_dollars_per_hour=rent.budget_dollars_per_hour if rent else math.inf,
                 hard_cap_dollars_per_hour=rent.hard_cap_dollars_per_hour if rent else math.inf,
+                gpu_dollars_per_hour=dict(self.live.described.dollars_per_gpu_hour),
             )
             for record in self.live.state.active.values():
                 if record.state is JobState.RUNNING:

@@ -7,9 +7,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -60,7 +61,9 @@ class SnapshotMaker:
         offers: Sequence[Offer] = (),
         budget_dollars_per_hour: float = math.inf,
         hard_cap_dollars_per_hour: float = math.inf,
+        gpu_dollars_per_hour: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
+        self.gpu_dollars_per_hour = gpu_dollars_per_hour
         self.book = OptionBook(gpu_types, options_of)
         self.gpu_types, self.startup, self.knows_lengths = gpu_types, startup, knows_lengths
         self.budget_dollars_per_hour = budget_dollars_per_hour
@@ -234,6 +237,10 @@ class LazySnapshot(Snapshot):
     @cached_property
     def knows_lengths(self) -> bool:
         return self._maker.knows_lengths
+
+    @cached_property
+    def gpu_dollars_per_hour(self) -> Mapping[str, float]:
+        return self._maker.gpu_dollars_per_hour
 
     # What a checker asks for, of a few jobs and nodes: without tables, while this is the present.
 

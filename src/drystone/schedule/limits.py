@@ -17,7 +17,7 @@ import numpy as np
 
 from drystone.describe.job import JobSpec
 from drystone.schedule.snapshot import BoolArray, FloatArray, IntArray, Snapshot
-from drystone.units import HOUR_SECONDS
+from drystone.units import HOUR_SECONDS, format_dollars
 
 
 class Used(NamedTuple):
@@ -181,8 +181,9 @@ class _LimitedJobs:
         least = float(money.min())
         if least > spec.max_cost_dollars:
             return (
-                f"it may cost {spec.max_cost_dollars:.2f} dollars; to the end it would cost at "
-                f"least {least:.2f}, of which {used.dollars:.2f} are spent"
+                f"it may cost {format_dollars(spec.max_cost_dollars)}; to the end it would cost "
+                f"at least {format_dollars(least)}, of which {format_dollars(used.dollars)} are "
+                "spent"
             )
         return (
             f"it may run for {spec.max_duration_seconds / HOUR_SECONDS:.2f} h; within its money "

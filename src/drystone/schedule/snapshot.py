@@ -7,7 +7,7 @@ and a gather by `JobTable.option_set` gives (jobs, options, types).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -260,6 +260,8 @@ class Snapshot:
     budget_dollars_per_hour: float = float("inf")  # to be kept on average
     hard_cap_dollars_per_hour: float = float("inf")  # never to be rented above
     knows_lengths: bool = True
+    # What a GPU of the owner's costs, by type; none where nobody charges for it.
+    gpu_dollars_per_hour: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
     def capacity(self) -> IntArray:

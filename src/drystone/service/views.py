@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from drystone.describe.json_shapes import to_plain
-from drystone.describe.training_job import TrainingJob, count_steps
+from drystone.describe.training_job import TrainingJob, count_steps, make_spec
 from drystone.run.controller import Controller
 from drystone.run.lifecycle import JobState
+from drystone.run.live.limits import options_within
 from drystone.run.live.options import work_of
 from drystone.run.live_state import Lesson
 from drystone.run.state import JobRecord
@@ -169,9 +170,19 @@ def free_by_type(controller: Controller) -> dict[str, int]:
 
 def plan_view(controller: Controller, job: TrainingJob) -> Table:
     """What submitting a job would do."""
-    steps = count_steps(job, controller.journal.book.shape(job))
+    book = controller.journal.book
+    shape = book.shape(job)
+    steps = count_steps(job, shape)
     options = options_view(controller, job, float(steps * job.global_batch))
-    chosen = next((one for one in options if one["is_free"]), options[0] if options else None)
+    if options:  # what its money or time does not allow is said now, not when it waits
+        options_within(
+            make_spec(job, shape, job_id="planned", submit_seconds=0.0),
+            book.options(job, controller.journal.live.lessons.get(work_of(job))),
+            controller.journal.gpu_types,
+            controller.cluster.dollars_per_gpu_hour,
+        )
+    within = [one for one in options if _is_within(one, job)] or options
+    chosen = next((one for one in within if one["is_free"]), within[0] if within else None)
     waiting = [
         one for one in controller.journal.live.state.active.values()
         if one.state is JobState.QUEUED
@@ -183,6 +194,13 @@ def plan_view(controller: Controller, job: TrainingJob) -> Table:
         "chosen": chosen,
         "num_waiting": len(waiting),
     }
+
+
+def _is_within(option: Table, job: TrainingJob) -> bool:
+    most_dollars, most_seconds = job.max_cost_dollars, job.max_duration_seconds
+    return (most_dollars is None or (option["dollars"] or 0.0) <= most_dollars) and (
+        most_seconds is None or option["seconds"] <= most_seconds
+    )
 
 
 def cluster_view(controller: Controller, now: float) -> Table:

@@ -89,7 +89,7 @@ def test_who_cannot_end_within_its_money_is_refused():
     [refusal] = decide([job("x", HOUR_OF_WORK, max_cost_dollars=2.0)])
 
     assert isinstance(refusal, Refuse)
-    assert "2.00 dollars" in refusal.reason
+    assert "it may cost $2.00" in refusal.reason
     assert "2.67" in refusal.reason
 
 

@@ -1,11 +1,51 @@
-"""Which running jobs have used up what they were given? Money and time."""
+"""Which jobs are beyond their money or time? Before they run, and while they do."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import numpy as np
+
+from drystone.describe.job import JobSpec
+from drystone.errors import NothingFits
 from drystone.run.events import Event, Failed
 from drystone.run.journal import Journal
 from drystone.run.lifecycle import JobState
-from drystone.units import format_seconds
+from drystone.schedule.snapshot import BoolArray, OptionSet
+from drystone.units import HOUR_SECONDS, format_dollars, format_seconds
+
+
+def options_within(
+    spec: JobSpec, options: OptionSet, gpu_types: tuple[str, ...], prices: Mapping[str, float]
+) -> BoolArray:
+    """The options on which a job would end within its money and time, as they are estimated.
+
+    None at all is an error that says by how much. What a type costs is 0 where no price is known.
+    """
+    speeds = options.samples_per_second
+    seconds = np.divide(
+        spec.total_samples, speeds, out=np.full(len(speeds), np.inf), where=speeds > 0
+    )
+    rates = options.counts @ np.array([prices.get(gpu, 0.0) for gpu in gpu_types])
+    dollars = np.where(
+        speeds > 0, rates * np.where(speeds > 0, seconds, 0.0) / HOUR_SECONDS, np.inf
+    )
+    is_cheap, is_short = dollars <= spec.max_cost_dollars, seconds <= spec.max_duration_seconds
+    within: BoolArray = (speeds > 0) & is_cheap & is_short
+    if within.any():
+        return within
+    if not is_cheap.any():
+        wrong = (
+            f"max_cost is {format_dollars(spec.max_cost_dollars)}, and the cheapest way to run it "
+            f"takes about {format_dollars(float(dollars.min()))}"
+        )
+    else:
+        least = float(seconds[is_cheap].min())
+        wrong = (
+            f"max_duration is {format_seconds(spec.max_duration_seconds)}, and the quickest way "
+            f"to run it within its money takes about {format_seconds(least)}"
+        )
+    raise NothingFits(f"{spec.model}: {wrong}", hint="Allow more, or train less")
 
 
 def limits_reached(journal: Journal) -> list[Event]:
@@ -19,7 +59,8 @@ def limits_reached(journal: Journal) -> list[Event]:
         dollars, seconds = live.dollars_at(job_id, now), live.run_seconds_at(job_id, now)
         reason = ""
         if job.max_cost_dollars is not None and dollars >= job.max_cost_dollars:
-            reason = f"it has cost {dollars:.2f} dollars, max_cost is {job.max_cost_dollars:.2f}"
+            most = format_dollars(job.max_cost_dollars)
+            reason = f"it has cost {format_dollars(dollars)}, max_cost is {most}"
         elif job.max_duration_seconds is not None and seconds >= job.max_duration_seconds:
             most = format_seconds(job.max_duration_seconds)
             reason = f"it has run for {format_seconds(seconds)}, max_duration is {most}"

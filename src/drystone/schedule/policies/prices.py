@@ -159,9 +159,8 @@ def _look(snapshot: Snapshot, before: PricesMemory | None, settings: Settings) -
     elapsed = snapshot.now_seconds - before.now_seconds if before is not None else 0.0
     ratios = update_ratios(snapshot, before.ratios if before is not None else {})
     speeds = corrected_speeds(snapshot, ratios)
-    dollars = {
-        one.gpu: one.price_dollars_per_hour / one.num_gpus for one in snapshot.offers
-    } | dict(settings.dollars_per_gpu_hour)
+    dollars = {one.gpu: one.price_dollars_per_hour / one.num_gpus for one in snapshot.offers}
+    dollars |= dict(snapshot.gpu_dollars_per_hour) | dict(settings.dollars_per_gpu_hour)
     limits = check_limits(
         snapshot,
         speeds,

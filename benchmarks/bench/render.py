@@ -85,7 +85,10 @@ def _summary(results: Results, verdicts: list[Verdict]) -> Iterator[str]:
             )
     if failed:
         yield from ("", "**Without figures:**", "")
-        yield from (f"- {one.name}: {one.failed}" for one in failed)
+        yield from (
+            f"- {one.name}: {one.failed}, at load {one.load[0]:.1f} to {one.load[1]:.1f}"
+            for one in failed
+        )
     if skipped:
         yield from ("", "Not run:", "")
         yield from (f"- {one.name}: {one.skipped}" for one in skipped)

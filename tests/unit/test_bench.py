@@ -187,7 +187,7 @@ def test_what_lies_outside_stands_first_with_the_load():
     short = text[text.index("## In short") : text.index("## Estimates")]
 
     assert "**0.90 s**, at most 0.3 s; by the clock, at load 16.5 to 10.0" in short
-    assert "wire: exit code 1: broken" in short
+    assert "wire: exit code 1: broken, at load 0.0 to 0.0" in short
     assert "sia: needs data" in short
     assert "| best of ten ⏱ | 0.90 s | at most 0.3 s | **no** | aim |" in text
     assert "![Growth](results/growth.svg)" in text

@@ -4,6 +4,7 @@ What every engine must do is in `conformance.py`, and runs on Ray too.
 """
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,13 @@ from engine_ray import RayUnderTest, ray_controller
 from under_test import LiveSystem
 
 from drystone.describe.job_file import make_job
+from drystone.describe.market_file import parse_market
 from drystone.run.controller import Controller
 from drystone.run.events import Interrupted, NodeRemoved
 from drystone.run.lifecycle import JobState
 from drystone.run.notes import Launched
+from drystone.run.renting.ray_door import RayDoor
+from drystone.run.renting.settings import live_offers
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("engine-ray")]
 
@@ -163,3 +167,41 @@ def test_gpus_that_another_user_of_ray_has_are_waited_for(system):
 
     assert system.wait_over(job) == ["done"]
     system.until(lambda: not system.controller.engine.held(), "no lock")
+
+
+MARKET = "offers: [{name: t4, gpu: T4, num_gpus: 1, price_dollars_per_hour: 0.5}]"
+
+
+def test_a_rented_node_comes_in_by_the_door_works_and_is_taken_out_by_the_next_controller(
+    system, tmp_path
+):
+    [offer] = live_offers(parse_market(MARKET), is_simulated=True)
+    address, name = system.engine.cluster.address, "rented-t4-0000"
+    door = RayDoor(address, tmp_path / "rented")
+    try:
+        door.bring(name, offer)
+        pid = json.loads((tmp_path / "rented" / f"{name}.json").read_text())["pid"]
+        door.bring(name, offer)  # it is on its way already
+        assert [one.name for one in tmp_path.glob("rented/*.json")] == [f"{name}.json"]
+        assert json.loads((tmp_path / "rented" / f"{name}.json").read_text())["pid"] == pid
+        system.until(lambda: name in [one.id for one in system.nodes], "the rented node")
+        job = system.submit(steps=3)
+        system.place(job, {name: 1})
+        assert system.wait_over(job) == ["done"]
+    finally:
+        RayDoor(address, tmp_path / "rented").take(name, "it is given back")
+        door.take(name, "what is gone already is none")
+
+    system.until(lambda: pid not in sessions(), "no process of the node")
+    assert not (tmp_path / "rented" / f"{name}.json").exists()
+    system.until(lambda: name not in [one.id for one in system.nodes], "the node gone")
+
+
+def sessions() -> list[int]:
+    """Of every process of this machine that lives."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = path.read_text(errors="replace").rpartition(")")[2].split()
+            found += [int(fields[3])] if fields[0] not in "ZX" else []
+    return found

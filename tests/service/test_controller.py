@@ -206,13 +206,13 @@ def test_limits_end_a_job_with_a_checkpoint(system):
     assert int(system.audit(job)[-1].split()[2]) == len(steps)
 
 
-def test_what_cannot_end_within_its_time_is_refused_by_the_policy(system):
+def test_what_cannot_end_within_its_time_is_not_taken_in(system):
     train = {"steps": 10**7, "batch": 4, "sequence": 32}
     table = {"model": "mini-gpt", "train": train, "max_duration": "1m"}
-    job = system.controller.submit(make_job(table, folder=system.folder))[0]
+    with pytest.raises(NothingFits, match="max_duration is 1 min"):
+        system.controller.submit(make_job(table, folder=system.folder))
 
-    assert system.wait_over(job) == ["refused"]
-    assert "it may run for 0.02 h" in system.live.jobs[job].reason
+    assert not system.live.jobs
 
 
 def test_a_locked_database_delays_and_loses_nothing(system):

@@ -44,8 +44,8 @@ def test_jobs_run_on_rented_nodes_and_everything_is_given_back_and_paid(tmp_path
 
 @pytest.mark.slow
 def test_a_node_that_is_taken_back_costs_a_checkpoint_at_most(tmp_path):
-    market = MARKET.replace("start_delay_seconds", "reclaims_per_hour: 1200, start_delay_seconds")
-    cloud = open_cloud(tmp_path, market, seed=2)  # kept for three seconds in the mean
+    market = MARKET.replace("start_delay_seconds", "reclaims_per_hour: 600, start_delay_seconds")
+    cloud = open_cloud(tmp_path, market, seed=2)  # kept for six seconds in the mean
     with renting(tmp_path / "s", cloud) as system:
         job = system.submit(steps=60, seconds=0.1)
         assert system.wait_over(job, seconds=120) == ["done"]

@@ -212,8 +212,9 @@ def _decide(
         placement = tuple((int(nodes[one]), int(state[at, one])) for one in used)
         option = -1
         if len(used):
-            kind = snapshot.nodes.type_index[nodes[used[0]]]
-            option = int(lookup[jobs.option_set[row], kind, state[at].sum()])
+            kind, count = snapshot.nodes.type_index[nodes[used[0]]], int(state[at].sum())
+            if count < lookup.shape[2]:  # more than any option takes is of no use to it
+                option = int(lookup[jobs.option_set[row], kind, count])
         decision = _decision(snapshot, row, option, placement)
         if decision is not None:
             decisions.append(decision)

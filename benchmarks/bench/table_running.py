@@ -127,6 +127,8 @@ SERVICE = Part(
                 at_most("jobs_seconds", "`drystone jobs` with 10,000 waiting", 0.5, "s", AIM,
                         clock=True),
                 shown("jobs_cpu_seconds", "of which CPU of the command", "s"),
+                at_most("decision_seconds", "a decision with 10,000 waiting", 1.0, "s", AIM,
+                        clock=True),
                 at_most("why_seconds", "`drystone why` with 100 waiting", 0.5, "s", AIM,
                         clock=True),
             ),

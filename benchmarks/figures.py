@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 Figures: TypeAlias = dict[str, float | list[float]]
@@ -39,6 +39,6 @@ def read_skip(output: str) -> str:
 
 
 def _plain(value: float | Sequence[float]) -> float | list[float]:
-    if isinstance(value, int | float) or not hasattr(value, "__len__"):
-        return float(value)  # type: ignore[arg-type]
-    return [float(one) for one in value]
+    if isinstance(value, Iterable):
+        return [float(one) for one in value]
+    return float(value)  # also of NumPy's kinds

@@ -46,7 +46,7 @@ def render(results: Results, pictures: dict[str, str]) -> str:
         for one in judge(benchmark, results.records[benchmark.name])
     ]
     cores = results.machine["processor"].rpartition(", ")[2].split()[0]
-    dates = sorted({one.date for one in results.records.values()})
+    dates = sorted({one.date for one in results.records.values() if one.date})
     span = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     lines = [HEAD.format(dates=span, cores=cores)]
     lines += _machine(results)

@@ -142,6 +142,18 @@ def test_what_is_wrong_is_refused_with_a_reason(client, path, sent, kind):
     assert caught.value.message
 
 
+def test_a_plan_chooses_what_the_money_allows(client):
+    job = {"model": "mini-gpt", "train": {"steps": 900, "batch": 8, "sequence": 32}}
+    free = client.post("/v1/plan", {"job": job})
+    cheapest, second = sorted(free["options"], key=lambda one: one["dollars"])[:2]
+    assert free["chosen"]["gpus"] != cheapest["gpus"]
+
+    between = (cheapest["dollars"] + second["dollars"]) / 2
+    poor = client.post("/v1/plan", {"job": job | {"max_cost": between}})
+
+    assert poor["chosen"] == cheapest
+
+
 def test_waiting_for_events_ends_with_the_next_one(client, served: Running):
     last = client.get("/v1/health")["last_sequence"]
     assert client.get("/v1/events", after=last, wait=0.1)["events"] == []

@@ -1,5 +1,6 @@
 """What becomes of jobs when things go wrong, and when people change their minds."""
 
+import dataclasses
 import os
 import shutil
 import signal
@@ -213,6 +214,19 @@ def test_what_cannot_end_within_its_time_is_not_taken_in(system):
         system.controller.submit(make_job(table, folder=system.folder))
 
     assert not system.live.jobs
+
+
+def test_new_prices_of_the_same_nodes_reach_the_policy(system):
+    journal = system.controller.journal
+    before = journal.snapshot().gpu_dollars_per_hour
+    dearer = {gpu: 2 * dollars for gpu, dollars in before.items()}
+    journal.adopt(
+        dataclasses.replace(system.controller.cluster, dollars_per_gpu_hour=dearer),
+        reason="new prices",
+    )
+
+    assert before
+    assert journal.snapshot().gpu_dollars_per_hour == dearer
 
 
 def test_a_locked_database_delays_and_loses_nothing(system):

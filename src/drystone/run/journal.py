@@ -194,12 +194,13 @@ class Journal:
                 offers=rent.offers if rent else (),
                 budget_dollars_per_hour=rent.budget_dollars_per_hour if rent else math.inf,
                 hard_cap_dollars_per_hour=rent.hard_cap_dollars_per_hour if rent else math.inf,
-                gpu_dollars_per_hour=dict(self.live.described.dollars_per_gpu_hour),
             )
             for record in self.live.state.active.values():
                 if record.state is JobState.RUNNING:
                     record.option = self._row_of_placement(record.spec, record.placement)
                 self._maker.update(record)
+        # Each time: a cluster may be described anew with other prices and the same nodes.
+        self._maker.gpu_dollars_per_hour = dict(self.live.described.dollars_per_gpu_hour)
         return self._maker
 
     def _row_of_placement(

@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -61,9 +60,8 @@ class SnapshotMaker:
         offers: Sequence[Offer] = (),
         budget_dollars_per_hour: float = math.inf,
         hard_cap_dollars_per_hour: float = math.inf,
-        gpu_dollars_per_hour: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        self.gpu_dollars_per_hour = gpu_dollars_per_hour
+        self.gpu_dollars_per_hour: Mapping[str, float] = {}  # of the owner's GPUs, by type
         self.book = OptionBook(gpu_types, options_of)
         self.gpu_types, self.startup, self.knows_lengths = gpu_types, startup, knows_lengths
         self.budget_dollars_per_hour = budget_dollars_per_hour

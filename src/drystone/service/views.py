@@ -18,7 +18,7 @@ from drystone.run.live.limits import options_within
 from drystone.run.live.options import work_of
 from drystone.run.live_state import Lesson
 from drystone.run.state import JobRecord
-from drystone.schedule.snapshot import OptionSet
+from drystone.schedule.snapshot import BoolArray, OptionSet
 from drystone.service.callers import check_touch
 from drystone.units import HOUR_SECONDS
 
@@ -120,16 +120,22 @@ def gpus_of(controller: Controller, record: JobRecord) -> dict[str, int]:
 
 
 def options_view(
-    controller: Controller, job: TrainingJob, left_samples: float, most: int = 12
+    controller: Controller,
+    job: TrainingJob,
+    left_samples: float,
+    *,
+    most: int = 12,
+    allowed: BoolArray | None = None,
 ) -> list[Table]:
-    """What a job can choose from, the fastest first."""
+    """What a job can choose from, the fastest first; with `allowed` of these options only."""
     lesson = controller.journal.live.lessons.get(work_of(job)) or Lesson()
     options = controller.journal.book.options(job, lesson)
     order = np.argsort(-options.samples_per_second, kind="stable")
     free = free_by_type(controller)
     rows: list[Table] = []
     for row in order.tolist():
-        if options.samples_per_second[row] > 0 and len(rows) < most:
+        may = allowed is None or allowed[row]
+        if may and options.samples_per_second[row] > 0 and len(rows) < most:
             rows.append(_option(controller, options, row, lesson, left_samples, free))
     return rows
 
@@ -170,19 +176,21 @@ def free_by_type(controller: Controller) -> dict[str, int]:
 
 def plan_view(controller: Controller, job: TrainingJob) -> Table:
     """What submitting a job would do."""
-    book = controller.journal.book
-    shape = book.shape(job)
+    journal = controller.journal
+    shape = journal.book.shape(job)
     steps = count_steps(job, shape)
-    options = options_view(controller, job, float(steps * job.global_batch))
-    if options:  # what its money or time does not allow is said now, not when it waits
-        options_within(
+    left_samples = float(steps * job.global_batch)
+    shown = options_view(controller, job, left_samples)
+    chosen = None
+    if shown:  # what its money or time does not allow is said now, not when it waits
+        within = options_within(
             make_spec(job, shape, job_id="planned", submit_seconds=0.0),
-            book.options(job, controller.journal.live.lessons.get(work_of(job))),
-            controller.journal.gpu_types,
+            journal.book.options(job, journal.live.lessons.get(work_of(job))),
+            journal.gpu_types,
             controller.cluster.dollars_per_gpu_hour,
         )
-    within = [one for one in options if _is_within(one, job)] or options
-    chosen = next((one for one in within if one["is_free"]), within[0] if within else None)
+        usable = options_view(controller, job, left_samples, most=len(within), allowed=within)
+        chosen = next((one for one in usable if one["is_free"]), usable[0])
     waiting = [
         one for one in controller.journal.live.state.active.values()
         if one.state is JobState.QUEUED
@@ -190,17 +198,10 @@ def plan_view(controller: Controller, job: TrainingJob) -> Table:
     return {
         "job": description_of(job),
         "steps": steps,
-        "options": options,
+        "options": shown,
         "chosen": chosen,
         "num_waiting": len(waiting),
     }
-
-
-def _is_within(option: Table, job: TrainingJob) -> bool:
-    most_dollars, most_seconds = job.max_cost_dollars, job.max_duration_seconds
-    return (most_dollars is None or (option["dollars"] or 0.0) <= most_dollars) and (
-        most_seconds is None or option["seconds"] <= most_seconds
-    )
 
 
 def cluster_view(controller: Controller, now: float) -> Table:

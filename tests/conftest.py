@@ -1,5 +1,6 @@
 """Settings for every test."""
 
+import itertools
 import os
 import shutil
 import socket
@@ -37,7 +38,25 @@ def pytest_collection_modifyitems(config, items):
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory):
+def postgres(postgres_server):
+    """Makes an empty database in a real server, and says its URL; each caller has its own."""
+    import sqlalchemy as sa
+
+    numbers = itertools.count(1)
+
+    def make() -> str:
+        name = f"test_{next(numbers)}"
+        engine = sa.create_engine(postgres_server, isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            connection.exec_driver_sql(f"CREATE DATABASE {name}")
+        engine.dispose()
+        return postgres_server.removesuffix("/postgres") + f"/{name}"
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def postgres_server(tmp_path_factory):
     """A real server of one's own; it refuses to run as root, so it gets another user there."""
     if shutil.which("initdb") is None or shutil.which("postgres") is None:
         pytest.skip("PostgreSQL's initdb and postgres are not installed")

@@ -23,6 +23,7 @@ class LocalUnderTest(EngineUnderTest):
     """Nodes are agents, each a process of its own."""
 
     name = "local"
+    num_nodes = 3
 
     def start(self, folder: Path) -> None:
         self._agents = folder

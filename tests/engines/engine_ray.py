@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from engine_local import children_of
-from ray_fixture import shared_cluster
+from ray_fixture import NODES, shared_cluster
 from under_test import PATIENCE, EngineUnderTest
 
 from drystone.run.agent.launches import read_json
@@ -33,6 +33,7 @@ class RayUnderTest(EngineUnderTest):
     """Nodes are raylets, each a process of its own."""
 
     name = "ray"
+    num_nodes = len(NODES)
     patience_seconds = 120.0  # a raylet starts in ten seconds on a busy machine
 
     def start(self, folder: Path) -> None:
@@ -57,3 +58,6 @@ class RayUnderTest(EngineUnderTest):
         name = self._cluster.name_of(node)
         if name:
             self._cluster.revive(name)
+
+    def heal(self) -> None:
+        self._cluster.heal()

@@ -53,6 +53,7 @@ class SlurmUnderTest(EngineUnderTest):
     """Nodes are slurmds, each a process of its own."""
 
     name = "slurm"
+    num_nodes = len(NODES)
 
     def start(self, folder: Path) -> None:
         skip_without_slurm()

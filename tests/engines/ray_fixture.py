@@ -151,6 +151,11 @@ class RayCluster:
             self._remove(name)
             self.add(self._specs[name])
 
+    def heal(self) -> None:
+        """Start every node again whose raylet is dead, whoever ended it."""
+        for name in list(self._specs):
+            self.revive(name)
+
     def _is_dying(self, name: str, seconds: float = 5.0) -> bool:
         """Whether its raylet is dead, or soon will be: Ray ends one that it took for lost."""
         import ray

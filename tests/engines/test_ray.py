@@ -51,6 +51,7 @@ def system(tmp_path):
     engine.start(tmp_path)
     made = LiveSystem(engine, tmp_path / "s")
     try:
+        made.reset()
         yield made
     finally:
         made.leave(ends_agents=True)

@@ -27,7 +27,7 @@ def service(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def on_postgres(tmp_path_factory, postgres):
-    with two_teams(tmp_path_factory.mktemp("security") / "p", database=postgres) as made:
+    with two_teams(tmp_path_factory.mktemp("security") / "p", database=postgres()) as made:
         yield made
 
 

@@ -247,14 +247,15 @@ def test_an_older_database_is_brought_up_to_date(home):
 def test_the_same_upgrade_on_postgresql(postgres):
     import sqlalchemy as sa
 
-    engine = sa.create_engine(postgres)
-    Store(postgres).close()
+    url = postgres()
+    engine = sa.create_engine(url)
+    Store(url).close()
     with engine.begin() as connection:
         connection.execute(sa.text("DROP INDEX ix_events_by_people"))
         connection.execute(sa.text("ALTER TABLE events DROP COLUMN actor"))
         connection.execute(sa.text("UPDATE format SET number = 1"))
     engine.dispose()
-    store = Store(postgres)
+    store = Store(url)
     assert all(line.actor == "" for line in store.read_log(most=10))
     store.close()
 

@@ -42,15 +42,7 @@ def row(job_id: str, state: str = "queued", at: float = 1.0) -> JobRow:
 def url(request, tmp_path):
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/log.db"
-    import sqlalchemy as sa
-
-    base = request.getfixturevalue("postgres")
-    name = f"test_{abs(hash(str(tmp_path)))}"
-    engine = sa.create_engine(base, isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        connection.exec_driver_sql(f"CREATE DATABASE {name}")
-    engine.dispose()
-    return base.replace("/postgres", f"/{name}")
+    return request.getfixturevalue("postgres")()
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ class Engine(Stepper):
             raise InvalidSpec(f"{len(shares)} state shares for {wire.num_ranks} ranks")
         layers = lay_out(model, shares, wire=wire, device=device, dtype=dtype)
         super().__init__(layers.owned, wire=wire, device=device, pacer=pacer)
-        self.model, self.seed = model, seed
+        self.model, self.seed, self._chance = model, seed, _default_generator(device)
         # On a processor only where its memory plays that of a device: `host_memory` is another.
         self._offload = offload and (device.type == "cuda" or active_ledger() is not None)
         self._blocks, self._front, self._back = layers.blocks, layers.front, layers.back
@@ -211,10 +211,21 @@ class Engine(Stepper):
     def _seed(self, layer: int, index: int) -> None:
         """The same chance (dropout) when a layer is computed again."""
         key = ((self.seed * 1_000_003 + self.num_steps) * 65_537 + layer + 1) * 8_191
-        torch.manual_seed((key + index * 4_099 + self.wire.rank) % 2**63)
+        # `torch.manual_seed` looks for every kind of device, at 200 microseconds a call.
+        self._chance.manual_seed((key + index * 4_099 + self.wire.rank) % 2**63)
 
     def _rng_devices(self) -> list[torch.device]:
         return [self.device] if self.device.type == "cuda" else []
+
+
+def _default_generator(device: torch.device) -> torch.Generator:
+    """Where operations on that device take their chance from."""
+    if device.type != "cuda":
+        return torch.default_generator
+    torch.cuda.init()
+    index = torch.cuda.current_device() if device.index is None else device.index
+    generator: torch.Generator = torch.cuda.default_generators[index]
+    return generator
 
 
 def _gradient(entered: torch.Tensor) -> torch.Tensor:

@@ -7,8 +7,9 @@ on gloo with the same model: every collective it calls, with its bytes, and ever
 between, in the order of rank 0; all ranks have the same. There each collective is waited for where
 it is called, as FSDP2 does on a processor. Both have the same wire: gathering a block takes a given
 part of the time in which the fastest device computes a sample forward and backward through it. The
-part that gloo takes is measured in the same run, between barriers: the shortest of some gathers,
-and the median, which is what processes that share cores see.
+part that it really takes is measured in the same run, between barriers: FSDP2's own gather of a
+block on gloo with the copies into and out of its buffers, the shortest of some and the median,
+which is what processes that share cores see.
 """
 
 from __future__ import annotations
@@ -68,9 +69,11 @@ class Recorder:
         return noted_call
 
 
-def _record(
-    rank: int, folder: str, num_ranks: int, batch: int, make: Callable[[int, Recorder], Step]
-) -> None:
+# Of a batch and a recorder: a step, and gathering a block once.
+Make = Callable[[int, Recorder], tuple[Step, Step]]
+
+
+def _record(rank: int, folder: str, num_ranks: int, batch: int, make: Make) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=num_ranks
@@ -78,27 +81,25 @@ def _record(
     recorder = Recorder()
     dist.all_gather_single = recorder.noted("gather", dist.all_gather_single, "output_tensor", 0)
     dist.reduce_scatter_single = recorder.noted("reduce", dist.reduce_scatter_single, "input", 1)
-    step = make(batch, recorder)
+    step, gather = make(batch, recorder)
     step()  # the first one prepares things
     recorder.log.clear()
     step()
     log = list(recorder.log)
-    seconds = _gather_seconds(largest_bytes(log), num_ranks)
+    seconds = _gather_seconds(gather)
     if rank == 0:
         torch.save((log, seconds), Path(folder) / "log.pt")
     dist.barrier()
     dist.destroy_process_group()
 
 
-def _gather_seconds(num_bytes: int, num_ranks: int, *, repeats: int = 40) -> tuple[float, float]:
-    """Of gathering so many bytes on gloo, when nobody comes late: the shortest, the median."""
-    piece = torch.zeros(num_bytes // 4 // num_ranks)
-    whole = torch.zeros(len(piece) * num_ranks)
+def _gather_seconds(gather: Step, *, repeats: int = 40) -> tuple[float, float]:
+    """Of gathering a block when nobody comes late: the shortest, the median."""
     found = []
     for _ in range(repeats):
         dist.barrier()
         started = time.perf_counter()
-        dist.all_gather_single(whole, piece)
+        gather()
         found.append(time.perf_counter() - started)
     return min(found), statistics.median(found)
 
@@ -108,12 +109,10 @@ def largest_bytes(log: Log) -> int:
     return max(one.num_bytes for one in log if isinstance(one, Started))
 
 
-def record_fsdp(
-    num_ranks: int, batch: int, make: Callable[[int, Recorder], Step]
-) -> tuple[Log, tuple[float, float]]:
+def record_fsdp(num_ranks: int, batch: int, make: Make) -> tuple[Log, tuple[float, float]]:
     """What rank 0 of FSDP2 computes and calls in a step, with so many samples on each rank.
 
-    And the seconds that gloo takes to gather a block, at least and in the median.
+    And the seconds that it takes to gather a block, at least and in the median.
     """
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(_record, args=(folder, num_ranks, batch, make), nprocs=num_ranks)

@@ -127,8 +127,11 @@ class PacedBlock(nn.Module):
         return Begin.apply(x, self.marks)
 
 
-def make_fsdp_step(batch: int, pacer: Pacer | Recorder) -> Timed:
-    """A step of FSDP2 with accumulation: gradients reduced once, micro-batches of one sample."""
+def make_fsdp_step(batch: int, pacer: Pacer | Recorder) -> tuple[Timed, Timed]:
+    """A step of FSDP2 with accumulation: gradients reduced once, micro-batches of one sample.
+
+    And gathering a block once, as it does in such a step, its copies included.
+    """
     model = build_model(a_spec())
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for index, block in enumerate(model.blocks):
@@ -154,7 +157,11 @@ def make_fsdp_step(batch: int, pacer: Pacer | Recorder) -> Timed:
             model(sample).backward()
         model.zero_grad()
 
-    return step
+    def gather() -> None:
+        model.blocks[1].unshard()
+        model.blocks[1].reshard()
+
+    return step, gather
 
 
 def measure(
@@ -176,7 +183,7 @@ def measure(
     steps = {
         "even": make_engine_step([even] * len(batches), pacer),
         "uneven": make_engine_step(batches, pacer),
-        "FSDP2, even": make_fsdp_step(even, pacer),
+        "FSDP2, even": make_fsdp_step(even, pacer)[0],
     }
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(repeats):
@@ -209,21 +216,22 @@ def print_replayed(wire_shares: list[float]) -> None:
     """By replay: what uneven batches gain over even ones, ours and FSDP2's."""
     seconds_of = {**SECONDS, "backward_only": BACKWARD - FORWARD}
     gains: dict[str, list[float]] = {}
-    print("the first two rows of each: the shortest and the median gather on gloo")
+    print("the first two rows of each: FSDP2's own gather of a block, the shortest and the median")
     print("speeds          batches         wire   even / uneven  FSDP2 even / uneven")
     for speeds, batches in (([1, 3], [4, 12]), ([1, 1, 2, 4], [2, 2, 4, 8])):
         batch = sum(batches) // len(batches)
         log, gather_seconds = record_fsdp(len(speeds), batch, make_fsdp_step)
-        for share in (*(one / (FORWARD + BACKWARD) for one in gather_seconds), *wire_shares):
+        shares = dict(zip(("shortest", "median"), gather_seconds, strict=True))
+        shares = {name: one / (FORWARD + BACKWARD) for name, one in shares.items()}
+        for name, share in (shares | {f"wire_{one:g}": one for one in wire_shares}).items():
             found = replayed_seconds(
                 a_spec(), log, seq_len=SEQ_LEN, speeds=speeds, batches=batches,
                 sample_seconds=seconds_of, wire_share=share,
             )  # fmt: skip
-            even, fsdp = (found[name] / found["uneven"] for name in ("even", "FSDP2, even"))
+            even, fsdp = (found[way] / found["uneven"] for way in ("even", "FSDP2, even"))
             print(f"{speeds!s:<15} {batches!s:<15} {share:.3f} {even:>14.3f} {fsdp:>20.3f}")
-            if share in wire_shares:
-                gains.setdefault("even", []).append(even)
-                gains.setdefault(f"fsdp2_wire_{share:g}", []).append(fsdp)
+            gains.setdefault("even", []).append(even)
+            gains.setdefault(f"fsdp2_{name}", []).append(fsdp)
     print_figures({f"{name}_of_uneven": min(some) for name, some in gains.items()})
 
 

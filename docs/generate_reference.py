@@ -22,6 +22,7 @@ FOLDER: Final = ROOT / "docs" / "reference"
 CLUSTER_KEYS: Final = {
     "nodes": "a list of rows, each a kind of equal nodes",
     "prices": "dollars for an hour of one GPU, by type; over the example prices of the catalogue",
+    "gpu_types": "GPU types of your own, by name; [how](../howto/own-gpu.md)",
     "gpu": "the type, as in `drystone gpus`",
     "count": "how many such nodes; 1",
     "gpus_per_node": "GPUs in each; 1",
@@ -220,6 +221,8 @@ def market_file_page() -> Iterator[str]:
     yield "A list `offers`, each:"
     yield ""
     yield from _key_table(market_file._OfferPart, told=told)
+    yield "Beside it `gpu_types`, as in a [cluster file](cluster-file.md#gpu_types-each)."
+    yield ""
     yield from ("## `price_changes`, each", "")
     yield from _key_table(market_file._ChangePart)
     yield from ("## `emulate`", "")
@@ -228,7 +231,7 @@ def market_file_page() -> Iterator[str]:
 
 def cluster_file_page() -> Iterator[str]:
     """The keys of a cluster file."""
-    from drystone.describe import cluster_file, trace_cluster
+    from drystone.describe import cluster_file, own_gpus, trace_cluster
 
     known = {*cluster_file._KEYS, *cluster_file._NODE_KEYS, *cluster_file._EMULATE_KEYS}
     if known != set(CLUSTER_KEYS):
@@ -246,10 +249,12 @@ def cluster_file_page() -> Iterator[str]:
             ["key", "meaning, and what holds where it is left out", "in `simulate`"],
             [
                 [code(key), CLUSTER_KEYS[key],
-                 "yes" if key == "nodes" or key in trace_cluster._KEYS else "no"]
+                 "yes" if key in ("nodes", own_gpus.SECTION, *trace_cluster._KEYS) else "no"]
                 for key in keys
             ],
         )  # fmt: skip
+    yield from ("## `gpu_types`, each", "", "By its name; in a market file too.", "")
+    yield from _key_table(own_gpus.GpuTypePart)
 
 
 def _key_table(

@@ -34,7 +34,10 @@ def cluster(folder: Folder = None, as_json: AsJson = False) -> None:
         print_json(answer)
         return
     prices = {one["gpu"]: one["dollars_per_hour"] for one in answer["gpus"]}
-    rows = [_row(node, prices.get(node["gpu"])) for node in answer["nodes"]]
+    own = {one["gpu"] for one in answer["gpus"] if one.get("is_own")}
+    rows = [
+        _row(node, prices.get(node["gpu"]), is_own=node["gpu"] in own) for node in answer["nodes"]
+    ]
     total = sum(node["num_gpus"] for node in answer["nodes"])
     free = sum(one["free"] for one in answer["gpus"])
     spent = f"${answer['dollars_per_hour']:.2f} an hour now, ${answer['dollars']:.2f} so far"
@@ -42,13 +45,13 @@ def cluster(folder: Folder = None, as_json: AsJson = False) -> None:
     say_emulated(answer["is_emulated"])
 
 
-def _row(node: Table, price: float | None) -> tuple[str, ...]:
+def _row(node: Table, price: float | None, *, is_own: bool) -> tuple[str, ...]:
     from drystone.units import format_bytes
 
     states = [word for word in ("emulated", "drained", "lost") if node[f"is_{word}"]]
     return (
         node["id"],
-        node["gpu"],
+        f"{node['gpu']} (own)" if is_own else node["gpu"],
         str(node["num_gpus"]),
         str(node["free"]),
         format_bytes(node["memory_bytes"]),

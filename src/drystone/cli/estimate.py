@@ -11,6 +11,7 @@ from drystone.cli.recipe_options import (
     MODEL_HELP,
     AsJson,
     AttentionWord,
+    ClusterFile,
     Compiled,
     Dropout,
     LauncherName,
@@ -57,6 +58,7 @@ def estimate(
     compiled: Compiled = False,
     dropout: Dropout = 0.0,
     launcher: LauncherName = "drystone",
+    cluster: ClusterFile = None,
     gpus_per_node: Annotated[int, typer.Option(help="0: as usual for the GPU.")] = 0,
     network: Annotated[str, typer.Option(help="Between nodes, e.g. 'InfiniBand HDR'.")] = "",
     price: Annotated[
@@ -88,6 +90,7 @@ def estimate(
     """
     from drystone.cli.estimate_request import auto_precision, build_recipe, own_price
     from drystone.cli.output import print_json
+    from drystone.cli.plan_request import read_cluster, say_own
     from drystone.describe.catalogue import find_gpu
     from drystone.describe.layout import parse_layout
     from drystone.describe.links import default_machine
@@ -96,6 +99,7 @@ def estimate(
     from drystone.errors import NothingFits
 
     found = resolve_model(model)
+    read_cluster(cluster)
     gpu_spec = find_gpu(gpu)
     split = parse_layout(layout)
     machine = default_machine(gpu_spec, gpus_per_node=gpus_per_node or None, inter=network or None)
@@ -117,6 +121,7 @@ def estimate(
         print_json(answer.to_json())
     else:
         _show(answer, explain=explain)
+        say_own([gpu_spec])
     if must_fit and not answer.fits:
         raise NothingFits(f"{model} does not fit on {gpu_spec.name} as {split}")
 

@@ -29,6 +29,8 @@ EXAMPLES: Final = MappingProxyType(
             ("the winner item by item, as a picture, and as a file for the runtime",
              "plan llama-3-8b --gpus 8xA100-80G --explain --plot plans.png --save plan.json"),
             ("no GPUs yet: which would do, at what price?", "plan mistral-7b-v0.1"),
+            ("on the nodes of a file, which may describe GPU types of your own",
+             "plan llama-3-8b --cluster cluster.yaml"),
             ("LoRA on small GPUs, for a program",
              "plan llama-3-8b --gpus 4xL4 --tuning lora --json"),
         ),
@@ -157,6 +159,7 @@ EXAMPLES: Final = MappingProxyType(
         "gpus": (
             ("all of one generation", "gpus hopper"),
             ("prices of one type, for a program", "gpus A100-80GB-SXM --json"),
+            ("types of your own too", "gpus --cluster cluster.yaml"),
         ),
         "models": (
             ("those of one family", "models llama-3"),

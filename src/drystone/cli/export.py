@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from drystone.cli.recipe_options import ClusterFile
 from drystone.errors import DrystoneError, InvalidSpec, UnknownName
 
 
@@ -35,6 +36,7 @@ def export(
         list[str] | None,
         typer.Option(help="GPU=KEY=VALUE: how nodes of a type are told; else drystone/gpu."),
     ] = None,
+    cluster: ClusterFile = None,
     claim: Annotated[str, typer.Option(help="A volume claim that is there; none: make one.")] = "",
     queue: Annotated[str, typer.Option(help="Kueue's queue.")] = "drystone",
     queues: Annotated[bool, typer.Option(help="Make Kueue's flavours and queues too.")] = True,
@@ -51,6 +53,10 @@ def export(
     from drystone.plan.plan import load_plan
     from drystone.run.kubernetes import DEFAULT_IMAGE, ExportSettings, Target, export_plan
 
+    if cluster is not None:
+        from drystone.describe.own_gpus import load_gpu_types
+
+        load_gpu_types(cluster)
     if to not in list(Target):
         raise UnknownName("target", to, list(Target))
     settings = ExportSettings(

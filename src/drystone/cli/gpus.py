@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from drystone.cli.columns import counted
+from drystone.cli.recipe_options import ClusterFile
 
 if TYPE_CHECKING:
     from drystone.describe.gpu import GpuSpec
@@ -16,19 +17,26 @@ def gpus(
     pattern: Annotated[
         str, typer.Argument(help="Words that a name, vendor or architecture must contain.")
     ] = "",
+    cluster: ClusterFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """List the GPU types: memory, rates, links, prices.
 
     Rates are dense teraflop/s; `measured` is the best matrix multiplication that others measured.
-    Links count both directions. Prices are examples, on demand, one GPU for one hour.
+    Links count both directions. Prices are examples, on demand, one GPU for one hour. With
+    --cluster the types that a file describes come last, marked as your own.
 
     With --json: {"gpus": [{name, vendor, architecture, year, memory_bytes, usable_bytes, ...,
+    is_own,
     prices: [{cloud, on_demand_dollars_per_gpu_hour, spot_dollars_per_gpu_hour, date, ...}]}]},
     everything in bytes, seconds, operations and dollars; 0 means that there is none.
     """
     from drystone.describe.catalogue import match_gpus
 
+    if cluster is not None:
+        from drystone.describe.own_gpus import load_gpu_types
+
+        load_gpu_types(cluster)
     found = match_gpus(pattern)
     if as_json:
         from drystone.cli.output import print_json
@@ -67,6 +75,8 @@ def _print_gpus(found: tuple[GpuSpec, ...]) -> None:
         Column(header="date", rank=5),
     )
     title = f"{counted(len(found), 'GPU type')} (*: fp16, there is no bf16)"
+    if any(gpu.is_own for gpu in found):
+        title = f"{title.removesuffix(')')}; own: from your file)"
     print_table(title, columns, [_row(gpu) for gpu in found])
 
 
@@ -76,7 +86,7 @@ def _row(gpu: GpuSpec) -> tuple[str, ...]:
 
     price = cheapest_price(gpu.name)
     return (
-        gpu.name,
+        f"{gpu.name} (own)" if gpu.is_own else gpu.name,
         _number(gpu.memory_bytes / GiB),
         f"{gpu.usable_bytes / GiB:.1f}",
         _number(gpu.bf16_flops / TERA) if gpu.bf16_flops else _starred(gpu.fp16_flops / TERA),
@@ -87,10 +97,10 @@ def _row(gpu: GpuSpec) -> tuple[str, ...]:
         gpu.link or gpu.bus,
         _number((gpu.link_bytes_per_second or 2 * gpu.bus_bytes_per_second) / GB),
         _number(gpu.power_watts),
-        str(gpu.year),
+        str(gpu.year or "-"),
         f"{price.on_demand_dollars_per_gpu_hour:.2f}" if price else "-",
         price.cloud if price else "-",
-        price.date if price else "-",
+        (price.date if price else "") or "-",
     )
 
 

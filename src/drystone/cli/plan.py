@@ -35,6 +35,10 @@ def plan(
     gpus: Annotated[
         str, typer.Option(help="GPUs there are, e.g. 8xA100-80G,8xV100-32G; none: which would do?")
     ] = "",
+    cluster: Annotated[
+        Path | None,
+        typer.Option(help="A cluster file: its nodes where --gpus names none, its types, prices."),
+    ] = None,
     seq_len: SeqLen = 0,
     global_batch: Annotated[int, typer.Option(help="Sequences in a step.", min=1)] = 256,
     precision: PrecisionWord = "auto",
@@ -64,15 +68,15 @@ def plan(
 ) -> None:
     """Rank the ways to run a model on GPUs, equal or mixed.
 
-    Without --gpus: for each GPU type the smallest, the cheapest and the fastest number that would
-    do. Micro-batch, recomputation, sharding and all degrees are chosen. Exit code 3: nothing fits,
-    with the nearest miss and two ways out.
+    Without --gpus: on all nodes of --cluster, or else for each GPU type the smallest, the cheapest
+    and the fastest number that would do. Micro-batch, recomputation, sharding and all degrees are
+    chosen. Exit code 3: nothing fits, with the nearest miss and two ways out.
 
-    With --json: {model, recipe, gpus, plans: [{format, plan, derived}]}, or without --gpus
-    {model, recipe, answers: [{gpu, smallest, cheapest, fastest}]}.
+    With --json: {model, recipe, gpus, own_gpu_types, plans: [{format, plan, derived}]}, or where no
+    GPUs are named {model, recipe, answers: [{gpu, smallest, cheapest, fastest}]}.
     """
     from drystone.cli.estimate_request import auto_precision, build_recipe
-    from drystone.cli.plan_request import find_pool, find_prices, find_shape
+    from drystone.cli.plan_request import find_pool, find_prices, find_shape, read_cluster
     from drystone.describe.layout import Layout
 
     shape = find_shape(model)
@@ -83,9 +87,10 @@ def plan(
         offload=offload, compiled=compiled, dropout=dropout, launcher=launcher,
     )  # fmt: skip
     chooses = precision == "auto"
-    dollars = find_prices(prices)
-    if gpus:
-        pool = find_pool(gpus, network)
+    file = read_cluster(cluster)
+    dollars = find_prices(prices, file)
+    if gpus or (file is not None and file.nodes):
+        pool = find_pool(gpus, network, file)
         _plan_pool(shape, recipe, pool, dollars, chooses, most, explain, plot, save, as_json)
     else:
         _find_gpus(shape, recipe, dollars, most, as_json)
@@ -104,6 +109,7 @@ def _plan_pool(
     as_json: bool,
 ) -> None:
     from drystone.cli.output import make_console, print_json
+    from drystone.cli.plan_request import say_own
     from drystone.plan.plan import save_plan
     from drystone.plan.refusal import refuse
     from drystone.plan.search import plan_job
@@ -130,6 +136,7 @@ def _plan_pool(
                 "model": shape.name,
                 "recipe": to_plain(recipe),
                 "gpus": str(pool),
+                "own_gpu_types": [group.gpu.name for group in pool.groups if group.gpu.is_own],
                 "plans": [one.to_json() for one in found.plans[:most]],
             }
         )
@@ -137,6 +144,7 @@ def _plan_pool(
     from drystone.cli.plan_view import print_plans
 
     print_plans(found.plans, most=most, explain=explain)
+    say_own(group.gpu for group in pool.groups)
     for path, what in ((plot, "Drawn"), (save, "Saved")):
         if path is not None:
             console.print(f"{what}: {path}", style="dim")

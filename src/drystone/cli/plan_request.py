@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
+
 from drystone.describe.catalogue import find_gpu, load_gpus
+from drystone.describe.cluster_file import ClusterSpec, load_cluster_file
+from drystone.describe.gpu import GpuSpec
 from drystone.describe.links import find_link
 from drystone.describe.model import ModelSpec
 from drystone.describe.model_source import ModuleReference, resolve_model
-from drystone.describe.pool import Pool, parse_pool
+from drystone.describe.pool import Pool, make_pool, parse_pool
 from drystone.describe.prices import cheapest_price
 from drystone.errors import InvalidSpec
 
@@ -23,14 +28,32 @@ def find_shape(text: str) -> ModelSpec:
     return found
 
 
-def find_pool(text: str, network: str) -> Pool:
-    """The GPUs, and the network between unlike nodes."""
-    return parse_pool(text, between=find_link(network) if network else None)
+def find_pool(text: str, network: str, cluster: ClusterSpec | None = None) -> Pool:
+    """The GPUs, or all of a cluster where none are named; and the network between unlike nodes."""
+    between = find_link(network) if network else None
+    if text or cluster is None:
+        return parse_pool(text, between=between)
+    return make_pool(cluster.pool().groups, between=between)
 
 
-def find_prices(text: str) -> dict[str, float]:
-    """The example prices, with those of `A100-80G=1.80,V100-32G=0.90` in their place."""
-    prices = example_prices()
+def read_cluster(path: Path | None) -> ClusterSpec | None:
+    """What a cluster file says: GPU types of one's own are known from now on."""
+    return None if path is None else load_cluster_file(path, needs_nodes=False)
+
+
+def say_own(gpus: Iterable[GpuSpec]) -> None:
+    """Nobody may take a type that a file describes for one of the catalogue."""
+    from drystone.cli.output import make_console
+
+    for gpu in gpus:
+        if gpu.is_own:
+            told = f"{gpu.name} is a GPU type of your own: {gpu.source}"
+            make_console(stderr=True).print(told, style="yellow", highlight=False)
+
+
+def find_prices(text: str, cluster: ClusterSpec | None = None) -> dict[str, float]:
+    """The example prices; over them a file's, and those of `A100-80G=1.80,V100-32G=0.90`."""
+    prices = example_prices() | dict(cluster.dollars_per_gpu_hour if cluster else {})
     for part in filter(None, (one.strip() for one in text.split(","))):
         name, _, dollars = part.partition("=")
         try:

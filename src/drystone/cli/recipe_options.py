@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -33,3 +34,7 @@ LauncherName = Annotated[
     str, typer.Option(help="Whose conventions on bytes apply: see docs/launchers.md.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+ClusterFile = Annotated[
+    Path | None,
+    typer.Option("--cluster", help="A cluster file: GPU types of your own, and prices."),
+]

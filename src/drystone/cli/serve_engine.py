@@ -71,5 +71,6 @@ def describe_nodes(cluster: ClusterSpec) -> str:
     return ", ".join(
         f"{sum(node.num_gpus for node in cluster.nodes if node.gpu == gpu)} {gpu}"
         + (" (emulated on this processor)" if gpu in cluster.emulations else "")
+        + (" (a type of your own)" if cluster.gpu(gpu).is_own else "")
         for gpu in cluster.gpu_types
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -117,8 +117,20 @@ def set_up(request: Request) -> Setup:
         on_nodes=on_nodes,
         format=trace.format,
         given=given,
-        notes=(*trace.notes, *request_notes, *notes),
+        notes=(*trace.notes, *request_notes, *notes, *_own_types(reachable)),
     )
+
+
+def _own_types(nodes: Sequence[NodeSpec]) -> list[str]:
+    """A note for each type of the user's own that is here or could be rented."""
+    from drystone.describe.catalogue import own_gpus
+
+    here = {node.gpu for node in nodes}
+    return [
+        f"{gpu.name} is a GPU type of your own: {gpu.source}"
+        for gpu in own_gpus()
+        if gpu.name in here
+    ]
 
 
 def _load_gpus(request: Request) -> tuple[tuple[NodeSpec, ...], tuple[Offer, ...]]:

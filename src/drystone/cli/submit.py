@@ -81,7 +81,7 @@ def _described(file: Path | None, table: dict[str, Any], train: dict[str, Any]) 
     here = Path.cwd()
     if file is None:
         job = given | {"train": trained}
-        make_job(job, folder=here)  # what is wrong is said here, with its place
+        make_job(job, folder=here, knows_gpus=False)  # what is wrong is said here, with its place
         return {"job": job, "folder": str(here)}
     if given or trained:
         raise InvalidSpec("give a job file or options, not both", where=str(file))

@@ -4,19 +4,23 @@
 other names of a type, separated by `;`. Names are compared by their words, in any order: case,
 punctuation, the vendor's words (NVIDIA, GeForce, Tesla ...) and the spelling of sizes (`80G`,
 `80GB`, `80 GiB`) do not matter. A short name such as `A100` or `H100` means the common SXM variant.
+
+A file of the user's may describe more types (`own_gpus.py`): from then on this process knows them
+like any other, and no name of the catalogue changes its meaning.
 """
 
 from __future__ import annotations
 
 import csv
 import re
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 from drystone.describe.gpu import GpuSpec
-from drystone.errors import UnknownName, close_names
+from drystone.errors import InvalidSpec, UnknownName, close_names
 from drystone.units import GB, TERA, GiB
 
 DATA_FOLDER: Final = Path(__file__).parent / "data"
@@ -38,10 +42,38 @@ _VENDOR_WORDS: Final = frozenset(
 )
 
 
-@cache
+# Types of the user's own, with their other names; `add_own_gpu` alone changes it.
+_OWN: Final[dict[str, tuple[GpuSpec, tuple[str, ...]]]] = {}
+
+
 def load_gpus() -> tuple[GpuSpec, ...]:
-    """Every GPU type of the catalogue, in the order of the file: oldest data-centre parts first."""
-    return tuple(_parse_row(row) for row in _read_rows())
+    """Every GPU type, in the order of the file, oldest data-centre parts first; then one's own."""
+    return (*_shipped_gpus(), *own_gpus())
+
+
+def own_gpus() -> tuple[GpuSpec, ...]:
+    """The types that files of the user's have described, in their order."""
+    return tuple(gpu for gpu, _ in _OWN.values())
+
+
+def check_own_names(name: str, aliases: Sequence[str] = ()) -> None:
+    """Refuse a name that means another type already: nobody's A100 becomes something else."""
+    for one in (name, *aliases):
+        if not _key(one):
+            raise InvalidSpec(f"{one!r} is no name of a type", hint="Say more than the vendor")
+        taken = _gpus_by_key().get(_key(one))
+        if taken is not None and not (taken.is_own and taken.name == name):
+            raise InvalidSpec(
+                f"{one!r} means {taken.name} already",
+                hint=f"Choose another name; `like: {taken.name}` takes over what it has",
+            )
+
+
+def add_own_gpu(gpu: GpuSpec, aliases: Sequence[str] = ()) -> None:
+    """Know this type from now on; an own type of the same name is described anew."""
+    check_own_names(gpu.name, aliases)
+    _OWN[gpu.name] = gpu, tuple(aliases)
+    _gpus_by_key.cache_clear()
 
 
 def gpu_names() -> tuple[str, ...]:
@@ -54,7 +86,9 @@ def find_gpu(name: str) -> GpuSpec:
     gpu = _gpus_by_key().get(_key(name))
     if gpu is None:
         known = [*gpu_names(), *_aliases()]
-        raise UnknownName("GPU", name, known if close_names(name, known) else gpu_names())
+        error = UnknownName("GPU", name, known if close_names(name, known) else gpu_names())
+        error.hint += " Or describe a type of your own: `gpu_types` in a cluster file"
+        raise error
     return gpu
 
 
@@ -79,6 +113,11 @@ def pcie_bytes_per_second(bus: str) -> float:
         return 0.0
     transfers = _PCIE_TRANSFERS_PER_SECOND[match.group(1)]
     return transfers * int(match.group(2)) * _PCIE_BYTES_PER_TRANSFER
+
+
+@cache
+def _shipped_gpus() -> tuple[GpuSpec, ...]:
+    return tuple(_parse_row(row) for row in _read_rows())
 
 
 def _read_rows() -> list[dict[str, str]]:
@@ -135,6 +174,7 @@ def _aliases() -> dict[str, str]:
 def _gpus_by_key() -> dict[str, GpuSpec]:
     by_name = {gpu.name: gpu for gpu in load_gpus()}
     by_key = {_key(alias): by_name[name] for alias, name in _aliases().items()}
+    by_key |= {_key(alias): gpu for gpu, aliases in _OWN.values() for alias in aliases}
     return by_key | {_key(name): gpu for name, gpu in by_name.items()}
 
 

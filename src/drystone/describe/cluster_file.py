@@ -4,6 +4,7 @@ nodes:
   - {gpu: A100, count: 2, gpus_per_node: 4}
   - {gpu: T4, gpus_per_node: 2, emulate: {speed: 0.0001, memory: 2GiB}}
 prices: {A100: 1.80, T4: 0.35}
+gpu_types: {X1-64GB: {like: A100, memory: 64GiB}}  # types of one's own: own_gpus.py
 
 An emulated device is a process on this machine's processor that takes the time that a device with
 `speed` times the rates of the real one would take, and gets no more memory than it is given.
@@ -19,6 +20,7 @@ from typing import Any, Final
 from drystone.describe.catalogue import find_gpu
 from drystone.describe.gpu import GpuSpec
 from drystone.describe.links import default_machine
+from drystone.describe.own_gpus import SECTION, adopt_gpu_types
 from drystone.describe.pool import GpuGroup, Pool, make_pool
 from drystone.describe.prices import cheapest_price
 from drystone.describe.trace_cluster import NodeSpec
@@ -26,7 +28,7 @@ from drystone.describe.yaml_file import Document, Key, load_yaml, parse_yaml
 from drystone.errors import InvalidSpec, RequestError, UnknownName
 from drystone.units import parse_bytes
 
-_KEYS: Final = ("nodes", "prices")
+_KEYS: Final = ("nodes", "prices", SECTION)
 _NODE_KEYS: Final = ("gpu", "count", "gpus_per_node", "name", "emulate", "memory_bytes")
 _EMULATE_KEYS: Final = ("speed", "memory")
 _MOST: Final = 100_000
@@ -92,9 +94,12 @@ class ClusterSpec:
         return make_pool([self.group(gpu, count) for gpu, count in counts.items() if count])
 
 
-def load_cluster_file(path: Path) -> ClusterSpec:
-    """The cluster that a file describes."""
-    return _cluster_of(load_yaml(path))
+def load_cluster_file(path: Path, *, needs_nodes: bool = True) -> ClusterSpec:
+    """The cluster that a file describes; with `needs_nodes=False` prices and types alone will do.
+
+    GPU types that it describes are known to this process from now on (`own_gpus.py`).
+    """
+    return _cluster_of(load_yaml(path), needs_nodes=needs_nodes)
 
 
 def parse_cluster(text: str, *, where: str = "cluster") -> ClusterSpec:
@@ -102,10 +107,11 @@ def parse_cluster(text: str, *, where: str = "cluster") -> ClusterSpec:
     return _cluster_of(parse_yaml(text, where=where))
 
 
-def _cluster_of(document: Document) -> ClusterSpec:
+def _cluster_of(document: Document, *, needs_nodes: bool = True) -> ClusterSpec:
     table = _table(document, document.value, (), _KEYS)
-    rows = table.get("nodes")
-    if not isinstance(rows, list) or not rows:
+    adopt_gpu_types(document)
+    rows = table.get("nodes", None if needs_nodes else [])
+    if not isinstance(rows, list) or (needs_nodes and not rows):
         raise InvalidSpec(
             "a cluster has a list `nodes`", where=document.place(("nodes",)), hint=_HINT
         )

@@ -1,6 +1,7 @@
 """What a GPU can do, as its vendor and independent measurements say.
 
-The rows live in `data/gpus.csv` and are read by `catalogue.py`.
+The rows live in `data/gpus.csv` and are read by `catalogue.py`; files of people add to them
+(`own_gpus.py`).
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ class GpuSpec:
     source: str
     notes: str = ""
     date: str = ""  # when the row was last checked, year-month-day
+    is_own: bool = False  # described by a file of the user's, not by the catalogue
+    like: str = ""  # of an own type: the catalogue's type that it is wired like, and filled up from
+    network: str = ""  # of an own type: one such card a GPU joins its nodes; "": as usual
 
     def __post_init__(self) -> None:
         if self.memory_bytes <= 0 or self.usable_bytes <= 0:

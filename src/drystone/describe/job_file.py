@@ -14,7 +14,15 @@ import shlex
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+)
 
 from drystone.describe.amounts import parse_count, parse_duration, parse_instant
 from drystone.describe.catalogue import find_gpu
@@ -22,6 +30,7 @@ from drystone.describe.training_job import TrainingJob
 from drystone.describe.yaml_file import Document, Key, load_yaml, parse_yaml
 from drystone.errors import DrystoneError, InvalidSpec, RequestError, UnknownName, UnreadableFile
 
+_LEAVES_GPUS: Final = "leaves GPU types to the service"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ +-]{0,79}")
 _PATH_ENDINGS: Final = (".bin", ".u16", ".u32", ".txt")
 
@@ -59,10 +68,12 @@ def _check_name(text: str) -> str:
     return text
 
 
-def _check_gpu(text: str) -> str:
+def _check_gpu(text: str, info: ValidationInfo) -> str:
     try:
         return find_gpu(text).name
     except RequestError as error:
+        if info.context == _LEAVES_GPUS:
+            return text
         raise _Refused(error) from None
 
 
@@ -130,10 +141,15 @@ class JobPart(_Part):
     environment: dict[str, str] = Field(default_factory=dict, max_length=200)
 
 
-def load_job(path: Path, *, owner: str = "") -> TrainingJob:
-    """The job that a file describes; paths in it start at the file's folder."""
-    document = load_yaml(path)
-    return _job_of(document, folder=path.resolve().parent, owner=owner, name=path.stem)
+def load_job(path: Path, *, owner: str = "", knows_gpus: bool = True) -> TrainingJob:
+    """The job that a file describes; paths in it start at the file's folder.
+
+    With `knows_gpus=False` a GPU type that is not known here is left for the service to judge.
+    """
+    return _job_of(
+        load_yaml(path), folder=path.resolve().parent, owner=owner, name=path.stem,
+        knows_gpus=knows_gpus,
+    )  # fmt: skip
 
 
 def parse_job(text: str, *, folder: Path, where: str = "job", owner: str = "") -> TrainingJob:
@@ -141,12 +157,17 @@ def parse_job(text: str, *, folder: Path, where: str = "job", owner: str = "") -
     return _job_of(parse_yaml(text, where=where), folder=folder, owner=owner, name="")
 
 
-def make_job(table: dict[str, Any], *, folder: Path, owner: str = "") -> TrainingJob:
-    """The job that a table of the same keys describes."""
-    return _job_of(Document(table, {}, "job"), folder=folder, owner=owner, name="")
+def make_job(
+    table: dict[str, Any], *, folder: Path, owner: str = "", knows_gpus: bool = True
+) -> TrainingJob:
+    """The job that a table of the same keys describes; `knows_gpus` as above."""
+    document = Document(table, {}, "job")
+    return _job_of(document, folder=folder, owner=owner, name="", knows_gpus=knows_gpus)
 
 
-def _job_of(document: Document, *, folder: Path, owner: str, name: str) -> TrainingJob:
+def _job_of(
+    document: Document, *, folder: Path, owner: str, name: str, knows_gpus: bool = True
+) -> TrainingJob:
     if not isinstance(document.value, dict):
         raise UnreadableFile(
             "a job is a table of keys",
@@ -154,7 +175,8 @@ def _job_of(document: Document, *, folder: Path, owner: str, name: str) -> Train
             hint="Write at least: model: llama-3-8b",
         )
     try:
-        part = JobPart.model_validate(document.value)
+        context = None if knows_gpus else _LEAVES_GPUS
+        part = JobPart.model_validate(document.value, context=context)
     except ValidationError as error:
         raise _first_error(error, document) from None
     except RecursionError:

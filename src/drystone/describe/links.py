@@ -143,8 +143,12 @@ def gpu_link(gpu: GpuSpec) -> Link:
     """
     if gpu.link in _LINK_SHARES and not gpu.link.endswith("bridge"):
         return _own_link(gpu.link, gpu.link_bytes_per_second)
+    if gpu.is_own and gpu.link and not gpu.link.endswith("bridge"):
+        share, told = min(_LINK_SHARES.values())[0], "the least of the known links' shares"
+        rate = gpu.link_bytes_per_second / 2 * share
+        return _make_link(gpu.link, rate, _FABRIC_HOP, f"assumption: {told}, {share:g}")
     link = _bus_link(gpu.bus, gpu.bus_bytes_per_second)
-    if not gpu.name.startswith(("RTX-2", "RTX-3", "RTX-4", "RTX-5")):
+    if not (gpu.like or gpu.name).startswith(("RTX-2", "RTX-3", "RTX-4", "RTX-5")):
         return link
     return replace(
         link,
@@ -161,7 +165,9 @@ def default_machine(
     A link given by name is one network card a GPU. A node with fewer GPUs than usual keeps the
     number of cards a GPU, so the bandwidth between nodes stays the same for each GPU.
     """
-    wiring = next((one for one in _WIRINGS if gpu.name in one.gpus), _OTHER_WIRING)
+    wiring = next((one for one in _WIRINGS if (gpu.like or gpu.name) in one.gpus), _OTHER_WIRING)
+    if inter is None and gpu.network:
+        inter = gpu.network
     if inter is None:
         inter = _shared_link(find_link(wiring.network), wiring)
     elif isinstance(inter, str):

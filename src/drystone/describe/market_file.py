@@ -15,6 +15,7 @@ offers:
     emulate: {speed: 0.0003, memory: 4GiB}  # for the simulated cloud, as in a cluster file
 
 A price is that of a whole node. Without a name an offer is called after its GPUs: `8xA100`.
+`gpu_types` describes types of one's own, as in a cluster file (`own_gpus.py`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from drystone.describe.cluster_file import Emulation
 from drystone.describe.market import Offer, PriceChange
+from drystone.describe.own_gpus import adopt_gpu_types
 from drystone.describe.yaml_file import Document, Key, load_yaml, parse_yaml
 from drystone.errors import InvalidSpec, RequestError, UnknownName, UnreadableFile
 from drystone.units import parse_bytes
@@ -68,6 +70,7 @@ class _OfferPart(_Part):
 
 class _MarketPart(_Part):
     offers: Annotated[tuple[_OfferPart, ...], Field(strict=False, min_length=1)]
+    gpu_types: Any = None  # GPU types of one's own, as in a cluster file
 
 
 def load_market(path: Path) -> tuple[Offer, ...]:
@@ -83,6 +86,7 @@ def parse_market(text: str, *, where: str = "market") -> tuple[Offer, ...]:
 def _offers_of(document: Document) -> tuple[Offer, ...]:
     if not isinstance(document.value, dict):
         raise UnreadableFile("a market has a list `offers`", where=document.where, hint=_HINT)
+    adopt_gpu_types(document)
     try:
         market = _MarketPart.model_validate(document.value)
     except ValidationError as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 from dataclasses import dataclass
 from functools import cache
+from typing import Final
 
 from drystone.describe.catalogue import DATA_FOLDER, find_gpu
 from drystone.errors import InvalidSpec
@@ -39,9 +40,24 @@ class Price:
             raise InvalidSpec(f"price of {self.gpu} on {self.cloud}: num_gpus must be >= 1")
 
 
-@cache
+# Prices of types of the user's own, by type; `set_own_price` alone changes it.
+_OWN: Final[dict[str, Price]] = {}
+
+
 def load_prices() -> tuple[Price, ...]:
-    """Every example price, in the order of the catalogue of GPUs."""
+    """Every example price, in the order of the catalogue of GPUs; then those of own types."""
+    return (*_shipped_prices(), *_OWN.values())
+
+
+def set_own_price(gpu_name: str, price: Price | None) -> None:
+    """What an own GPU type costs; None: it is not known."""
+    _OWN.pop(gpu_name, None)
+    if price is not None:
+        _OWN[gpu_name] = price
+
+
+@cache
+def _shipped_prices() -> tuple[Price, ...]:
     with (DATA_FOLDER / "prices.csv").open(encoding="utf-8", newline="") as file:
         return tuple(_parse_row(row) for row in csv.DictReader(file))
 

@@ -4,6 +4,8 @@ nodes:
   - {gpu: A100, count: 80, gpus_per_node: 4}
   - {gpu: V100, count: 20, gpus_per_node: 16}
 
+`gpu_types` describes types of one's own (`own_gpus.py`).
+
 Or from a CSV of nodes with `sn`, `gpu` (how many) and `model`, as Alibaba publishes its clusters.
 """
 
@@ -15,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from drystone.describe.own_gpus import SECTION, load_gpu_types
 from drystone.describe.trace_rows import Row, parse_rows, read_table
 from drystone.errors import InvalidSpec, UnknownName, UnreadableFile
 
@@ -47,6 +50,8 @@ def load_cluster(path: Path) -> tuple[NodeSpec, ...]:
     hint = "Write it like: nodes: [{gpu: A100, count: 2, gpus_per_node: 8}]"
     if not isinstance(table, dict) or not isinstance(table.get("nodes"), list):
         raise UnreadableFile("a cluster file has a list `nodes`", where=str(path), hint=hint)
+    if SECTION in table:
+        load_gpu_types(path)
     nodes: list[NodeSpec] = []
     for index, row in enumerate(table["nodes"]):
         nodes.extend(_parse_row(row, first=len(nodes), where=f"{path}: nodes[{index}]"))

@@ -282,6 +282,7 @@ class GpuType(Shape):
     dollars_per_hour: float | None
     value: float
     is_emulated: bool
+    is_own: bool  # described by the service's own file, not by the catalogue
 
 
 class Cluster(Shape):

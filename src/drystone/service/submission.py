@@ -133,13 +133,13 @@ def _described(
     if isinstance(job, str | os.PathLike):
         return file_body(Path(job).expanduser())
     table = dict(job) if job is not None else _nested(keys)
-    make_job(table, folder=here)  # what is wrong is said here, before anybody is asked
+    make_job(table, folder=here, knows_gpus=False)  # says what is wrong here
     return {"job": table, "folder": str(here)}
 
 
 def file_body(file: Path) -> dict[str, Any]:
     """A job file as a request carries it; without a name in it, it gets the file's."""
-    checked = load_job(file)
+    checked = load_job(file, knows_gpus=False)  # the service may have types of its own
     text = file.read_text(encoding="utf-8-sig")
     if "\nname:" not in f"\n{text}":
         text = f"name: {checked.name}\n{text}"

@@ -243,6 +243,7 @@ def cluster_view(controller: Controller, now: float) -> Table:
             "dollars_per_hour": cluster.dollars_per_gpu_hour.get(gpu),
             "value": controller.admission.values.get(gpu, 1.0),
             "is_emulated": gpu in cluster.emulations,
+            "is_own": cluster.gpu(gpu).is_own,
         }
         for gpu in cluster.gpu_types
     ]

@@ -125,6 +125,8 @@ class Emulation:
 
     def device_of(self, rank: int, gpu: str) -> EmulatedDevice:
         """What a rank pretends to be."""
+        if gpu in self.gpus:  # also a type of the user's own, which no catalogue here knows
+            return self.gpus[gpu]
         for name, device in self.gpus.items():
             if gpu and find_gpu(name) == find_gpu(gpu):
                 return device

@@ -98,8 +98,8 @@ def _default(value: ast.expr | None) -> str:
 _WORDS = {
     "str": "text", "Line": "text", "Name": "name", "_Name": "name", "_Text": "text",
     "int": "whole number", "float": "number", "bool": "true or false", "Count": "count",
-    "Duration": "duration", "Gpu": "GPU type", "PositiveFloat": "number > 0", "_Amount": "number >= 0",
-    "_Rate": "number > 0", "None": "",
+    "Duration": "duration", "Gpu": "GPU type", "PositiveFloat": "number > 0",
+    "_Amount": "number >= 0", "_Rate": "number > 0", "None": "",
 }  # fmt: skip
 _LIMITS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "max_length": "length <="}
 

@@ -128,6 +128,20 @@ class Frontier:
         )
         return self._allocation(num_whole, 0.0)
 
+    def multiplier_at(self, budget_dollars_per_hour: float) -> float:
+        """The multiplier for a budget, without steps: what one more dollar saves, in job-hours.
+
+        In the middle of a step it is the step's own, between two middles it is between theirs: jobs
+        of one class are not all alike, so that its step is not taken by all of them at once. Twice
+        the first one where the budget buys no step, half the last one where it buys them all.
+        """
+        slopes, spend = self.job_hours_per_dollar, self.spend_dollars_per_hour
+        if not len(slopes) or not slopes[-1] > 0:
+            return float(slopes[0]) if len(slopes) else 0.0
+        at = np.concatenate([spend[:1], (spend[1:] + spend[:-1]) / 2, spend[-1:]])
+        logs = np.log(np.concatenate([2 * slopes[:1], slopes, slopes[-1:] / 2]))
+        return float(np.exp(np.interp(budget_dollars_per_hour, at, logs)))
+
     @cached_property
     def _jobs_per_mean_second(self) -> float:
         return float(self.classes.weights @ self.classes.arrivals_per_second)

@@ -4,11 +4,15 @@ Speeds, sizes and arrival rates are never quite what was believed, so the multip
 gives spends a little too much or too little; such an error mostly moves along the frontier, and
 is mended by raising the multiplier while the average spend is above the budget (boa.md 2.6).
 
-The rule: a balance of dollars grows by the budget and shrinks by what is spent. The multiplier is
-the theory's, times exp(-balance / (budget x horizon)). In debt a dollar counts for more than theory
-says, in credit for less. As the multiplier settles, so does the balance, and a balance that stays
-where it is means a mean spend equal to the budget, whatever the error was. The horizon should be
-several completion times long: what a decision costs is seen only while its jobs run.
+The rule: a balance of dollars grows by the budget and shrinks by what is spent, and is to be used
+up or made good within a horizon. So the frontier is read at the budget and a horizon's share of the
+balance (`target_dollars_per_hour`): how far the multiplier must move to change the spend by so much
+depends on the jobs, and is far where they scale well (for speedups k^p as 1 / (1 - p)). What the
+frontier does not know is left to `correction`, exp(-balance / (budget x horizon)): in debt a dollar
+counts for more than the frontier says, in credit for less. As the multiplier settles, so does the
+balance, and a balance that stays where it is means a mean spend equal to the budget, whatever the
+error was. The horizon should be several completion times long: what a decision costs is seen only
+while its jobs run.
 
 Debt is never forgiven. Credit is kept up to `MOST_CREDIT_HORIZONS` budgets of a horizon: what a
 quiet week did not need is not all thrown at the next busy hour.
@@ -45,8 +49,15 @@ class BudgetBalance:
             raise InvalidSpec(f"horizon_seconds is {self.horizon_seconds}, must be above 0")
 
     @property
+    def target_dollars_per_hour(self) -> float:
+        """What to spend, so that the balance is used up or made good within the horizon."""
+        return self.budget_dollars_per_hour + self.balance_dollars / (
+            self.horizon_seconds / HOUR_SECONDS
+        )
+
+    @property
     def correction(self) -> float:
-        """What the theory's multiplier is to be multiplied with."""
+        """What the frontier's multiplier is to be multiplied with."""
         whole = self.budget_dollars_per_hour * self.horizon_seconds / HOUR_SECONDS
         return math.exp(min(-self.balance_dollars / whole, _MOST_EXPONENT))
 

@@ -1,7 +1,8 @@
 """What is to be rented, and what given back?
 
 A node is rented when a job is to run on it, and given back at the first decision at which nobody
-uses it. Keeping idle nodes for the next job did not pay where it was tried: docs/log.md.
+uses it or waits for the rest of its nodes: they come one by one, and the first ones are not idle.
+Keeping idle nodes for the next job did not pay where it was tried: docs/log.md.
 """
 
 from __future__ import annotations
@@ -44,36 +45,57 @@ def type_prices(snapshot: Snapshot, offers: Mapping[int, Offer]) -> FloatArray:
 class Wanted:
     """Nodes that waiting jobs would need beyond those that are here, packed as they would be.
 
+    In order of the jobs, each counts on nodes that are on their way; what these do not suffice for
+    is taken of the idle nodes that are here, which are kept for it (in `room`), and then rented.
     `most_jobs` is for how many of them nodes may be rented.
     """
 
-    def __init__(self, snapshot: Snapshot, offers: Mapping[int, Offer], most_jobs: float) -> None:
-        self._offers, self._jobs_left = offers, most_jobs
-        self._free: dict[int, list[int]] = {kind: [] for kind in offers}  # by type, by new node
+    def __init__(
+        self, snapshot: Snapshot, offers: Mapping[int, Offer], room: Room, most_jobs: float
+    ) -> None:
+        self._snapshot, self._offers, self._room = snapshot, offers, room
+        self._jobs_left = most_jobs
+        self._free: dict[int, list[int]] = {kind: [] for kind in offers}  # by type, by node
+        self._num_kept = dict.fromkeys(offers, 0)  # of those, by type: idle ones that are here
         # On their way or still to be asked for: how many there may be of each.
-        self._limit = {}
+        self._limit, self._coming = {}, {}
         for kind, offer in offers.items():
             here = int((snapshot.rentals.offer == snapshot.offers.index(offer)).sum())
             of_type = snapshot.nodes.num_gpus[snapshot.nodes.type_index == kind]
             # Larger nodes of the type would make packing ask for whole ones of their size.
             fits = int(of_type.max(initial=0)) <= offer.num_gpus
             self._limit[kind] = offer.most_nodes - here if fits and not offer.is_short else 0
+            self._coming[kind] = num_coming(snapshot, offer)
 
     def add(self, counts: IntArray) -> bool:
-        """Make room for a job on new nodes; False where they cannot be rented."""
+        """Make room for a job on other nodes; False where they cannot be rented."""
         kinds = np.flatnonzero(counts).tolist()
         if self._jobs_left < 1 or any(kind not in self._offers for kind in kinds):
             return False
         plans = {kind: self._pack(kind, int(counts[kind])) for kind in kinds}
-        if any(len(free) > self._limit[kind] for kind, free in plans.items()):
-            return False
+        kept = {kind: self._idle(kind, len(free)) for kind, free in plans.items()}
+        for kind, free in plans.items():
+            if len(free) - self._num_kept[kind] - len(kept[kind]) > self._limit[kind]:
+                return False
         self._free.update(plans)
+        for kind, rows in kept.items():
+            self._num_kept[kind] += len(rows)
+            self._room.take(tuple((row, self._offers[kind].num_gpus) for row in rows))
         self._jobs_left -= 1
         return True
 
     def num_nodes(self) -> dict[int, int]:
-        """New nodes by type."""
-        return {kind: len(free) for kind, free in self._free.items()}
+        """Nodes by type that are not here."""
+        return {kind: len(free) - self._num_kept[kind] for kind, free in self._free.items()}
+
+    def _idle(self, kind: int, number: int) -> list[int]:
+        """Idle nodes for those of so many that are neither on their way nor kept already."""
+        lacking = max(number - self._num_kept[kind] - self._coming[kind], 0)
+        nodes, size = self._snapshot.nodes, self._offers[kind].num_gpus
+        rows = nodes.rows_by_type[kind]
+        is_idle = (self._room.free[rows] == size) & (nodes.num_gpus[rows] == size)
+        idle: list[int] = rows[is_idle][:lacking].tolist()
+        return idle
 
     def _pack(self, kind: int, number: int) -> list[int]:
         size = self._offers[kind].num_gpus
@@ -88,6 +110,16 @@ class Wanted:
         return free
 
 
+def num_coming(snapshot: Snapshot, offer: Offer) -> int:
+    """Nodes like those of an offer that are on their way, whatever offer they are of."""
+    offers, kind = snapshot.offers, (offer.gpu, offer.num_gpus)
+    return sum(
+        one.num_nodes
+        for one in snapshot.rentals.coming
+        if (offers[one.offer].gpu, offers[one.offer].num_gpus) == kind
+    )
+
+
 def rent_and_release(
     snapshot: Snapshot,
     *,
@@ -99,8 +131,7 @@ def rent_and_release(
     decisions: list[Rent | Release] = []
     cap_left = snapshot.hard_cap_dollars_per_hour - snapshot.committed_dollars_per_hour
     for kind, offer in sorted(offers.items()):
-        row, price = snapshot.offers.index(offer), offer.price_dollars_per_hour
-        coming = sum(one.num_nodes for one in snapshot.rentals.coming if one.offer == row)
+        price, coming = offer.price_dollars_per_hour, num_coming(snapshot, offer)
         number = 0 if offer.is_short else wanted.get(kind, 0) - coming
         if price > 0 and math.isfinite(cap_left):
             number = min(number, int(max(cap_left, 0.0) / price))

@@ -1,6 +1,7 @@
 """The budget's frontier: the published example, its shape, and what it refuses."""
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -224,6 +225,24 @@ def test_at_a_multiplier_every_class_picks_what_is_best_for_itself(classes, mult
     picked = value[np.arange(len(value)), found.choice]
     assert picked == pytest.approx(value.min(axis=1), rel=1e-9)
     assert (found.larger_share == 0).all()
+
+
+@given(classes=job_classes(), places=st.lists(st.floats(-0.5, 1.5), min_size=2, max_size=6))
+def test_the_multiplier_falls_as_the_budget_grows_and_is_the_step_s_own_in_its_middle(
+    classes, places
+):
+    frontier = trace_frontier(classes)
+    spend, slopes = frontier.spend_dollars_per_hour, frontier.job_hours_per_dollar
+    budgets = sorted(spend[0] + place * (spend[-1] - spend[0]) for place in places)
+    found = [frontier.multiplier_at(one) for one in budgets]
+
+    assert all(one >= other * (1 - 1e-9) for one, other in pairwise(found))
+    if len(slopes) and slopes[-1] > 0:
+        assert frontier.multiplier_at(-1.0) == pytest.approx(2 * slopes[0])
+        assert frontier.multiplier_at(2 * spend[-1] + 1) == pytest.approx(slopes[-1] / 2)
+        if spend[1] > spend[0] * (1 + 1e-6):
+            middle = frontier.multiplier_at((spend[0] + spend[1]) / 2)
+            assert middle == pytest.approx(slopes[0], rel=1e-3)
 
 
 @given(classes=job_classes(), seed=st.integers(0, 99), place=st.floats(0, 1))

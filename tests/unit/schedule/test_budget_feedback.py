@@ -38,6 +38,12 @@ def test_overspending_raises_the_multiplier_and_saving_lowers_it():
     assert under.correction == pytest.approx(math.exp(-0.5))
 
 
+def test_a_balance_is_to_be_made_good_within_the_horizon():
+    over = update_balance(balance(horizon_seconds=2 * HOUR), now_seconds=HOUR, spent_dollars=150.0)
+
+    assert over.target_dollars_per_hour == pytest.approx(100 - 50 / 2)
+
+
 def test_debt_is_never_forgiven_and_credit_is_kept_for_a_while_only():
     deep = update_balance(balance(), now_seconds=HOUR, spent_dollars=1e9)
     rich = update_balance(balance(), now_seconds=1e9, spent_dollars=0.0)

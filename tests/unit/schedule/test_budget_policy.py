@@ -156,6 +156,37 @@ def test_idle_rented_nodes_are_given_back_and_own_ones_are_kept():
     assert world.has_ended()
 
 
+def test_nodes_that_come_one_by_one_are_kept_for_the_job_that_waits_for_all_of_them():
+    world = market_snapshot([one_job()], 1000.0)
+    world.rent("a", 1, "the first of two")
+    world.advance()
+    world.rent("a", 1, "the second")
+    decisions, memory = budget(world.observe(), None)
+
+    assert decisions == []
+    world.advance()
+    started, _ = budget(world.observe(), memory)
+    assert [(type(one), one.placement) for one in started] == [(Start, ((0, 4), (1, 4)))]
+
+
+def test_a_later_job_does_not_take_the_node_that_an_earlier_one_waits_with():
+    world = market_snapshot([one_job(), one_job(id="k", max_gpus=1)], 1000.0)
+    world.rent("a", 1, "the first of two")
+    world.advance()
+    decisions, _ = budget(world.observe(), None)
+
+    assert [(type(one), one.num_nodes) for one in decisions] == [(Rent, 2)]
+
+
+def test_nodes_of_another_offer_that_are_on_their_way_are_not_rented_twice():
+    alike = [Offer(name=name, gpu="A", num_gpus=4, price_dollars_per_hour=4.0) for name in "ab"]
+    world = market_snapshot([one_job()], 1000.0, offers=tuple(alike))
+    world.rent("b", 2, "the other offer was short")
+    decisions, _ = budget(world.observe(), None)
+
+    assert decisions == []
+
+
 def test_a_tight_budget_takes_the_cheapest_option():
     """One such job an hour: two dollars on one GPU, 2.67 on eight. A node may cost more an hour."""
 

@@ -3,10 +3,11 @@
 The policy of BOA Constrictor (arXiv:2602.01404, arXiv:2406.15560), extended to several GPU types
 and to options of any kind. One decision in five steps. (1) Count arrivals; rates, sizes, speeds and
 prices give the frontier, and the frontier says what a dollar is worth: mu (`schedule/budget.py`).
-(2) Correct mu by the money really spent (`schedule/budget_feedback.py`). (3) Every new job picks
-the option with the least (w + mu price) (work / speed + startup): boa.md 2.3, with a start as in
-2.4. (4) Picks are packed onto the nodes that are here; for those that do not fit, nodes are rented,
-and what nobody uses is given back. (5) A running job changes its option where that lowers the same
+(2) Read it at the budget that makes good what was spent too much or too little so far, and correct
+mu by that (`schedule/budget_feedback.py`). (3) Every new job picks the option with the least
+(w + mu price) (work / speed + startup): boa.md 2.3, with a start as in 2.4. (4) Picks are packed
+onto the nodes that are here; for those that do not fit, nodes are rented, and what nobody uses and
+nobody waits with is given back. (5) A running job changes its option where that lowers the same
 sum for its remaining work, restart and later phases included, but not within `KEEP_STARTUPS` times
 what its start cost.
 
@@ -24,7 +25,7 @@ from typing import Final
 import numpy as np
 
 from drystone.errors import NothingFits
-from drystone.schedule.budget import trace_frontier
+from drystone.schedule.budget import Frontier, trace_frontier
 from drystone.schedule.budget_arrivals import (
     Arrivals,
     Paths,
@@ -73,13 +74,13 @@ def budget(snapshot: Snapshot, memory: Memory) -> tuple[list[Decision], Memory]:
     arrivals = count_arrivals(before.arrivals, snapshot)
     offers = cheapest_offers(snapshot)
     prices = _option_prices(snapshot, type_prices(snapshot, offers))
-    theory, horizon_seconds, paths = _theory(snapshot, arrivals, prices, before.paths)
-    balance = _balance_now(before.balance, snapshot, horizon_seconds)
-    multiplier = 0.0 if balance is None else theory * balance.correction
+    frontier, paths = _believed_frontier(snapshot, arrivals, prices, before.paths)
+    balance = _balance_now(before.balance, snapshot, _horizon_seconds(snapshot, frontier))
+    multiplier = _multiplier(snapshot, frontier, balance, prices)
     rest = weigh_rest(snapshot, _job_prices(snapshot, prices), multiplier)
 
     room = make_room(snapshot)
-    wanted = Wanted(snapshot, offers, _most_rentals(snapshot, balance))
+    wanted = Wanted(snapshot, offers, room, _most_rentals(snapshot, balance))
     numbers = {"job_hours_per_dollar": multiplier}
     # Who waits for nodes that are on their way keeps its pick; anybody else picks again.
     kept = before.picks if snapshot.rentals.coming else {}
@@ -144,32 +145,39 @@ def _option_prices(snapshot: Snapshot, prices: FloatArray) -> FloatArray:
     return np.where(missing, np.inf, counts @ known)
 
 
-def _theory(
+def _believed_frontier(
     snapshot: Snapshot, arrivals: Arrivals, prices: FloatArray, paths: Paths
-) -> tuple[float, float, Paths]:
-    """What a dollar is worth in job-hours by what was seen so far, and the feedback's horizon."""
-    limit = snapshot.budget_dollars_per_hour
-    if not np.isfinite(limit):
-        return 0.0, MOST_HORIZON_SECONDS, paths
-    if not snapshot.knows_lengths:
-        return _instant_multiplier(snapshot, prices, limit), 6 * LEAST_HORIZON_SECONDS, paths
+) -> tuple[Frontier | None, Paths]:
+    """What jobs gain by money, by what was seen so far; None where that is not known or needed."""
+    if not np.isfinite(snapshot.budget_dollars_per_hour) or not snapshot.knows_lengths:
+        return None, paths
     classes, paths = believed_classes(arrivals, snapshot, prices, paths)
-    if classes is None:
-        return 0.0, MOST_HORIZON_SECONDS, paths
-    frontier = trace_frontier(classes)
-    slopes = frontier.job_hours_per_dollar
+    return None if classes is None else trace_frontier(classes), paths
+
+
+def _horizon_seconds(snapshot: Snapshot, frontier: Frontier | None) -> float:
+    """Within which a debt is to be made good: some mean completion times."""
+    if frontier is None:
+        return MOST_HORIZON_SECONDS if snapshot.knows_lengths else 6 * LEAST_HORIZON_SECONDS
     try:
-        found = frontier.at_budget(limit)
-        mean, theory = found.mean_completion_seconds, found.job_hours_per_dollar
-        # The budget buys the fastest for everyone: below the last step, and above it once in debt.
-        if theory == 0 and len(slopes):
-            theory = float(slopes[-1]) / 2
+        mean = frontier.at_budget(snapshot.budget_dollars_per_hour).mean_completion_seconds
     except NothingFits:  # more arrives than the budget can carry: the cheapest for everyone
         mean = float(frontier.mean_completion_seconds[0])
-        theory = float(10 * slopes[0]) if len(slopes) else 0.0
-    horizon_seconds = HORIZON_COMPLETIONS * mean
-    horizon_seconds = min(max(horizon_seconds, LEAST_HORIZON_SECONDS), MOST_HORIZON_SECONDS)
-    return theory, horizon_seconds, paths
+    return min(max(HORIZON_COMPLETIONS * mean, LEAST_HORIZON_SECONDS), MOST_HORIZON_SECONDS)
+
+
+def _multiplier(
+    snapshot: Snapshot, frontier: Frontier | None, balance: BudgetBalance | None, prices: FloatArray
+) -> float:
+    """What a dollar is worth in job-hours now; 0 where money does not count."""
+    if balance is None:
+        return 0.0
+    if not snapshot.knows_lengths:
+        limit = snapshot.budget_dollars_per_hour
+        return _instant_multiplier(snapshot, prices, limit) * balance.correction
+    if frontier is None:
+        return 0.0
+    return frontier.multiplier_at(balance.target_dollars_per_hour) * balance.correction
 
 
 def _instant_multiplier(snapshot: Snapshot, prices: FloatArray, limit: float) -> float:

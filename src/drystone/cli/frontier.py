@@ -56,7 +56,8 @@ def frontier(
 ) -> None:
     """Draw mean completion time against budget.
 
-    Each policy is simulated at several budgets, beside the best that is possible in theory.
+    Each policy is simulated at several budgets, beside the best that is possible in theory. One
+    simulation of 60 jobs takes a second or a few, a policy needs five, a target six more.
 
     With --json: {trace, market, num_jobs, notes, theory: {spend_dollars_per_hour: [...],
     mean_completion_seconds: [...]}, points: [...], target: null or {hours,

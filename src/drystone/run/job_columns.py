@@ -55,18 +55,19 @@ class JobColumns:
         self._sequence: dict[str, int] = {}
         self._order = np.zeros(64, dtype=np.int64)
         self._num_jobs = 0
-        self.changed: dict[str, JobRecord] = {}  # since columns were read last
+        self.changed: dict[JobRecord, None] = {}  # since columns were read last, in order
         self._records: dict[str, JobRecord] = {}
 
     def touch(self, record: JobRecord) -> None:
         """An event has changed a job."""
-        self.changed[record.spec.id] = record
+        self.changed[record] = None
 
     def flush(self) -> None:
         """Write the jobs that have changed."""
         if not self.changed:
             return
-        for job_id, record in self.changed.items():
+        for record in self.changed:
+            job_id = record.spec.id
             is_there = record.state in _THERE
             sequence = self._sequence.get(job_id)
             if is_there:
@@ -125,7 +126,8 @@ class JobColumns:
 
     def status(self, job_id: str) -> JobStatus | None:
         """What one job does."""
-        record = self.changed.get(job_id) or self._records.get(job_id)
+        self.flush()
+        record = self._records.get(job_id)
         if record is None or record.state not in _THERE:
             return None
         option_set = self.book.row_of(record.spec, record.phase)

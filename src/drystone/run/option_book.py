@@ -44,7 +44,7 @@ class OptionBook:
             memory_bytes=np.zeros((0, 0)),
         )
         self._room = self._table  # the same arrays, with rows to spare
-        self._facts = self._table._known_facts
+        self.known_facts = self._table._known_facts  # by set and option, of those that can be run
 
     def options(self, job: JobSpec) -> Options:
         """What a job can choose from; asked for once."""
@@ -72,17 +72,18 @@ class OptionBook:
 
     def facts(self, option_set: int, option: int) -> OptionFacts | None:
         """What `OptionTable.facts` says, without a table."""
-        known = self._facts.get((option_set, option))
+        known = self.known_facts.get((option_set, option))
         if known is None:
             one = self._sets[option_set]
-            if not 0 <= option < len(one):
+            if not 0 <= option < len(one) or not one.samples_per_second[option] > 0:
                 return None
-            known = self._facts[option_set, option] = OptionFacts(
+            known = self.known_facts[option_set, option] = OptionFacts(
                 tuple(one.counts[option].tolist()),
+                int(one.counts[option].sum()),
                 float(one.samples_per_second[option]),
                 float(one.memory_bytes[option]),
             )
-        return known if known.samples_per_second > 0 else None
+        return known
 
     def row_of(self, job: JobSpec, phase: int) -> int:
         """The row of a job's options."""
@@ -140,7 +141,7 @@ class OptionBook:
                     next_set=np.array(self._next_set, dtype=np.int64),
                     end_samples=np.array(self._end_samples),
                 )
-            self._table.__dict__["_known_facts"] = self._facts
+            self._table.__dict__["_known_facts"] = self.known_facts
         return self._table
 
     def least_samples(self, seconds: float) -> FloatArray:

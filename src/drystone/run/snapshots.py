@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
+from sys import getrefcount
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -40,6 +41,9 @@ from drystone.schedule.snapshot import (
 _NOTHING_RENTED: Final = Rentals()
 _THERE: Final = (JobState.QUEUED, JobState.RUNNING)
 _new: Final = object.__new__
+_NUM_BARE: Final = 4  # fields of a lazy snapshot of which nothing was read yet
+# References to the last snapshot while nobody else has one: `_last`, a name, and an argument.
+_REFS_OF_OURS: Final = 3
 
 
 class SnapshotMaker:
@@ -71,10 +75,10 @@ class SnapshotMaker:
         self._offer_rows = {offer.name: row for row, offer in enumerate(offers)}
         self._prices: dict[str, float] = {}  # that differ from the listed ones
         self._columns = JobColumns(self.book)
-        self.changed = self._columns.changed  # jobs that events have changed, by id
+        self.changed = self._columns.changed  # jobs that events have changed
         self._node_columns: NodeColumns | None = None
         # What the last look gave out: whether somebody still holds it is known when it matters.
-        self._held_snapshot: weakref.ref[LazySnapshot] | None = None
+        self._last: LazySnapshot | None = None
         self._held_tables: list[weakref.ref[LazyJobTable] | weakref.ref[LazyNodeTable]] = []
         self.is_held = False
 
@@ -96,19 +100,26 @@ class SnapshotMaker:
         """The same, with tables and columns that are made when they are read."""
         if self.is_held:
             self.keep()
-        snapshot: LazySnapshot = _new(LazySnapshot)
+        snapshot = self._last
+        if snapshot is None:
+            snapshot = self._last = _new(LazySnapshot)
         own = snapshot.__dict__  # past the constructor, which would set all fields one by one
-        own["now_seconds"], own["_maker"], own["_state"] = now_seconds, self, state
-        own["_is_live"] = True
-        self._held_snapshot = weakref.ref(snapshot)
+        if not own:
+            own["_maker"], own["_is_live"] = self, True
+        own["now_seconds"], own["_state"] = now_seconds, state
         self.is_held = True
         return snapshot
 
     def keep(self) -> None:
         """Complete the last snapshot, if somebody still holds it: the state is about to change."""
         self.is_held = False
-        if self._held_snapshot is not None and (snapshot := self._held_snapshot()) is not None:
+        snapshot = self._last
+        if snapshot is not None and getrefcount(snapshot) > _REFS_OF_OURS:
             snapshot.keep()
+            self._last = None
+        elif snapshot is not None and len(snapshot.__dict__) > _NUM_BARE:
+            # Nobody looks at it any more: the next look is this object again, with other fields.
+            snapshot.__dict__.clear()
         if self._held_tables:
             for held in self._held_tables:
                 if (table := held()) is not None:
@@ -256,7 +267,8 @@ class LazySnapshot(Snapshot):
     def option_facts(self, option_set: int, option: int) -> OptionFacts | None:
         if not self._is_live:
             return super().option_facts(option_set, option)
-        return self._maker.book.facts(option_set, option)
+        book = self._maker.book
+        return book.known_facts.get((option_set, option)) or book.facts(option_set, option)
 
     def node_kinds(self) -> Sequence[int]:
         if not self._is_live:

@@ -60,13 +60,14 @@ class JobRecord:
     end_seconds: float
     attained_gpu_seconds: float  # of the runs that ended
     num_starts: int
+    num_changes: int  # how often it started, or went on at another speed
     phase: int  # which of its phases it is in, if it has any
     history: tuple[Event, ...]
 
     def __init__(self, spec: JobSpec, waiting_seconds: float) -> None:
         self.spec, self.waiting_seconds = spec, waiting_seconds
         self.state, self.option, self.placement = JobState.QUEUED, -1, ()
-        self.num_gpus = self.num_starts = self.phase = 0
+        self.num_gpus = self.num_starts = self.num_changes = self.phase = 0
         self.done_samples = self.counted_seconds = self.samples_per_second = 0.0
         self.attained_gpu_seconds = 0.0
         self.started_seconds = self.first_start_seconds = self.end_seconds = _NEVER
@@ -240,12 +241,14 @@ class ClusterState:
         if job.num_starts == 0:
             job.first_start_seconds = time_seconds
         job.num_starts += 1
+        job.num_changes += 1
         self.num_running += 1
 
     def _change_speed(self, job: JobRecord, event: SpeedChanged) -> None:
         job.done_samples = job.done_at(event.time_seconds)
         job.counted_seconds = max(job.counted_seconds, event.time_seconds)
         job.samples_per_second = event.samples_per_second
+        job.num_changes += 1
         if isinstance(event, PhaseChanged):
             job.phase, job.done_samples = event.phase, event.done_samples
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, assert_never
+from typing import Final, Protocol, assert_never
 
 from drystone.schedule.decision import (
     Decision,
@@ -17,6 +17,8 @@ from drystone.schedule.decision import (
     Wake,
 )
 from drystone.schedule.snapshot import Placement, Snapshot
+
+_STARTS: Final = frozenset((Start,))
 
 
 class World(Protocol):
@@ -69,7 +71,9 @@ def apply(decisions: Sequence[Decision], world: World, snapshot: Snapshot) -> No
 
 def moved_options(decisions: Sequence[Decision], snapshot: Snapshot) -> dict[str, int]:
     """By job that is moved: the option that it keeps."""
-    found = {}
+    found: dict[str, int] = {}
+    if Move not in map(type, decisions):
+        return found
     for decision in decisions:
         if isinstance(decision, Move):
             status = snapshot.jobs.status(decision.job_id)
@@ -80,17 +84,16 @@ def moved_options(decisions: Sequence[Decision], snapshot: Snapshot) -> dict[str
 
 def carry_out(decisions: Sequence[Decision], world: World, moved: Mapping[str, int]) -> None:
     """The same, for whoever holds the snapshot no longer."""
-    has_others = False
-    for decision in decisions:
-        if type(decision) is not Start:
-            has_others = True
+    if not _STARTS.issuperset(map(type, decisions)):
+        for decision in decisions:
             _free(decision, world)
-    for decision in decisions if has_others else ():
-        if type(decision) is Release:
-            world.release(decision.node, decision.reason)
+        for decision in decisions:
+            if type(decision) is Release:
+                world.release(decision.node, decision.reason)
+    launch = world.launch
     for decision in decisions:
         if type(decision) is Start:
-            world.launch(decision.job_id, decision.option, decision.placement, decision.reason)
+            launch(decision.job_id, decision.option, decision.placement, decision.reason)
         else:
             _take(decision, world, moved)
 

@@ -83,19 +83,37 @@ def _check_job(
     facts = snapshot.option_facts(option_set, option)
     if facts is None:
         return f"{_who(decision)} has no option {option}"
-    placed, placement = [0] * len(facts.counts), decision.placement
-    for node, count in placement:
-        if not 0 <= node < len(kinds) or count < 1:
+    counts, num_gpus, _, memory_bytes = facts
+    num_placed, num_nodes = 0, len(kinds)
+    for node, count in decision.placement:
+        if not 0 <= node < num_nodes or count < 1:
             what = "is placed on a node that does not exist, or on less than one GPU"
             return f"{_who(decision)} {what}"
-        placed[kinds[node]] += count
+        # On one node and for GPUs of one type this is all there is to see.
+        if counts[kinds[node]] == num_gpus:
+            num_placed += count
         changes[node] = changes.get(node, 0) - count
-    if len(placement) > 1 and len(dict(placement)) < len(placement):
+    is_plain = len(decision.placement) == 1 and num_placed == num_gpus
+    problem = None if is_plain else _check_types(decision, counts, kinds)
+    if problem is None and memory_bytes > 0:
+        return _check_memory(snapshot, decision, memory_bytes)
+    return problem
+
+
+def _check_types(
+    decision: Start | Resize | Move, counts: tuple[int, ...], kinds: Sequence[int]
+) -> str | None:
+    """Whether no node is named twice, and there are as many GPUs of each type as there should."""
+    placement = decision.placement
+    if len(dict(placement)) < len(placement):
         return f"{_who(decision)} names a node twice"
-    if tuple(placed) != facts.counts:
-        what = f"is placed on {placed} GPUs by type, but needs {list(facts.counts)}"
-        return f"{_who(decision)} {what}"
-    return _check_memory(snapshot, decision, facts.memory_bytes) if facts.memory_bytes > 0 else None
+    placed = [0] * len(counts)
+    for node, count in placement:
+        placed[kinds[node]] += count
+    if tuple(placed) == counts:
+        return None
+    what = f"is placed on {placed} GPUs by type, but needs {list(counts)}"
+    return f"{_who(decision)} {what}"
 
 
 def _check_memory(

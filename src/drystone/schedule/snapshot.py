@@ -40,6 +40,7 @@ class OptionFacts(NamedTuple):
     """One option of one set, as plain numbers."""
 
     counts: tuple[int, ...]  # by GPU type
+    num_gpus: int  # of any type
     samples_per_second: float
     memory_bytes: float
 
@@ -70,15 +71,17 @@ class OptionTable:
         """One option, kept for the next time it is asked for; None where there is no such."""
         known = self._known_facts.get((option_set, option))
         if known is None:
-            if not 0 <= option < self.samples_per_second.shape[1]:
+            speeds = self.samples_per_second[option_set]
+            if not 0 <= option < len(speeds) or not speeds[option] > 0:
                 return None
             known = OptionFacts(
                 tuple(self.counts[option_set, option].tolist()),
-                float(self.samples_per_second[option_set, option]),
+                int(self.counts[option_set, option].sum()),
+                float(speeds[option]),
                 float(self.memory_bytes[option_set, option]),
             )
             self._known_facts[option_set, option] = known
-        return known if known.samples_per_second > 0 else None
+        return known
 
 
 def stack_options(sets: Sequence[OptionSet], num_types: int) -> OptionTable:

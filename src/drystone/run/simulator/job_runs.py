@@ -42,8 +42,6 @@ class JobRuns:
         self._can_fail = dice.spec.failed_start_share > 0
         self.num_to_come = self.num_unsettled = num_jobs
         self._speed_factors: dict[str, dict[str, float]] = {}  # by job and GPU type
-        # An end that was planned is void once its job was started or changed again.
-        self._versions: dict[str, int] = {}
 
     def submit(self, time_seconds: float, job: JobSpec) -> None:
         """A job comes in."""
@@ -67,7 +65,7 @@ class JobRuns:
                 delay = self._startup.seconds_on(sum([count for _, count in placement]))
         time.record(Started(now, job_id, option, placement, speed, now + delay, reason))
         if self._can_fail and self._dice.start_fails():
-            time.later(record.counted_seconds, self._fail, record, self._new_version(job_id))
+            time.later(now + delay, self._fail, record, record.num_changes)
         else:
             self._plan_end(record, facts)
 
@@ -106,10 +104,6 @@ class JobRuns:
             )
             self._plan_end(record, facts)
 
-    def _new_version(self, job_id: str) -> int:
-        version = self._versions[job_id] = self._versions.get(job_id, 0) + 1
-        return version
-
     def _plan_end(self, record: JobRecord, facts: RunFacts) -> None:
         """The next thing that happens to a running job by itself, by the facts of its phase."""
         action, total = self._finish, record.spec.total_samples
@@ -119,28 +113,22 @@ class JobRuns:
         end = record.counted_seconds
         if left > 0:
             end += left / record.samples_per_second
-        versions, job_id = self._versions, record.spec.id
-        version = versions[job_id] = versions.get(job_id, 0) + 1
-        self._time.later(end, action, record, version)
+        # What is planned is void once the job stopped, was started again or changed.
+        self._time.later(end, action, record, record.num_changes)
 
-    def _is_void(self, record: JobRecord, version: int) -> bool:
-        is_old = self._versions[record.spec.id] != version
-        return is_old or record.state is not JobState.RUNNING
-
-    def _fail(self, time_seconds: float, record: JobRecord, version: int) -> None:
-        if not self._is_void(record, version):
+    def _fail(self, time_seconds: float, record: JobRecord, num_changes: int) -> None:
+        if record.num_changes == num_changes and record.state is JobState.RUNNING:
             self._time.record(
                 StartFailed(time_seconds=time_seconds, job_id=record.spec.id, reason="drawn fault")
             )
 
-    def _finish(self, time_seconds: float, record: JobRecord, version: int) -> None:
-        job_id = record.spec.id
-        if self._versions[job_id] == version and record.state is JobState.RUNNING:
-            self._time.record(Finished(time_seconds, job_id))
+    def _finish(self, time_seconds: float, record: JobRecord, num_changes: int) -> None:
+        if record.num_changes == num_changes and record.state is JobState.RUNNING:
+            self._time.record(Finished(time_seconds, record.spec.id))
             self.num_unsettled -= 1
 
-    def _enter_next_phase(self, time_seconds: float, record: JobRecord, version: int) -> None:
-        if self._is_void(record, version):
+    def _enter_next_phase(self, time_seconds: float, record: JobRecord, num_changes: int) -> None:
+        if record.num_changes != num_changes or record.state is not JobState.RUNNING:
             return
         spec, phase = record.spec, record.phase + 1
         facts = self._book.run_facts(spec, phase)

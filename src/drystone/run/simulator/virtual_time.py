@@ -64,35 +64,35 @@ class VirtualTime:
         touched = self._fold(event)
         self._append(event)
         if touched is not None:
-            self._changed[touched.spec.id] = touched
+            self._changed[touched] = None
 
     def run_until(self, then_seconds: float) -> None:
         """Let everything happen that is due by then."""
-        state, coming = self.state, self._coming
-        until = min(then_seconds + _SAME_SECONDS, _LAST_SECONDS)
-        while True:
-            due_seconds = coming[0][0]
-            if self._job_seconds <= due_seconds:
-                if self._job_seconds > until:
-                    break
-                self._let_come()
-            elif due_seconds <= until:
-                _, _, action, args = heappop(coming)
-                now = state.now_seconds
-                action(due_seconds if due_seconds > now else now, *args)
-            else:
-                break
-        if then_seconds > self.now_seconds:
-            self.now_seconds = then_seconds
-        state.now_seconds = self.now_seconds
+        self.step(then_seconds, then_seconds)
 
-    def _let_come(self) -> None:
-        """The next job is submitted."""
-        jobs = self._jobs
-        job = jobs.pop()
-        now, then = self.state.now_seconds, self._job_seconds
-        self._job_seconds = jobs[-1].submit_seconds if jobs else math.inf
-        self._submit(then if then > now else now, job)
+    def step(self, least_seconds: float, most_seconds: float) -> None:
+        """Let happen what is due next, and go on to its time, or to the nearest of these two."""
+        state, coming, jobs = self.state, self._coming, self._jobs
+        due, come = coming[0][0], self._job_seconds
+        then = come if come < due else due
+        if then < least_seconds:
+            then = least_seconds
+        if then > most_seconds:
+            then = most_seconds
+        until = then + _SAME_SECONDS if then < _LAST_SECONDS else _LAST_SECONDS
+        while due <= until or come <= until:
+            now = state.now_seconds
+            if come <= due:
+                job, come_now = jobs.pop(), come if come > now else now
+                come = self._job_seconds = jobs[-1].submit_seconds if jobs else math.inf
+                self._submit(come_now, job)
+            else:
+                _, _, action, args = heappop(coming)
+                action(due if due > now else now, *args)
+            due = coming[0][0]
+        if then > self.now_seconds:
+            self.now_seconds = then
+        state.now_seconds = self.now_seconds
 
 
 def _never(*_: object) -> None:

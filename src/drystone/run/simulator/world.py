@@ -136,21 +136,26 @@ class SimulatedWorld:
 
     def advance(self) -> None:
         """Jump to the next event, or to the first round boundary after it."""
+        time = self._time
         if self._runs.num_unsettled == 0 or (
-            self._time.state.num_running == 0 and self._waits_for_nothing()
+            time.state.num_running == 0 and self._waits_for_nothing()
         ):
             self._is_over = True
             return
-        then = self._time.next_seconds()
         if self._round_seconds > 0:
-            then = math.ceil(then / self._round_seconds - 1e-9) * self._round_seconds
-            if self._decides_every_round and self.state.active:
-                then = min(then, self.now_seconds + self._round_seconds)
-        if then > self._horizon_seconds:
-            then = self._horizon_seconds
-        self._time.run_until(then)
+            time.run_until(min(self._next_round(), self._horizon_seconds))
+        else:
+            time.step(0.0, self._horizon_seconds)
         if self._on_time is not None:
-            self._on_time(self.now_seconds, self._runs.num_unsettled)
+            self._on_time(time.now_seconds, self._runs.num_unsettled)
+
+    def _next_round(self) -> float:
+        """The first round boundary after the next event, or the next one if every one counts."""
+        length = self._round_seconds
+        then = math.ceil(self._time.next_seconds() / length - 1e-9) * length
+        if self._decides_every_round and self.state.active:
+            then = min(then, self.now_seconds + length)
+        return then
 
     def _wake_up(self, _: float, at_seconds: float) -> None:
         self._wakes.discard(at_seconds)

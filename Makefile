@@ -3,8 +3,9 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
-# Each test goes to whoever is free; those that share a cluster or a browser stay together.
-PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup
+# Each test goes to whoever is free; those that share a cluster or a browser stay together. They come in the order of
+# tests/conftest.py, the longest first.
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check lint bench readme reference docs clean browser slurm

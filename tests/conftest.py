@@ -35,6 +35,28 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(
                 pytest.mark.flaky(reruns=2 if item.path.parent.name in _TOGETHER else 1)
             )
+    if getattr(config.option, "loadgroup", False):
+        _longest_first(items)
+
+
+def _longest_first(items):
+    """Groups with a service, a browser or a cluster first, small tests last.
+
+    Workers take groups in this order (`--no-loadscope-reorder`): what takes minutes must not begin
+    when all else has ended, and the small ones fill up the end.
+    """
+    ranks = {}
+    for item in items:
+        is_slow = item.get_closest_marker("slow") is not None
+        rank = (0 if item.path.parent.name in _TOGETHER else 1) if is_slow else 2
+        group = _group(item)
+        ranks[group] = min(rank, ranks.get(group, rank))
+    items.sort(key=lambda item: ranks[_group(item)])
+
+
+def _group(item):
+    mark = item.get_closest_marker("xdist_group")
+    return mark.args[0] if mark else item.nodeid
 
 
 @pytest.fixture(scope="session")

@@ -2,19 +2,25 @@
 
 A stream of small training jobs (real ones: a perceptron learns by gradient descent, in NumPy, with
 checkpoints) arrives; the policy `budget` rents nodes from the simulated cloud, which live as agents
-and processes on this machine, or as raylets with `--ray`. The log's clock runs `--speed` times as
-fast as the wall, and jobs report their steps on that clock, so that hours of renting take minutes.
-Processes start no faster for it: at 30 times the speed a start of five seconds costs two and a half
-minutes, which the policy is told. Jobs come every four minutes or so. Promised: after the warm-up
-the mean spend is within 5 % of the budget, the rate is never above the hard cap, every node is
-given back, and the ledger is the provider's bill.
+and processes on this machine, or with `--engine ray` as raylets that join a Ray cluster and leave
+it. The log's clock runs `--speed` times as fast as the wall, and jobs report their steps on that
+clock, so that hours of renting take minutes. Steps are paced by sleeping, so that a busy machine
+does not make them longer. Processes start no faster for it: at 30 times the speed a start of five
+seconds, of a node and a job together, costs two and a half minutes, which the policy is told.
 
-    python benchmarks/renting_live.py [--hours 5] [--warm-up 1.5] [--speed 30] [--ray] [--seed 1]
+Jobs come every four minutes or so. A budget can be kept only if there is work for it and it
+suffices for the work: on one GPU each all jobs cost about $4/h, on four each $5.6/h to $7/h,
+depending on what starts cost. The range of the run is printed; $5/h lies within it. Promised: after
+the warm-up the mean spend is within 5 % of the budget, the rate is never above the hard cap, every
+node is given back, and the ledger is the provider's bill.
+
+    python benchmarks/renting_live.py [--hours 5] [--warm-up 1.5] [--speed 30] [--engine ray]
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import sys
@@ -23,14 +29,14 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from drystone.describe.cluster_file import ClusterSpec
 from drystone.describe.job_file import make_job
 from drystone.describe.market_file import parse_market
 from drystone.run.controller import Controller, ControllerSettings
-from drystone.run.events import Event
+from drystone.run.events import Event, Started, Submitted
 from drystone.run.lifecycle import TERMINAL
 from drystone.run.live.reconcile import Patience
 from drystone.run.live.world import Pace
@@ -42,6 +48,7 @@ from drystone.run.renting.simulated import CloudWeather, SimulatedCloud
 from drystone.run.state import ClusterState
 from drystone.units import HOUR_SECONDS
 from figures import print_figures
+from renting_time import seconds_by_kind
 
 MARKET = """
 offers:
@@ -57,17 +64,18 @@ offers:
     start_delay_seconds: 60
     reclaims_per_hour: 0.05
 """
+MOST_GPUS = 4  # of a job
+_CURVE_SECONDS = 600.0
+SPEEDUP_POWER = 0.85
 # A perceptron with one hidden layer learns a function; every step takes the wall time it is told.
 TRAINER = """
 import json, os, signal, time
 from pathlib import Path
-import numpy as np
 folder, steps = Path(os.environ["DRYSTONE_CHECKPOINTS"]), int(os.environ["DRYSTONE_STEPS"])
 speed, ranks = float(os.environ["CLOCK_SPEED"]), int(os.environ["WORLD_SIZE"])
-seconds = float(os.environ["STEP_SECONDS"]) / ranks**0.85
+seconds = float(os.environ["STEP_SECONDS"]) / ranks ** float(os.environ["SPEEDUP_POWER"])
 leaving = []
 signal.signal(signal.SIGTERM, lambda *_: leaving.append(1))
-dice = np.random.default_rng(0)
 def save(step, weights):
     np.savez(folder / ".part.npz", step=step, a=weights[0], b=weights[1])
     (folder / ".part.npz").replace(folder / "saved.npz")
@@ -78,6 +86,8 @@ if os.environ["RANK"] != "0":
     while not leaving and not (folder / f"over-{os.environ['DRYSTONE_EPOCH']}").exists():
         time.sleep(0.1)
     raise SystemExit(0)
+import numpy as np
+dice = np.random.default_rng(0)
 weights, step = [dice.normal(size=(8, 32)) / 3, dice.normal(size=(32, 1)) / 6], 0
 if (folder / "saved.npz").exists():
     kept = np.load(folder / "saved.npz")
@@ -115,6 +125,10 @@ class Outcome:
     billed_micro_dollars: int
     num_jobs: int
     num_done: int
+    paid_seconds: dict[str, float]  # of rented nodes, by what they did
+    cheapest_dollars_per_hour: float  # what these jobs cost on one GPU each
+    fastest_dollars_per_hour: float  # and on all that they may have
+    spent_dollars: list[tuple[float, float]]  # hours since the beginning, dollars by then
 
 
 def main() -> int:
@@ -123,13 +137,14 @@ def main() -> int:
     parser.add_argument("--hours", type=float, default=5.0)
     parser.add_argument("--warm-up", type=float, default=1.5)
     parser.add_argument("--speed", type=float, default=30.0)
-    parser.add_argument("--budget", type=float, default=6.0)
+    parser.add_argument("--budget", type=float, default=5.0)
     parser.add_argument("--hard-cap", type=float, default=10.0)
     parser.add_argument(
-        "--start-seconds", type=float, default=5.0, help="of a process, by the wall"
+        "--start-seconds", type=float, default=5.0, help="of a node and a process, by the wall"
     )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--ray", action="store_true", help="rented nodes are raylets")
+    parser.add_argument("--engine", choices=["local", "ray"], default="local")
+    parser.add_argument("--keep", type=Path, help="write what was measured to this file")
     given = parser.parse_args()
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; {given}")
     with ExitStack() as stack:
@@ -145,8 +160,17 @@ def main() -> int:
         f"{error:+.1%}; highest rate ${found.highest_dollars_per_hour:.2f}/h, "
         f"hard cap ${given.hard_cap}/h"
     )
+    whole = sum(found.paid_seconds.values())
+    shares = (f"{kind} {seconds / whole:.1%}" for kind, seconds in found.paid_seconds.items())
+    print(
+        f"paid for: {', '.join(shares)}; all jobs on one GPU each would cost "
+        f"${found.cheapest_dollars_per_hour:.2f}/h, on {MOST_GPUS} each "
+        f"${found.fastest_dollars_per_hour:.2f}/h"
+    )
     print(f"ledger ${found.ledger_micro_dollars / 1e6:.6f}, provider's bill "
           f"${found.billed_micro_dollars / 1e6:.6f}")  # fmt: skip
+    if given.keep is not None:
+        keep(given, found)
     print_figures(
         {
             "spend_error": abs(error),
@@ -166,6 +190,14 @@ def main() -> int:
         and found.num_done == found.num_jobs
     )
     return 0 if is_kept else 1
+
+
+def keep(given: argparse.Namespace, found: Outcome) -> None:
+    """What was asked and what was measured, as a file."""
+    asked = {key: value for key, value in vars(given).items() if key != "keep"}
+    load = os.getloadavg()[0]
+    table = {"asked": asked, "load_at_end": load, "cores": os.cpu_count(), "found": asdict(found)}
+    given.keep.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
 
 
 def run(given: argparse.Namespace, folder: Path, stack: ExitStack) -> Outcome:
@@ -198,7 +230,9 @@ def run(given: argparse.Namespace, folder: Path, stack: ExitStack) -> Outcome:
     if controller.last_error:
         print(f"last error: {controller.last_error}")
     controller.close(ends_agents=True)
-    return judge(events, cloud, window, num_jobs=len(jobs), num_done=done)
+    return judge(
+        events, cloud, window, warm_up_hours=given.warm_up, num_jobs=len(jobs), num_done=done
+    )
 
 
 def make_controller(
@@ -210,7 +244,7 @@ def make_controller(
 ) -> Controller:
     """The controller, on this machine or on a Ray cluster of its own."""
     engine, door, cluster = None, None, ClusterSpec(nodes=())
-    if given.ray:
+    if given.engine == "ray":
         from drystone.run.ray.connection import RayConnection
         from drystone.run.ray.engine import RayEngine
         from drystone.run.renting.ray_door import RayDoor
@@ -246,7 +280,8 @@ def make_controller(
 
 
 def start_ray(stack: ExitStack) -> str:
-    """A head without GPUs on loopback, ended with the benchmark."""
+    """A head without GPUs on loopback, ended with the benchmark, beside any other Ray here."""
+    os.environ["RAY_TMPDIR"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="ray-"))
     from ray.cluster_utils import Cluster
 
     head = {
@@ -273,11 +308,12 @@ def submit_jobs(
         table = {
             "command": f"{sys.executable} {folder / 'trainer.py'}",
             "train": {"steps": steps, "batch": 60},  # one sample a second
-            "gpus": {"max": 4},
+            "gpus": {"max": MOST_GPUS},
             "owner": dice.choice(["ada", "bob"]),
             "environment": {
                 "STEP_SECONDS": "60",
                 "CLOCK_SPEED": str(given.speed),
+                "SPEEDUP_POWER": str(SPEEDUP_POWER),
                 "OMP_NUM_THREADS": "1",
                 "OPENBLAS_NUM_THREADS": "1",
             },
@@ -292,22 +328,29 @@ def judge(
     cloud: SimulatedCloud,
     window: tuple[float, float],
     *,
+    warm_up_hours: float,
     num_jobs: int,
     num_done: int,
 ) -> Outcome:
     """Money between two times, the highest rate, and whether everything was given back."""
     state, book = ClusterState([]), Ledger()
-    highest, spent = 0.0, list[float]()
+    highest, spent, curve = 0.0, list[float](), list[tuple[float, float]]()
+    began = window[0] - warm_up_hours * HOUR_SECONDS
     for event in events:
-        while len(spent) < 2 and event.time_seconds >= window[len(spent)]:
+        now = event.time_seconds
+        while len(spent) < 2 and now >= window[len(spent)]:
             spent.append(state.rentals.spent_dollars(window[len(spent)]))
+        while began + len(curve) * _CURVE_SECONDS <= now:
+            at = began + len(curve) * _CURVE_SECONDS
+            curve.append(((at - began) / HOUR_SECONDS, state.rentals.spent_dollars(at)))
         book.record(event)
         if not isinstance(event, Note):
             state.record(event)
         highest = max(highest, state.rentals.dollars_per_hour())
     while len(spent) < 2:
         spent.append(state.rentals.spent_dollars(window[len(spent)]))
-    made = cloud.status("drystone-")
+    made, paid = cloud.status("drystone-"), seconds_by_kind(events)
+    cheapest, fastest = demand(events, paid, (window[1] - began) / HOUR_SECONDS)
     return Outcome(
         mean_dollars_per_hour=(spent[1] - spent[0]) / ((window[1] - window[0]) / HOUR_SECONDS),
         highest_dollars_per_hour=highest,
@@ -317,7 +360,30 @@ def judge(
         billed_micro_dollars=sum(one.billed_micro_dollars or 0 for one in made),
         num_jobs=num_jobs,
         num_done=num_done,
+        paid_seconds=paid,
+        cheapest_dollars_per_hour=cheapest,
+        fastest_dollars_per_hour=fastest,
+        spent_dollars=curve,
     )
+
+
+def demand(events: list[Event], paid: dict[str, float], hours: float) -> tuple[float, float]:
+    """Dollars an hour for these jobs on one GPU each and on all they may have, as it went here.
+
+    Every GPU of a start is paid for beyond its training for as long as it was on average.
+    """
+    num_started = sum(
+        sum(count for _, count in one.placement) for one in events if isinstance(one, Started)
+    )
+    beyond = (sum(paid.values()) - paid["training"]) / max(num_started, 1)
+    samples = [one.job.total_samples for one in events if isinstance(one, Submitted)]
+    price = min(one.price_dollars_per_hour for one in parse_market(MARKET))
+    cheapest, fastest = (
+        sum(num_gpus * (one / num_gpus**SPEEDUP_POWER + beyond) for one in samples)
+        * price / HOUR_SECONDS / hours
+        for num_gpus in (1, MOST_GPUS)
+    )  # fmt: skip
+    return cheapest, fastest
 
 
 if __name__ == "__main__":

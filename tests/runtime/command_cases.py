@@ -6,6 +6,8 @@ import os
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -93,6 +95,26 @@ def join(processes: list[BaseProcess], *, seconds: float = 120) -> list[int]:
         process.join(seconds)
         assert process.exitcode is not None, f"a rank still runs after {seconds} s"
     return [process.exitcode for process in processes]
+
+
+def run_forked(arguments: list[str], num_ranks: int, folder: Path) -> list[dict]:
+    """What the first rank reports of a command that all of them end well."""
+    assert join(fork(arguments, num_ranks, folder)) == [0] * num_ranks
+    return events((folder / "0.out").read_text())
+
+
+def wait_for_events(
+    processes: list[BaseProcess], folder: Path, is_enough: Callable[[list[dict]], bool]
+) -> None:
+    """Until the first rank has reported enough; nobody may have ended before."""
+    until, output = time.monotonic() + 120, folder / "0.out"
+    while True:
+        text = output.read_text() if output.exists() else ""
+        if is_enough(events(text[: text.rfind("\n") + 1])):
+            return
+        assert time.monotonic() < until, text
+        assert all(one.exitcode is None for one in processes), text
+        time.sleep(0.01)
 
 
 def finish(processes: list[subprocess.Popen]) -> list[str]:

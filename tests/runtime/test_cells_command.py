@@ -1,6 +1,5 @@
 """Plans of the planner with tensor parallelism and pipelines, executed from their files."""
 
-import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 sys.path.insert(0, str(Path(__file__).parent))
-from command_cases import a_plan, events, finish, start
+from command_cases import a_plan, events, fork, join, run_forked, wait_for_events
 from engine_cases import a_spec
 
 from drystone.describe.layout import Schedule, parse_layout
@@ -29,7 +28,6 @@ pytestmark = pytest.mark.torch
 
 MODEL = a_spec("llama", tied=True, num_layers=4)
 RECIPE = Recipe(seq_len=12, global_batch=6, precision=Precision.FP32)
-COMMAND = ["-m", "drystone.run.runtime"]
 
 
 def planned_cell(text: str, recipe: Recipe = RECIPE) -> Plan:
@@ -66,7 +64,7 @@ def test_plans_of_unlike_kinds_go_on_for_each_other(tmp_path: Path, capsys):
     for number, plan in enumerate(plans):
         save_plan(plan, tmp_path / "plan.json")
         given = ["--steps", str(2 * number + 2), "--lr", "0.003", "--checkpoints", str(tmp_path)]
-        found = events(finish(start([*COMMAND, str(tmp_path / "plan.json"), *given], 4))[0])
+        found = run_forked([str(tmp_path / "plan.json"), *given], 4, tmp_path)
         assert found[0] == {"event": "started", "step": 2 * number, "ranks": 4}
         assert [one["event"] for one in found[-2:]] == ["checkpoint", "finished"]
         losses += losses_of(found)
@@ -85,12 +83,13 @@ def test_sigterm_to_the_last_stage_makes_all_save_and_leave(tmp_path: Path):
     save_plan(planned_cell("pp=2,micro=1", recipe), tmp_path / "plan.json")
     given = [str(tmp_path / "plan.json"), "--checkpoints", str(tmp_path), "--lr", "0.01"]
 
-    ranks = start([*COMMAND, *given, "--steps", "100000"], 2)
-    lines = [ranks[0].stdout.readline() for _ in range(5)]
-    ranks[1].send_signal(signal.SIGTERM)
-    found = events("".join(lines) + finish(ranks)[0])
+    ranks = fork([*given, "--steps", "100000"], 2, tmp_path)
+    wait_for_events(ranks, tmp_path, lambda found: len(found) >= 5)
+    ranks[1].terminate()
+    assert join(ranks) == [0, 0]
+    found = events((tmp_path / "0.out").read_text())
     left_at = found[-1]["step"]
-    resumed = events(finish(start([*COMMAND, *given, "--steps", str(left_at + 1)], 2))[0])
+    resumed = run_forked([*given, "--steps", str(left_at + 1)], 2, tmp_path)
 
     assert [one["event"] for one in found[-2:]] == ["checkpoint", "left"]
     assert resumed[0]["step"] == left_at < 100000
@@ -103,18 +102,13 @@ def test_when_a_rank_is_killed_the_other_leaves_and_a_restart_goes_on(tmp_path: 
     save_plan(planned_cell(layout), tmp_path / "plan.json")
     given = [str(tmp_path / "plan.json"), "--checkpoints", str(tmp_path), "--timeout", "60"]
 
-    ranks = start([*COMMAND, *given, "--checkpoint-every", "2", "--steps", "100000"], 2)
-    found = []
-    while not any(one["event"] == "checkpoint" for one in found):
-        found += events(ranks[0].stdout.readline())
+    ranks = fork([*given, "--checkpoint-every", "2", "--steps", "100000"], 2, tmp_path)
+    wait_for_events(ranks, tmp_path, lambda some: any(x["event"] == "checkpoint" for x in some))
     ranks[1].kill()
-    ranks[1].communicate()
-    rest, _ = ranks[0].communicate(timeout=90)
-    found += events(rest)
-    again = start([*COMMAND, *given, "--steps", str(found[-1]["step"])], 2)
-    resumed = events(finish(again)[0])
+    assert 0 not in join(ranks)
+    found = events((tmp_path / "0.out").read_text())
+    resumed = run_forked([*given, "--steps", str(found[-1]["step"])], 2, tmp_path)
 
-    assert ranks[0].returncode != 0
     before = {one["step"]: one["loss"] for one in found if one["event"] == "step"}
     after = {one["step"]: one["loss"] for one in resumed if one["event"] == "step"}
     assert resumed[0]["step"] >= 2

@@ -43,7 +43,7 @@ from drystone.run.live.world import Pace
 from drystone.run.notes import Note
 from drystone.run.renting.ledger import Ledger
 from drystone.run.renting.provider import Stage
-from drystone.run.renting.settings import Renting, live_offers
+from drystone.run.renting.settings import Door, Renting, live_offers
 from drystone.run.renting.simulated import CloudWeather, SimulatedCloud
 from drystone.run.state import ClusterState
 from drystone.units import HOUR_SECONDS
@@ -252,6 +252,7 @@ def make_controller(
         address = start_ray(stack)
         engine = RayEngine(folder / "agents", RayConnection(address))
         door, cluster = RayDoor(address, folder / "rented"), engine.discover()
+        stack.callback(end_raylets, door, folder / "rented")
     renting = Renting(
         provider=cloud,
         offers=tuple(cloud._offers.values()),
@@ -292,6 +293,12 @@ def start_ray(stack: ExitStack) -> str:
     cluster = Cluster(initialize_head=True, head_node_args=head)
     stack.callback(cluster.shutdown)
     return str(cluster.address)
+
+
+def end_raylets(door: Door, folder: Path) -> None:
+    """Those that are left where a run was cut off."""
+    for file in folder.glob("*.json"):
+        door.take(file.stem, "the benchmark ends")
 
 
 def submit_jobs(

@@ -23,6 +23,7 @@ import argparse
 import json
 import os
 import random
+import signal
 import sys
 import tempfile
 import threading
@@ -36,7 +37,7 @@ from drystone.describe.cluster_file import ClusterSpec
 from drystone.describe.job_file import make_job
 from drystone.describe.market_file import parse_market
 from drystone.run.controller import Controller, ControllerSettings
-from drystone.run.events import Event, Started, Submitted
+from drystone.run.events import Event
 from drystone.run.lifecycle import TERMINAL
 from drystone.run.live.reconcile import Patience
 from drystone.run.live.world import Pace
@@ -48,25 +49,30 @@ from drystone.run.renting.simulated import CloudWeather, SimulatedCloud
 from drystone.run.state import ClusterState
 from drystone.units import HOUR_SECONDS
 from figures import print_figures
-from renting_time import seconds_by_kind
+from renting_time import (
+    GPU_DOLLARS_PER_HOUR,
+    MOST_GPUS,
+    SPEEDUP_POWER,
+    demand,
+    seconds_by_kind,
+)
 
 MARKET = """
 offers:
   - name: t4
     gpu: T4
-    num_gpus: 1
-    price_dollars_per_hour: 0.5
+    num_gpus: {num_gpus}
+    price_dollars_per_hour: {price}
     start_delay_seconds: 90
   - name: t4-other
     gpu: T4
-    num_gpus: 1
-    price_dollars_per_hour: 0.55
+    num_gpus: {num_gpus}
+    price_dollars_per_hour: {other_price}
     start_delay_seconds: 60
     reclaims_per_hour: 0.05
 """
-MOST_GPUS = 4  # of a job
+OTHER_GPU_DOLLARS_PER_HOUR = 0.55
 _CURVE_SECONDS = 600.0
-SPEEDUP_POWER = 0.85
 # A perceptron with one hidden layer learns a function; every step takes the wall time it is told.
 TRAINER = """
 import json, os, signal, time
@@ -144,8 +150,10 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--engine", choices=["local", "ray"], default="local")
+    parser.add_argument("--node-gpus", type=int, default=1, help="GPUs of a rented node")
     parser.add_argument("--keep", type=Path, help="write what was measured to this file")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # nothing is left running
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; {given}")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -207,12 +215,18 @@ def run(given: argparse.Namespace, folder: Path, stack: ExitStack) -> Outcome:
     def clock() -> float:
         return began + (time.time() - began) * given.speed
 
-    offers = live_offers(parse_market(MARKET), is_simulated=True)
+    market = MARKET.format(
+        num_gpus=given.node_gpus,
+        price=given.node_gpus * GPU_DOLLARS_PER_HOUR,
+        other_price=given.node_gpus * OTHER_GPU_DOLLARS_PER_HOUR,
+    )
+    offers = live_offers(parse_market(market), is_simulated=True)
     weather = CloudWeather(seed=given.seed, stockout_share=0.05, delay_spread=0.5)
     cloud = SimulatedCloud(folder / "cloud.json", offers, weather, clock)
     controller = make_controller(given, folder, cloud, clock, stack)
     thread = threading.Thread(target=controller.run, daemon=True)
     thread.start()
+    stack.callback(lambda: (controller.leave(), thread.join(timeout=30)))  # also if it is cut off
     (folder / "trainer.py").write_text(TRAINER)
     start, jobs = clock(), submit_jobs(given, folder, controller, clock)
     rentals = controller.journal.live.state.rentals
@@ -230,9 +244,7 @@ def run(given: argparse.Namespace, folder: Path, stack: ExitStack) -> Outcome:
     if controller.last_error:
         print(f"last error: {controller.last_error}")
     controller.close(ends_agents=True)
-    return judge(
-        events, cloud, window, warm_up_hours=given.warm_up, num_jobs=len(jobs), num_done=done
-    )
+    return judge(events, cloud, window, given, num_jobs=len(jobs), num_done=done)
 
 
 def make_controller(
@@ -334,15 +346,15 @@ def judge(
     events: list[Event],
     cloud: SimulatedCloud,
     window: tuple[float, float],
+    given: argparse.Namespace,
     *,
-    warm_up_hours: float,
     num_jobs: int,
     num_done: int,
 ) -> Outcome:
     """Money between two times, the highest rate, and whether everything was given back."""
     state, book = ClusterState([]), Ledger()
     highest, spent, curve = 0.0, list[float](), list[tuple[float, float]]()
-    began = window[0] - warm_up_hours * HOUR_SECONDS
+    began = window[0] - given.warm_up * HOUR_SECONDS
     for event in events:
         now = event.time_seconds
         while len(spent) < 2 and now >= window[len(spent)]:
@@ -357,7 +369,7 @@ def judge(
     while len(spent) < 2:
         spent.append(state.rentals.spent_dollars(window[len(spent)]))
     made, paid = cloud.status("drystone-"), seconds_by_kind(events)
-    cheapest, fastest = demand(events, paid, (window[1] - began) / HOUR_SECONDS)
+    cheapest, fastest = demand(events, paid, given.node_gpus, given.hours)
     return Outcome(
         mean_dollars_per_hour=(spent[1] - spent[0]) / ((window[1] - window[0]) / HOUR_SECONDS),
         highest_dollars_per_hour=highest,
@@ -372,25 +384,6 @@ def judge(
         fastest_dollars_per_hour=fastest,
         spent_dollars=curve,
     )
-
-
-def demand(events: list[Event], paid: dict[str, float], hours: float) -> tuple[float, float]:
-    """Dollars an hour for these jobs on one GPU each and on all they may have, as it went here.
-
-    Every GPU of a start is paid for beyond its training for as long as it was on average.
-    """
-    num_started = sum(
-        sum(count for _, count in one.placement) for one in events if isinstance(one, Started)
-    )
-    beyond = (sum(paid.values()) - paid["training"]) / max(num_started, 1)
-    samples = [one.job.total_samples for one in events if isinstance(one, Submitted)]
-    price = min(one.price_dollars_per_hour for one in parse_market(MARKET))
-    cheapest, fastest = (
-        sum(num_gpus * (one / num_gpus**SPEEDUP_POWER + beyond) for one in samples)
-        * price / HOUR_SECONDS / hours
-        for num_gpus in (1, MOST_GPUS)
-    )  # fmt: skip
-    return cheapest, fastest
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What were rented nodes paid for? Their seconds by what they did, from the log of a run."""
+"""What were rented nodes paid for, and what could their jobs have cost? From the log of a run."""
 
 from __future__ import annotations
 
@@ -17,8 +17,13 @@ from drystone.run.events import (
     Progressed,
     Started,
     Stopped,
+    Submitted,
 )
+from drystone.units import HOUR_SECONDS
 
+GPU_DOLLARS_PER_HOUR = 0.5
+MOST_GPUS = 4  # of a job
+SPEEDUP_POWER = 0.85
 KINDS = ("joining", "idle", "starting", "training", "never used")
 
 
@@ -59,6 +64,32 @@ def seconds_by_kind(events: Iterable[Event]) -> dict[str, float]:
         elif isinstance(event, Finished | Stopped | Interrupted | Failed):
             _turn(nodes, jobs.pop(event.job_id, []), "idle", now)
     return dict(total)
+
+
+def demand(
+    events: list[Event], paid: dict[str, float], node_gpus: int, hours: float
+) -> tuple[float, float]:
+    """Dollars an hour for these jobs on one GPU each and on all they may have, as it went here.
+
+    Every GPU of a start is paid for beyond its training for as long as it was on average.
+    """
+    samples = {one.job.id: one.job.total_samples for one in events if isinstance(one, Submitted)}
+    started = [one for one in events if isinstance(one, Started)]
+    num_gpus = {one.job_id: sum(count for _, count in one.placement) for one in started}
+    trained = sum(gpu_seconds(samples[job_id], number) for job_id, number in num_gpus.items())
+    num_started = sum(count for one in started for _, count in one.placement)
+    beyond = (sum(paid.values()) * node_gpus - trained) / max(num_started, 1)
+    cheapest, fastest = (
+        sum(gpu_seconds(one, number) + number * beyond for one in samples.values())
+        * GPU_DOLLARS_PER_HOUR / HOUR_SECONDS / hours
+        for number in (1, MOST_GPUS)
+    )  # fmt: skip
+    return cheapest, fastest
+
+
+def gpu_seconds(samples: float, num_gpus: int) -> float:
+    """Of training: one sample a second on one GPU."""
+    return samples * num_gpus ** (1 - SPEEDUP_POWER)
 
 
 def _turn(nodes: dict[int, _Node], rows: list[int], doing: str, now_seconds: float) -> None:

@@ -99,7 +99,7 @@ def start_command(address: str, name: str, offer: Offer, own_address: str) -> li
         _ray_command(), "start", f"--address={address}", f"--node-ip-address={own_address}",
         f"--num-gpus={offer.num_gpus}", "--num-cpus=0", f"--object-store-memory={_STORE_BYTES}",
         "--labels", ",".join(f"{key}={value}" for key, value in labels.items()),
-        "--disable-usage-stats", "--block",
+        "--disable-usage-stats", "--include-log-monitor=false", "--block",
     ]  # fmt: skip
 
 

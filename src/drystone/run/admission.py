@@ -96,7 +96,7 @@ def spent_since(live: LiveState, team: str, start_seconds: float, now_seconds: f
     for job_id, record in live.state.active.items():
         job = live.jobs[job_id]
         if record.state is JobState.RUNNING and job.job.team == team:
-            held = max(0.0, now_seconds - max(record.started_seconds, start_seconds))
+            held = max(0.0, now_seconds - max(job.priced_seconds, start_seconds))
             running += job.dollars_per_hour * held / HOUR_SECONDS
     return live.spending.since(team, start_seconds) + running
 

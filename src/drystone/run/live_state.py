@@ -29,6 +29,7 @@ from drystone.run.events import (
     NodeReleased,
     NodeRemoved,
     Paused,
+    PriceChanged,
     Progressed,
     Refused,
     ReleaseAsked,
@@ -71,9 +72,10 @@ class LiveJob:
     reason: str = ""  # of the last thing that happened to it, for people
     plan: str = ""  # of the last launch, in a few words
     devices: tuple[tuple[str, int], ...] = ()
-    dollars: float = 0.0  # of the runs that ended
+    dollars: float = 0.0  # of the runs that ended, and of this one until `priced_seconds`
     run_seconds: float = 0.0  # of the runs that ended
     dollars_per_hour: float = 0.0  # while it runs
+    priced_seconds: float = 0.0  # since when it costs that
     faults: dict[str, int] = field(default_factory=dict)  # by kind, since it last got further
     num_faults: int = 0  # in all
     retry_seconds: float = 0.0  # not to be tried before
@@ -147,6 +149,8 @@ class LiveState:
         if live is not None:
             self._before(live, self.state.jobs[job_id], event)
         record = self.state.record(event)
+        if isinstance(event, PriceChanged):
+            self._reprice_running(event.time_seconds)
         if isinstance(event, Submitted):
             described = self._described.pop(job_id, None)
             self.jobs[job_id] = LiveJob(job=described or TrainingJob(name=event.job.model))
@@ -159,7 +163,7 @@ class LiveState:
         live, record = self.jobs[job_id], self.state.jobs[job_id]
         if record.state is not JobState.RUNNING:
             return live.dollars
-        held = max(0.0, now_seconds - record.started_seconds)
+        held = max(0.0, now_seconds - live.priced_seconds)
         return live.dollars + live.dollars_per_hour * held / HOUR_SECONDS
 
     def run_seconds_at(self, job_id: str, now_seconds: float) -> float:
@@ -173,18 +177,21 @@ class LiveState:
         """What a run cost, when it ends."""
         ends = isinstance(event, Progressed | Started) is False
         if record.state is JobState.RUNNING and ends and _leaves_running(record, event):
-            held = max(0.0, event.time_seconds - record.started_seconds)
-            live.dollars += live.dollars_per_hour * held / HOUR_SECONDS
-            live.run_seconds += held
-            self.spending.add(
-                live.job.team, record.started_seconds, event.time_seconds, live.dollars_per_hour
-            )
-            live.dollars_per_hour = 0.0
+            live.run_seconds += max(0.0, event.time_seconds - record.started_seconds)
+            self._reprice(live, event.time_seconds, 0.0)
+
+    def _reprice(self, live: LiveJob, now_seconds: float, dollars_per_hour: float) -> None:
+        """What it cost until now is counted; from now on it costs so much."""
+        held = max(0.0, now_seconds - live.priced_seconds)
+        live.dollars += live.dollars_per_hour * held / HOUR_SECONDS
+        self.spending.add(live.job.team, live.priced_seconds, now_seconds, live.dollars_per_hour)
+        live.dollars_per_hour, live.priced_seconds = dollars_per_hour, now_seconds
 
     def _after(self, live: LiveJob, record: JobRecord, event: Event) -> None:
         match event:
-            case Started(placement=placement, reason=reason):
+            case Started(time_seconds=now, placement=placement, reason=reason):
                 live.dollars_per_hour = self._dollars_per_hour(placement)
+                live.priced_seconds = now
                 live.reason, live.retry_seconds = reason, 0.0
             case Progressed(done_samples=done):
                 if done > live.furthest_samples:
@@ -200,6 +207,15 @@ class LiveState:
                 live.reason = ""
             case _:
                 pass
+
+    def _reprice_running(self, now_seconds: float) -> None:
+        """The price of an offer is another: so are those of the jobs on its nodes."""
+        for job_id, record in self.state.active.items():
+            live = self.jobs[job_id]
+            if record.state is JobState.RUNNING:
+                price = self._dollars_per_hour(record.placement)
+                if price != live.dollars_per_hour:
+                    self._reprice(live, now_seconds, price)
 
     def _dollars_per_hour(self, placement: Placement) -> float:
         """What GPUs cost now: shares of rented nodes, the owner's own at their listed prices."""

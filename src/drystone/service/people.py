@@ -75,7 +75,7 @@ def spend_view(controller: Controller, now: float, hours: int) -> Table:
         job = live.jobs[job_id]
         if record.state is JobState.RUNNING and job.dollars_per_hour > 0:
             rates[job.job.team] += job.dollars_per_hour
-            split_hours(by_hour[job.job.team], record.started_seconds, now, job.dollars_per_hour)
+            split_hours(by_hour[job.job.team], job.priced_seconds, now, job.dollars_per_hour)
     teams = []
     for name in sorted(names):
         team = live.access.teams.get(name) or Team(name=name, budget_period="ever")

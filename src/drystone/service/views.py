@@ -261,9 +261,7 @@ def money_view(controller: Controller, now: float) -> Table:
     running = [live.jobs[one] for one, job in live.state.active.items() if job.num_gpus]
     ended = sum(sum(hours.values()) for hours in live.spending.by_hour.values())
     since = sum(
-        live.jobs[one].dollars_per_hour * max(0.0, now - job.started_seconds) / HOUR_SECONDS
-        for one, job in live.state.active.items()
-        if job.num_gpus
+        one.dollars_per_hour * max(0.0, now - one.priced_seconds) / HOUR_SECONDS for one in running
     )
     return {
         "dollars_per_hour": sum(one.dollars_per_hour for one in running),

@@ -2,17 +2,22 @@ import pytest
 
 from drystone.describe.cluster_file import ClusterSpec, parse_cluster
 from drystone.describe.job import JobSpec
+from drystone.describe.trace_cluster import NodeSpec
 from drystone.describe.training_job import TrainingJob
 from drystone.errors import DrystoneError
+from drystone.run.admission import spent_since
 from drystone.run.events import (
     Cancelled,
     Failed,
     Finished,
     Interrupted,
     NodeAdded,
+    NodeJoined,
     NodeRemoved,
     Paused,
+    PriceChanged,
     Progressed,
+    RentalAsked,
     Started,
     Stopped,
     Submitted,
@@ -71,6 +76,29 @@ def test_money_is_counted_while_a_job_has_gpus():
     assert live.dollars_at("1", 4000.0) == pytest.approx(2.0 + 2 * 0.5)
     assert live.dollars_at("1", 4000.0 + 7200) == pytest.approx(3.0 + 1.0)
     assert live.run_seconds_at("1", 4100.0) == pytest.approx(3700.0)
+
+
+def test_a_price_that_changes_counts_from_its_second_on_for_jobs_and_teams():
+    node = NodeSpec(id="rented-t4-0000", gpu="T4", num_gpus=2)
+    live = folded(
+        RentalAsked(
+            time_seconds=0.0, offer="t4", num_nodes=1, first_rental=0, ready_seconds=0.0, reason=""
+        ),
+        NodeJoined(
+            time_seconds=0.0, node=2, rental=0, offer="t4", spec=node, price_dollars_per_hour=2.0
+        ),
+        *submission(),
+        started(3600.0, placement=((2, 1),)),
+        PriceChanged(time_seconds=7200.0, offer="t4", price_dollars_per_hour=6.0),
+    )
+
+    assert live.dollars_at("1", 7200.0) == pytest.approx(1.0)
+    assert live.dollars_at("1", 10_800.0) == pytest.approx(1.0 + 3.0)
+    assert spent_since(live, "", 0.0, 10_800.0) == pytest.approx(4.0)
+    live.record(Stopped(time_seconds=10_800.0, job_id="1"))
+    assert live.dollars_at("1", 20_000.0) == pytest.approx(4.0)
+    assert live.spending.since("", 7200.0) == pytest.approx(3.0)
+    assert live.run_seconds_at("1", 20_000.0) == pytest.approx(7200.0)
 
 
 def test_other_prices_hold_from_the_next_start_on():

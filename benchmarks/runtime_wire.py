@@ -84,7 +84,13 @@ def make_fsdp_step(spec: ModelSpec) -> Callable[[list[torch.Tensor]], None]:
 
 
 def measure(
-    rank: int, num_ranks: int, folder: str, counts: list[int], num_layers: int, width: int
+    rank: int,
+    num_ranks: int,
+    folder: str,
+    counts: list[int],
+    num_layers: int,
+    width: int,
+    repeats: int,
 ) -> None:
     """One rank: the steps, interleaved; the first writes the table."""
     torch.set_num_threads(1)
@@ -103,7 +109,7 @@ def measure(
         batches = [torch.randint(VOCAB, (1, SEQ_LEN + 1)) for _ in range(count)]
         seconds: dict[str, list[float]] = {name: [] for name in steps}
         sent: dict[str, int] = {}
-        for _ in range(REPEATS + 1):
+        for _ in range(repeats + 1):
             for name, step in steps.items():
                 dist.barrier()
                 before, started = sent_bytes(), time.perf_counter()
@@ -121,12 +127,19 @@ def measure(
 
 
 def compare(
-    num_ranks: int, counts: list[int], num_layers: int, width: int
+    num_ranks: int,
+    counts: list[int],
+    num_layers: int,
+    width: int,
+    *,
+    repeats: int = REPEATS,
+    start_method: str = "spawn",
 ) -> list[tuple[int, str, float, float]]:
     """Rows of (micro-batches, way, bytes of all ranks in a step, seconds of a step)."""
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(measure, args=(num_ranks, folder, counts, num_layers, width), nprocs=num_ranks)
+        args = (num_ranks, folder, counts, num_layers, width, repeats)
+        mp.start_processes(measure, args=args, nprocs=num_ranks, start_method=start_method)
         table: list[tuple[int, str, float, float]] = torch.load(Path(folder) / "table.pt")
         return table
 

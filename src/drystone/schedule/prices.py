@@ -32,6 +32,7 @@ _STEP_CUT: Final = 0.25
 # A step that improves the smooth bound by less than this part of its share is the last.
 _GOOD_ENOUGH: Final = 1e-3
 _DAMPING: Final = 1e-3
+_LEAST_HEAT: Final = 1e-280  # its inverse, times squares of counts of GPUs, is still a number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -117,6 +118,9 @@ class _SmoothDual:
         self._best: FloatArray = self._values.max(axis=0)
         self._capacity = market.capacity
         takes = counts > 0
+        # Above these nobody takes any of a type, so that no bound is least there.
+        worth = np.where(takes, self._values / np.maximum(counts, 1.0), 0.0)
+        self.most_prices: FloatArray = worth.max(axis=(1, 2), initial=0.0)
         self._pairs = [
             (one, other)
             for one in range(kinds)
@@ -136,11 +140,13 @@ class _SmoothDual:
 
     def at(self, prices: FloatArray, share: float) -> tuple[float, FloatArray, FloatArray]:
         """Value, slope by type, and curvature (types x types)."""
-        heat = share * self._best
+        heat = np.maximum(share * self._best, _LEAST_HEAT)
         cold = 1.0 / heat
         picked, most = self._left(prices)
         picked -= most
-        picked *= cold
+        # What is worse by more than a number can say is picked by nobody: exp(-inf) is 0.
+        with np.errstate(over="ignore"):
+            picked *= cold
         np.exp(picked, out=picked)  # in what proportion each option is picked
         total = picked.sum(axis=0)
         total += np.exp(-most * cold)
@@ -160,7 +166,12 @@ class _SmoothDual:
 
 
 def _descend(smooth: _SmoothDual, prices: FloatArray, share: float) -> FloatArray:
-    """Newton's method for one share of smoothing; prices never go below 0."""
+    """Newton's method for one share of smoothing; prices stay between 0 and `most_prices`.
+
+    Where every job is sure of its option nothing curves, and a step would be endless: it then ends
+    at the most that anybody pays, and is cut from there.
+    """
+    prices = np.minimum(prices, smooth.most_prices)
     value, slope, curvature = smooth.at(prices, share)
     for _ in range(_MOST_STEPS):
         step = _newton_step(prices, slope, curvature)
@@ -168,7 +179,7 @@ def _descend(smooth: _SmoothDual, prices: FloatArray, share: float) -> FloatArra
             break
         before, length = value, 1.0
         for _ in range(_MOST_HALVINGS):
-            trial = np.maximum(prices + length * step, 0.0)
+            trial = np.clip(prices + length * step, 0.0, smooth.most_prices)
             value, slope, curvature = smooth.at(trial, share)
             if value < before:
                 break

@@ -116,6 +116,37 @@ def test_gpus_that_are_plentiful_cost_nothing():
     assert solve_prices(market).prices.tolist() == [0.0, 0.0]
 
 
+@pytest.mark.parametrize("start", [None, 1e-9, 1.0, 1e300])
+def test_prices_are_found_wherever_the_search_starts(start: float | None):
+    """At a start from which every job is sure of its option, the dual has no curvature at all."""
+    market = one_option_each(100.0, 100.0, 100.0)
+
+    found = solve_prices(market, None if start is None else np.array([start]))
+
+    assert found.prices.tolist() == pytest.approx([12.5], rel=0.01)
+    assert found.bound == pytest.approx(100.0, rel=0.01)
+
+
+@pytest.mark.parametrize("values", [(1e-200, 1e200), (1e-310, 1.0), (5e-324, 1e300), (1e-300,) * 3])
+def test_values_may_differ_by_any_factor(values: tuple[float, ...]):
+    """A number that overflows would be a warning, and warnings are errors here."""
+    market = one_option_each(*values)
+
+    for start in (None, np.array([1.0]), np.array([max(values)])):
+        found = solve_prices(market, start)
+        assert np.isfinite(found.prices).all()
+        assert max(values) <= found.bound <= sum(values)
+
+
+def one_option_each(*values: float) -> Market:
+    """Jobs that all want eight GPUs, of which there are eight."""
+    return Market(
+        values=np.array(values)[:, None],
+        counts=(np.full((len(values), 1), 8.0),),
+        capacity=np.array([8.0]),
+    )
+
+
 NODES = [node("a0"), node("b0", "B", 4)]
 OPTIONS = option_set(([1, 0], 1.0), ([2, 0], 1.8), ([4, 0], 3.0), ([0, 4], 1.5))
 EACH_SECONDS = 1200.0  # of the jobs in a stream

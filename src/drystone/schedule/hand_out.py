@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -40,14 +41,15 @@ class HandOut:
         worth: Worth,
         *,
         spread_speed_share: float = 0.0,
-        closed: Placement = (),  # GPUs that nobody is put on
+        closed: Collection[int] = (),  # nodes that nobody is put on, or stays on
     ) -> None:
         self._snapshot, self._jobs, self._worth = snapshot, snapshot.jobs, worth
         self._values = worth.values
         self._counts = snapshot.options.counts[self._jobs.option_set]
         self._spread_speed_share = spread_speed_share
-        self._room, self._closed = make_room(snapshot), closed
-        self._room.take(closed)
+        free = snapshot.nodes.free
+        self._room, self._closed = make_room(snapshot), frozenset(closed)
+        self._room.take(tuple((node, int(free[node])) for node in closed))
         self._option = np.full(len(self._jobs), -1, dtype=np.int64)
         self._placements: dict[int, Placement] = {}
         self._reasons: dict[int, str] = {}
@@ -109,10 +111,10 @@ class HandOut:
         """
         jobs = self._jobs
         for row in sorted(self._held):
-            if picks[row] == jobs.option[row]:
+            if picks[row] == jobs.option[row] and self._may_stay(row):
                 self.keep(row)
             else:
-                self._room.give_back(jobs.placements[row])
+                self._room.give_back(self._open_part(row))
         rows = np.flatnonzero((picks >= 0) & (self._option < 0))
         gpus = self._counts[rows, picks[rows]].max(axis=1, initial=0)
         order = rows[np.lexsort((rows, -self._surplus[rows, picks[rows]], -gpus))]
@@ -120,10 +122,20 @@ class HandOut:
         for row in missed:
             self._place_otherwise(row, int(picks[row]))
         for row in sorted(self._held):
-            may_stay = self._option[row] < 0 and self._values[row, jobs.option[row]] > 0
-            if may_stay and self._room.has(jobs.placements[row]):
+            is_worth = self._option[row] < 0 and self._values[row, jobs.option[row]] > 0
+            if is_worth and self._may_stay(row) and self._room.has(jobs.placements[row]):
                 self._room.take(jobs.placements[row])
                 self.keep(row)
+
+    def _open_part(self, row: int) -> Placement:
+        """What a running job has on nodes that are not closed."""
+        placement = self._jobs.placements[row]
+        if not self._closed:
+            return placement
+        return tuple(one for one in placement if one[0] not in self._closed)
+
+    def _may_stay(self, row: int) -> bool:
+        return len(self._open_part(row)) == len(self._jobs.placements[row])
 
     def _place_pick(self, row: int, option: int) -> bool:
         placement = self._room.place(self._counts[row, option])
@@ -247,8 +259,9 @@ class HandOut:
         self._room.take(given)
 
     def room(self) -> Room:
-        """What is left at the end, with the GPUs that nobody is put on."""
-        self._room.give_back(self._closed)
+        """What is left at the end, with the nodes that nobody is put on."""
+        nodes = self._snapshot.nodes
+        self._room.give_back(tuple((node, int(nodes.num_gpus[node])) for node in self._closed))
         return self._room
 
     def decisions(self) -> list[Decision]:
@@ -307,13 +320,14 @@ class HandOut:
         placement = None
         for row in victims:
             evicted.append(row)
-            self._room.give_back(jobs.placements[row])
+            self._room.give_back(self._open_part(row))
             placement = self._room.place(counts)
             if placement is not None:
                 break
         for row in reversed(evicted):  # whoever was evicted in vain gets its GPUs back
-            if self._room.has(jobs.placements[row]):
-                self._room.take(jobs.placements[row])
+            part = self._open_part(row)
+            if self._room.has(part):
+                self._room.take(part)
             else:
                 self._held.discard(row)
         return placement

@@ -5,12 +5,17 @@ save (BOA's multiplier). A GPU costs the smaller of its shadow price and that: w
 would be dearer, as much is rented as jobs want at the price of renting. mu is moved until the nodes
 wanted cost what the budget allows now: the budget, and what was left over or overspent so far, made
 good within `_MAKE_GOOD_SECONDS`.
+
+Nodes that are not wanted any more are closed: nobody is put on them, and they go once they are
+idle. Long jobs would keep them for days, so where the nodes that are here cost more than
+`_MOST_OVER` times what is allowed, those beyond it are closed at once, and whoever runs there
+moves, shrinks or waits. So a debt stays within an hour or two of the budget.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -28,6 +33,8 @@ _STEP: Final = 1.3  # mu is raised or lowered by this factor at a time
 _MOST_STEPS: Final = 1  # at one decision; the next goes on from there
 _MOST_FIRST_STEPS: Final = 16
 _LEAST: Final = 0.01
+_WAKE_SECONDS: Final = 300.0  # how often it is looked whether nodes cost too much
+_MOST_OVER: Final = 1.25  # of what is allowed; the room keeps jobs from being moved to and fro
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,7 +50,7 @@ class RentMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RentPlan:
-    """What is to be rented, and which rented nodes nobody should be put on."""
+    """What is to be rented, and which rented nodes nobody should be put on, or stay on."""
 
     offers: Mapping[int, Offer]  # by type
     num_wanted: Mapping[int, int]  # nodes by type, beyond those that are here
@@ -51,8 +58,16 @@ class RentPlan:
     memory: RentMemory
 
 
-def plan_rent(snapshot: Snapshot, market: Market, before: RentMemory | None) -> RentPlan:
-    """How many nodes of each offer jobs are worth now. `market` is of all jobs."""
+def plan_rent(
+    snapshot: Snapshot,
+    market: Market,
+    before: RentMemory | None,
+    left_alone: Collection[int] = (),
+) -> RentPlan:
+    """How many nodes of each offer jobs are worth now. `market` is of all jobs.
+
+    Whoever runs on the nodes `left_alone` stays there for now.
+    """
     now, spent = snapshot.now_seconds, snapshot.spent_dollars
     memory = before or RentMemory(since_seconds=now, spent_before_dollars=spent)
     offers = {
@@ -74,18 +89,15 @@ def plan_rent(snapshot: Snapshot, market: Market, before: RentMemory | None) -> 
         mu, nodes = 0.0, wants.nodes_at(0.0)
     else:
         known, usual = memory.job_hours_per_dollar, len(snapshot.jobs) / allowance
-        mu, nodes = _move_multiplier(
-            wants,
-            allowance,
-            # Where money is ample it falls and falls; not so far that it takes long to come back.
-            max(known, _LEAST * usual) if known else usual,
-            _MOST_STEPS if known else _MOST_FIRST_STEPS,
-        )
+        # Where money is ample it falls and falls; not so far that it takes long to come back.
+        start = max(known, _LEAST * usual) if known else usual
+        most_steps = _MOST_STEPS if known else _MOST_FIRST_STEPS
+        mu, nodes = _move_multiplier(wants, allowance, start, most_steps)
     here = _here(snapshot, offers)
     return RentPlan(
         offers=offers,
         num_wanted={kind: max(0, number - here[kind]) for kind, number in nodes.items()},
-        closed=_surplus_nodes(snapshot, offers, nodes),
+        closed=_surplus_nodes(snapshot, offers, nodes, allowance, left_alone),
         memory=replace(
             memory,
             idle_since_seconds=_idle_since(snapshot, memory.idle_since_seconds),
@@ -100,7 +112,11 @@ def rent_and_release(snapshot: Snapshot, plan: RentPlan, room: Room) -> list[Dec
 
     `room` is what is left after jobs are placed.
     """
-    return [*_rents(snapshot, plan), *_releases(snapshot, plan.memory, room)]
+    return [
+        *_rents(snapshot, plan),
+        *_releases(snapshot, plan, room),
+        *_wake_when_dear(snapshot, plan.memory),
+    ]
 
 
 def _rents(snapshot: Snapshot, plan: RentPlan) -> list[Decision]:
@@ -124,13 +140,21 @@ def _rents(snapshot: Snapshot, plan: RentPlan) -> list[Decision]:
     return found
 
 
-def _releases(snapshot: Snapshot, memory: RentMemory, room: Room) -> list[Decision]:
-    """A node goes once it has been idle for as long as a new one would take to start."""
+def _releases(snapshot: Snapshot, plan: RentPlan, room: Room) -> list[Decision]:
+    """A node goes once it has been idle for as long as a new one would take to start.
+
+    One that somebody had to leave goes at once: there is no money for it.
+    """
     found: list[Decision] = []
     later: list[float] = []
-    now, nodes = snapshot.now_seconds, snapshot.nodes
+    now, nodes, closed = snapshot.now_seconds, snapshot.nodes, set(plan.closed.tolist())
     for row in snapshot.rentals.nodes.tolist():
-        since = memory.idle_since_seconds.get(nodes.ids[row])
+        since = plan.memory.idle_since_seconds.get(nodes.ids[row])
+        if since is None and row in closed:
+            numbers = {"job_hours_per_dollar": plan.memory.job_hours_per_dollar}
+            found.append(
+                Release(node=row, reason="more is rented than the budget allows", numbers=numbers)
+            )
         if since is None or room.free[row] < nodes.num_gpus[row]:
             continue
         patience = snapshot.offers[int(snapshot.node_offer[row])].start_delay_seconds
@@ -144,6 +168,20 @@ def _releases(snapshot: Snapshot, memory: RentMemory, room: Room) -> list[Decisi
             Wake(at_seconds=min(later), reason="a rented node has been idle too long then")
         )
     return found
+
+
+def _wake_when_dear(snapshot: Snapshot, memory: RentMemory) -> list[Decision]:
+    """What is rented may cost too much before anything happens: then is time to decide."""
+    budget, rate = snapshot.budget_dollars_per_hour, snapshot.rentals.dollars_per_hour
+    if math.isinf(budget) or rate <= budget:
+        return []
+    make_good_hours = _MAKE_GOOD_SECONDS / HOUR_SECONDS
+    saved_then = make_good_hours * (rate / _MOST_OVER - budget)
+    hours = (_saved_dollars(snapshot, memory) - saved_then) / (rate - budget)
+    # On whole steps of time, so that decisions do not each ask for a moment of their own.
+    steps = (snapshot.now_seconds + max(hours, 0.0) * HOUR_SECONDS) // _WAKE_SECONDS + 1
+    at_seconds = steps * _WAKE_SECONDS
+    return [Wake(at_seconds=at_seconds, reason="what is rented costs more than is allowed then")]
 
 
 def _idle_since(snapshot: Snapshot, before: Mapping[str, float]) -> dict[str, float]:
@@ -204,9 +242,15 @@ def _allowance(snapshot: Snapshot, memory: RentMemory) -> float:
     budget, cap = snapshot.budget_dollars_per_hour, snapshot.hard_cap_dollars_per_hour
     if math.isinf(budget):
         return cap
-    hours = (snapshot.now_seconds - memory.since_seconds) / HOUR_SECONDS
-    saved = budget * hours - (snapshot.spent_dollars - memory.spent_before_dollars)
+    saved = _saved_dollars(snapshot, memory)
     return min(max(0.0, budget + saved / (_MAKE_GOOD_SECONDS / HOUR_SECONDS)), cap)
+
+
+def _saved_dollars(snapshot: Snapshot, memory: RentMemory) -> float:
+    """What the budget would have allowed so far, less what was spent; below 0: debt."""
+    hours = (snapshot.now_seconds - memory.since_seconds) / HOUR_SECONDS
+    spent = snapshot.spent_dollars - memory.spent_before_dollars
+    return snapshot.budget_dollars_per_hour * hours - spent
 
 
 class _Wants:
@@ -321,16 +365,35 @@ def _here(snapshot: Snapshot, offers: Mapping[int, Offer]) -> dict[int, int]:
 
 
 def _surplus_nodes(
-    snapshot: Snapshot, offers: Mapping[int, Offer], nodes: Mapping[int, int]
+    snapshot: Snapshot,
+    offers: Mapping[int, Offer],
+    nodes: Mapping[int, int],
+    allowance: float,
+    left_alone: Collection[int],
 ) -> IntArray:
-    """Idle rented nodes beyond what is wanted: nobody is put on them, so that they can go."""
+    """Rented nodes beyond what is wanted: idle ones, and used ones that cannot be paid for."""
     found: list[int] = []
-    rows = snapshot.rentals.nodes
+    rows, used = snapshot.rentals.nodes, _used_share(snapshot)
     kinds = snapshot.nodes.type_index[rows]
-    is_idle = snapshot.nodes.free[rows] == snapshot.nodes.num_gpus[rows]
-    for kind in offers:
-        surplus = int((kinds == kind).sum()) - nodes.get(kind, 0)
-        idle = rows[(kinds == kind) & is_idle].tolist()
-        if surplus > 0:
-            found += idle[len(idle) - min(surplus, len(idle)) :]
+    cost = snapshot.rentals.dollars_per_hour - _kept_dollars(snapshot, offers)
+    is_too_much = cost > _MOST_OVER * allowance
+    # The dearest GPUs first: of them the fewest have to be left.
+    for kind in sorted(offers, key=lambda kind: -offers[kind].price_dollars_per_hour):
+        here = rows[kinds == kind]
+        surplus = len(here) - nodes.get(kind, 0)
+        if surplus <= 0:
+            continue
+        # The emptiest first, of equals the last.
+        for row in here[np.lexsort((-here, used[here]))].tolist()[:surplus]:
+            if used[row] > 0 and (not is_too_much or cost <= allowance or row in left_alone):
+                continue
+            found.append(row)
+            cost -= snapshot.offers[int(snapshot.node_offer[row])].price_dollars_per_hour
     return np.array(sorted(found), dtype=np.int64)
+
+
+def _used_share(snapshot: Snapshot) -> FloatArray:
+    """By node: the share of its GPUs that somebody has."""
+    nodes = snapshot.nodes
+    share: FloatArray = 1.0 - nodes.free / np.maximum(nodes.num_gpus, 1)
+    return share

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from tiny import job, node, option_set, snapshot
 
 from drystone.describe.market import Offer
-from drystone.observe.report import Scenario, simulate_policy
+from drystone.observe.report import Scenario, run_policy, simulate_policy
 from drystone.schedule.decision import Rent, Start
 from drystone.schedule.policies.prices import make_market, prices
 from drystone.schedule.rent_or_wait import plan_rent
@@ -101,3 +101,32 @@ def test_more_money_never_makes_it_much_slower(budget: float):
     more, _ = simulate_policy(scenario(2 * budget), "prices")
 
     assert more.mean_completion_seconds <= 1.05 * less.mean_completion_seconds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("knows_lengths", [True, False])
+def test_long_jobs_do_not_keep_what_quiet_days_had_saved_up_for(knows_lengths: bool):
+    """Two days without jobs allow many nodes at once; nobody may hold them for ever."""
+    budget, hour = 4.0, 3600.0
+    first = replace(job("first", 100.0), submit_seconds=0.0)
+    late = [
+        replace(job(f"j{i}", 200_000.0), submit_seconds=50 * hour + 60.0 * i) for i in range(12)
+    ]
+    seen = []
+
+    def watch(snapshot, memory):
+        seen.append((snapshot.now_seconds / hour, snapshot.spent_dollars))
+        return prices(snapshot, memory)
+
+    asked = replace(
+        scenario(budget),
+        jobs=(first, *late),
+        knows_lengths=knows_lengths,
+        horizon_seconds=65 * hour,
+    )
+    report = run_policy(asked, "prices", decide=watch).report
+
+    # At most what 1.25 times the allowance leaves open: 6 h x (1 - 1 / 1.25) of the budget.
+    seen.append((65.0, report.spent_dollars))
+    assert all(spent <= budget * (hours + 1.3) for hours, spent in seen)
+    assert report.spent_dollars > 50 * budget  # what was saved up is used

@@ -15,7 +15,7 @@ not protected, and is then protected for `PROTECTED_SECONDS`. So a job waits lon
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -30,8 +30,8 @@ from drystone.schedule.lengths import LengthMemory, guess_remaining, update_leng
 from drystone.schedule.limits import Limits, Used, check_limits
 from drystone.schedule.policy import Memory, Policy
 from drystone.schedule.prices import Market, solve_prices
-from drystone.schedule.rent_or_wait import RentMemory, RentPlan, plan_rent, rent_and_release
-from drystone.schedule.snapshot import FloatArray, IntArray, Placement, Snapshot
+from drystone.schedule.rent_or_wait import RentMemory, plan_rent, rent_and_release
+from drystone.schedule.snapshot import FloatArray, IntArray, Snapshot
 from drystone.schedule.worth import seconds_late, worth_of_options
 from drystone.units import HOUR_SECONDS
 
@@ -112,20 +112,22 @@ def _decide(
         return [], before
     view = _look(snapshot, before, settings)
     worth, start = _find_worth(snapshot, view, before)
-    rent = None
+    protected = _still_protected(snapshot, before)
+    left_alone = _left_alone(snapshot, worth, protected).tolist()
+    rent, closed = None, []
     if rents:
         rent = plan_rent(
             snapshot,
             make_market(snapshot, worth.values),
             before.rent if before is not None else None,
+            {node for row in left_alone for node, _ in snapshot.jobs.placements[row]},
         )
-    closed = _closed(snapshot, rent)
+        closed = rent.closed.tolist()
     hand_out = HandOut(
         snapshot, worth, spread_speed_share=settings.spread_speed_share, closed=closed
     )
-    protected = _still_protected(snapshot, before)
-    for row in _left_alone(snapshot, worth, protected):
-        hand_out.leave_alone(int(row))
+    for row in left_alone:
+        hand_out.leave_alone(row)
     for row in overdue(snapshot):
         if hand_out.serve(row, _OVERDUE):
             until = snapshot.now_seconds + PROTECTED_SECONDS
@@ -205,16 +207,16 @@ def make_market(
     snapshot: Snapshot,
     values: FloatArray,
     settled: Mapping[int, int] | None = None,
-    closed: Placement = (),
+    closed: Sequence[int] = (),
 ) -> Market:
     """The problem of prices: what options are worth and take, without jobs that are settled.
 
-    The GPUs of `closed` are not to be given out.
+    The GPUs of the nodes in `closed` are not to be given out.
     """
     by_type = np.ascontiguousarray(snapshot.options.counts.transpose(2, 0, 1), dtype=np.float64)
     capacity = snapshot.capacity.astype(np.float64)
-    for node, count in closed:
-        capacity[snapshot.nodes.type_index[node]] -= count
+    for node in closed:
+        capacity[snapshot.nodes.type_index[node]] -= snapshot.nodes.num_gpus[node]
     left = values
     if settled:
         rows = np.fromiter(settled, dtype=np.int64, count=len(settled))
@@ -227,12 +229,6 @@ def make_market(
         counts=tuple(by_type[:, snapshot.jobs.option_set]),
         capacity=np.maximum(capacity, 0.0),
     )
-
-
-def _closed(snapshot: Snapshot, rent: RentPlan | None) -> Placement:
-    """The idle GPUs of nodes that are to be given back."""
-    rows = rent.closed.tolist() if rent is not None else []
-    return tuple((row, int(snapshot.nodes.free[row])) for row in rows if snapshot.nodes.free[row])
 
 
 def overdue(snapshot: Snapshot) -> list[int]:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from engine_ray import RayUnderTest, ray_controller
+from training import losses, train
 from under_test import LiveSystem
 
-from drystone.describe.job_file import make_job
 from drystone.describe.market_file import parse_market
 from drystone.run.controller import Controller
 from drystone.run.events import Interrupted, NodeRemoved
@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("engine-ray")]
 
 PATIENT = {"hang_seconds": 120.0, "start_seconds": 240.0, "grace_seconds": 60.0}
 STEPS = 12
+TRAINED = {"steps": STEPS, "checkpoint_every": 3}
 
 
 class Ray(RayUnderTest):
@@ -57,33 +58,6 @@ def system(tmp_path):
         made.leave(ends_agents=True)
 
 
-def reports(system: LiveSystem, job_id: str) -> list[dict]:
-    """Every report of Drystone's own runtime, launch after launch."""
-    files = sorted(
-        system.folder.glob(f"agents/*/launches/{job_id}.*/rank-0.out"),
-        key=lambda path: int(path.parent.name.split(".")[1]),
-    )
-    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
-
-
-def losses(system: LiveSystem, job_id: str) -> dict[int, list[float]]:
-    found: dict[int, list[float]] = {}
-    for report in reports(system, job_id):
-        if report["event"] == "step":
-            found.setdefault(report["step"], []).append(report["loss"])
-    return found
-
-
-def train(system: LiveSystem, least: int) -> str:
-    """A tiny model, on so many GPUs at least."""
-    table = {
-        "model": "mini-gpt",
-        "train": {"steps": STEPS, "batch": 12, "sequence": 16, "checkpoint_every": 3},
-        "gpus": {"min": least},
-    }
-    return system.controller.submit(make_job(table, folder=system.folder))[0]
-
-
 def ranks_alive(system: LiveSystem, job_id: str, epoch: int) -> list[int]:
     """Processes of a launch, whoever started them: found by their environment."""
     found = []
@@ -108,7 +82,7 @@ def test_a_mixed_job_whose_raylet_is_killed_learns_what_a_quiet_one_learns(syste
     wide, small, spare, other = (
         engine.named(system, one) for one in ("wide", "small1", "small2", "other")
     )
-    job, quiet = train(system, 2), train(system, 1)
+    job, quiet = train(system, least=2, **TRAINED), train(system, least=1, **TRAINED)
     system.place(job, {wide: 1, small: 1}, {wide: 1, spare: 1})
     system.place(quiet, {other: 1})
     system.until(lambda: max(losses(system, job), default=0) >= 4, "steps of the mixed job")

@@ -3,15 +3,14 @@
 What every engine must do is in `conformance.py`, and runs on Slurm too.
 """
 
-import json
 from pathlib import Path
 
 import pytest
 from engine_slurm import NODES, SlurmUnderTest, slurm_controller
 from slurm_fixture import SlurmCluster, skip_without_slurm
+from training import losses, train
 from under_test import PATIENCE, LiveSystem
 
-from drystone.describe.job_file import make_job
 from drystone.errors import InvalidSpec
 from drystone.run.controller import Controller
 from drystone.run.events import Failed, Interrupted
@@ -27,6 +26,7 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 PartitionName=urgent Nodes=ALL PriorityTier=10 Default=NO State=UP"""
 PATIENT = {**PATIENCE, "hang_seconds": 120.0, "start_seconds": 240.0, "grace_seconds": 60.0}
+TRAINED = {"steps": 16, "checkpoint_every": 2}
 
 
 class Slurm(SlurmUnderTest):
@@ -68,33 +68,6 @@ def system(slurm, tmp_path, request):
         slurm.cluster.until(lambda: not slurm.cluster.queue(), "jobs are left in Slurm")
 
 
-def reports(system: LiveSystem, job_id: str) -> list[dict]:
-    """Every report of Drystone's own runtime, launch after launch."""
-    files = sorted(
-        system.folder.glob(f"agents/*/launches/{job_id}.*/rank-0.out"),
-        key=lambda path: int(path.parent.name.split(".")[1]),
-    )
-    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
-
-
-def losses(system: LiveSystem, job_id: str) -> dict[int, list[float]]:
-    found: dict[int, list[float]] = {}
-    for report in reports(system, job_id):
-        if report["event"] == "step":
-            found.setdefault(report["step"], []).append(report["loss"])
-    return found
-
-
-def train(system: LiveSystem, *, at_least: int) -> str:
-    """A tiny model, on so many GPUs at least."""
-    table = {
-        "model": "mini-gpt",
-        "train": {"steps": 16, "batch": 12, "sequence": 16, "checkpoint_every": 2},
-        "gpus": {"min": at_least},
-    }
-    return system.controller.submit(make_job(table, folder=system.folder))[0]
-
-
 def jobs_of(slurm: Slurm, name: str) -> list[str]:
     """Numbers of Slurm's jobs, with the components of heterogeneous ones: `7`, `8+0`, `8+1`."""
     lines = slurm.cluster.run("squeue", "-h", "-o", "%i %j").splitlines()
@@ -105,7 +78,7 @@ def jobs_of(slurm: Slurm, name: str) -> list[str]:
 @pytest.mark.parametrize("system", [{"patience": PATIENT}], indirect=True)
 def test_a_mixed_job_that_loses_a_node_learns_what_a_quiet_one_learns(system, slurm):
     pytest.importorskip("torch")
-    quiet, job = train(system, at_least=1), train(system, at_least=2)
+    quiet, job = train(system, **TRAINED, least=1), train(system, **TRAINED, least=2)
     system.place(quiet, {"v1": 1})
     system.place(job, {"w1": 2, "s1": 1}, {"w1": 1, "s2": 1})
     system.until(lambda: max(losses(system, job), default=0) >= 4, "steps of the mixed job")

@@ -11,8 +11,8 @@ depends on the jobs, and is far where they scale well (for speedups k^p as 1 / (
 frontier does not know is left to `correction`, exp(-balance / (budget x horizon)): in debt a dollar
 counts for more than the frontier says, in credit for less. As the multiplier settles, so does the
 balance, and a balance that stays where it is means a mean spend equal to the budget, whatever the
-error was. The horizon should be several completion times long: what a decision costs is seen only
-while its jobs run.
+error was. The horizon should be several completion times long, since what a decision costs is seen
+only while its jobs run, and see many jobs come, since what a few of them cost strays by itself.
 
 Debt is never forgiven. Credit is kept up to `MOST_CREDIT_HORIZONS` budgets of a horizon: what a
 quiet week did not need is not all thrown at the next busy hour.

@@ -47,8 +47,10 @@ from drystone.schedule.policy import Memory
 from drystone.schedule.snapshot import BoolArray, FloatArray, IntArray, Placement, Snapshot
 from drystone.units import HOUR_SECONDS
 
-# The horizon of the feedback: so many mean completion times, within bounds.
+# The horizon of the feedback: so many mean completion times, and the time in which so many jobs
+# come, within bounds. What few jobs cost strays by itself, and to follow that costs time.
 HORIZON_COMPLETIONS: Final = 4.0
+HORIZON_ARRIVALS: Final = 16.0
 LEAST_HORIZON_SECONDS: Final = HOUR_SECONDS
 MOST_HORIZON_SECONDS: Final = 24 * HOUR_SECONDS
 # A job keeps its option for so many times what a start costs, so that restarts take a small share.
@@ -156,14 +158,16 @@ def _believed_frontier(
 
 
 def _horizon_seconds(snapshot: Snapshot, frontier: Frontier | None) -> float:
-    """Within which a debt is to be made good: some mean completion times."""
+    """Within which a debt is to be made good: some completion times, and some jobs."""
     if frontier is None:
         return MOST_HORIZON_SECONDS if snapshot.knows_lengths else 6 * LEAST_HORIZON_SECONDS
     try:
         mean = frontier.at_budget(snapshot.budget_dollars_per_hour).mean_completion_seconds
     except NothingFits:  # more arrives than the budget can carry: the cheapest for everyone
         mean = float(frontier.mean_completion_seconds[0])
-    return min(max(HORIZON_COMPLETIONS * mean, LEAST_HORIZON_SECONDS), MOST_HORIZON_SECONDS)
+    some_jobs = HORIZON_ARRIVALS / float(frontier.classes.arrivals_per_second.sum())
+    wanted = max(HORIZON_COMPLETIONS * mean, some_jobs, LEAST_HORIZON_SECONDS)
+    return min(wanted, MOST_HORIZON_SECONDS)
 
 
 def _multiplier(

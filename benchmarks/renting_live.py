@@ -12,7 +12,9 @@ Jobs come every four minutes or so. A budget can be kept only if there is work f
 suffices for the work: on one GPU each all jobs cost about $4/h, on four each $5.6/h to $7/h,
 depending on what starts cost. The range of the run is printed; $5/h lies within it. Promised: after
 the warm-up the mean spend is within 5 % of the budget, the rate is never above the hard cap, every
-node is given back, and the ledger is the provider's bill.
+node is given back, and the ledger is the provider's bill. What the warm-up spent too much is owed
+and made good after it, so the rest must be long against the horizon of the feedback (an hour or
+two): `make bench` takes eight hours after a warm-up of two.
 
     python benchmarks/renting_live.py [--hours 5] [--warm-up 1.5] [--speed 30] [--engine ray]
 """

@@ -261,7 +261,8 @@ MONEY = Part(
         Benchmark(
             name="renting_live",
             about="Does renting keep its budget with real processes? Clock 60 times as fast",
-            script="renting_live.py", arguments="--speed 60", limit_seconds=900,
+            script="renting_live.py", arguments="--speed 60 --hours 10 --warm-up 2",
+            limit_seconds=1200,
             figures=(
                 at_most("spend_error", "mean spend after warm-up against the budget", 0.05, "%",
                         AIM, clock=True, known="docs/renting.md"),

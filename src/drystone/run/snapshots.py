@@ -42,8 +42,21 @@ _NOTHING_RENTED: Final = Rentals()
 _THERE: Final = (JobState.QUEUED, JobState.RUNNING)
 _new: Final = object.__new__
 _NUM_BARE: Final = 4  # fields of a lazy snapshot of which nothing was read yet
-# References to the last snapshot while nobody else has one: `_last`, a name, and an argument.
-_REFS_OF_OURS: Final = 3
+
+
+class _Alone:
+    """Something that nobody else has a reference to, looked at as `SnapshotMaker.keep` looks."""
+
+    def __init__(self) -> None:
+        self._last: object = object()
+
+    def num_references(self) -> int:
+        """As this version of Python counts them."""
+        last = self._last
+        return getrefcount(last)
+
+
+_REFS_OF_OURS: Final = _Alone().num_references()
 
 
 class SnapshotMaker:

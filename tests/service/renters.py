@@ -2,6 +2,7 @@
 
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from systems import Running
@@ -61,6 +62,15 @@ def renting(folder: Path, cloud: SimulatedCloud, policy: str = "budget"):
         controller.leave()
         thread.join()
         controller.close(ends_agents=True)
+
+
+def take_back(cloud: SimulatedCloud) -> None:
+    """Every node that is there is reclaimed now, whatever the weather."""
+    with cloud._lock:
+        for token, one in cloud._made.items():
+            if cloud._clock() < one.end_seconds:
+                cloud._made[token] = replace(one, reclaim_seconds=cloud._clock())
+        cloud._save()
 
 
 def is_quiet(controller: Controller) -> bool:

@@ -60,7 +60,7 @@ def _group(item):
     return mark.args[0] if mark else item.nodeid
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def postgres(postgres_server):
     """Makes an empty database in a real server, and says its URL; each caller has its own."""
     import sqlalchemy as sa
@@ -78,7 +78,7 @@ def postgres(postgres_server):
     return make
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def postgres_server(tmp_path_factory):
     """A real server of one's own; it refuses to run as root, so it gets another user there."""
     if shutil.which("initdb") is None or shutil.which("postgres") is None:
@@ -104,10 +104,14 @@ def postgres_server(tmp_path_factory):
     )  # fmt: skip
     if made.returncode:
         pytest.skip(f"PostgreSQL cannot be set up here: {made.stderr[-300:]}")
-    server = subprocess.Popen(
-        [*user, "postgres", "-D", str(data), "-p", str(port), "-k", str(folder), "-h", "127.0.0.1"],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder,
-    )  # fmt: skip
+    with (folder / "log").open("w") as log:
+        server = subprocess.Popen(
+            [
+                *user, "postgres", "-D", str(data), "-p", str(port),
+                "-k", str(folder), "-h", "127.0.0.1",
+            ],
+            stdout=log, stderr=log, cwd=folder, start_new_session=True,
+        )  # fmt: skip
     url = f"postgresql+psycopg://test@127.0.0.1:{port}/postgres"
     for _ in range(300):
         with socket.socket() as probe:

@@ -45,7 +45,7 @@ RUNTIME = Part(
             name="uneven_training_four",
             about="The same on four devices of speeds 1:1:2:4",
             script="runtime_speedup.py",
-            arguments="--speeds 1 1 2 4 --batches 2 2 4 8 --slowdown 2 --repeats 3",
+            arguments="--speeds 1 1 2 4 --batches 2 2 4 8",
             limit_seconds=600, needs=("torch",),
             figures=(
                 at_least("even_of_uneven", "even split, of uneven", 1.95, "x",

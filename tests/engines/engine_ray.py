@@ -59,5 +59,6 @@ class RayUnderTest(EngineUnderTest):
         if name:
             self._cluster.revive(name)
 
-    def heal(self) -> None:
+    def heal(self, nodes: list[str]) -> None:
+        """Those too that died before a controller knew them."""
         self._cluster.heal()

@@ -53,8 +53,7 @@ def system(shared_system, engine_name):
         return
     shared_system.reset()
     yield shared_system
-    for node in [one.id for one in shared_system.controller.journal.live.state.nodes]:
-        shared_system.engine.revive_node(node)
+    shared_system.heal()
 
 
 @on_engines

@@ -77,8 +77,10 @@ class EngineUnderTest(ABC):
         It may come back under another name, but with the same GPUs.
         """
 
-    def heal(self) -> None:  # noqa: B027 - most need nothing
-        """Bring back nodes that nobody killed: a busy machine makes a daemon miss its deadline."""
+    def heal(self, nodes: list[str]) -> None:
+        """Bring every node back, also one that nobody killed: a busy machine loses some."""
+        for node in nodes:
+            self.revive_node(node)
 
 
 PATIENCE = {
@@ -270,12 +272,16 @@ class LiveSystem(System):
         for job_id, record in list(self._live.state.jobs.items()):
             if record.state not in TERMINAL:
                 self.controller.cancel(job_id)
-        self.engine.heal()
+        self.heal()
         num_nodes = self.engine.num_nodes
         self.until(
             lambda: not self.processes() and len(self.nodes) >= num_nodes,
             f"all {num_nodes} nodes and no process",
         )
+
+    def heal(self) -> None:
+        """Every node that there ever was comes back."""
+        self.engine.heal([node.id for node in self._live.state.nodes])
 
     # --- what is the case -----------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 SECONDS = 90
+START_METHOD = "forkserver"  # whoever starts processes so has what is imported below
 
 multiprocessing.set_forkserver_preload(
     [
@@ -37,7 +38,7 @@ def run_ranks(function: Callable[..., Any], num_ranks: int, *args: Any) -> list[
             _enter,
             args=(num_ranks, folder, function, args),
             nprocs=num_ranks,
-            start_method="forkserver",
+            start_method=START_METHOD,
         )
         return [
             torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(num_ranks)

@@ -75,9 +75,9 @@ def test_two_stages_equal_one_device():
 def test_all_combinations_on_four_ranks_equal_one_device():
     check_equal(
         [
-            cell(2, 2, 1, style="llama", steps=8),
-            cell(2, 1, 2, style="gpt", steps=8, num_micro=3, batch=11),
-            cell(1, 2, 2, style="llama", tied=True, steps=8),
+            cell(2, 2, 1, style="llama", steps=25),
+            cell(2, 1, 2, style="gpt", steps=25, num_micro=3, batch=11),
+            cell(1, 2, 2, style="llama", tied=True, steps=25),
             cell(1, 1, 4, style="gpt", tied=True, num_micro=5, batch=10),
             cell(1, 4, 1, style="llama", splits_sequence=True),
             cell(1, 4, 1, style="qwen", tied=True),
@@ -98,9 +98,9 @@ def test_pipelines_over_unlike_groups_equal_one_device():
     check_equal(
         [
             # Unlike layers, the same ranks.
-            CellCase(stages=((1, 1, (2, 2)), (3, 1, (2, 2))), batch=12, steps=8, **many),
+            CellCase(stages=((1, 1, (2, 2)), (3, 1, (2, 2))), batch=12, steps=25, **many),
             # One device before three, and three before one; a micro-batch of 5 is 2 + 2 + 1.
-            CellCase(stages=((1, 1, (5,)), (3, 1, (2, 2, 2))), batch=15, steps=8, **many),
+            CellCase(stages=((1, 1, (5,)), (3, 1, (2, 2, 2))), batch=15, steps=25, **many),
             CellCase(stages=((3, 1, (2, 2, 2)), (1, 1, (5,))), batch=14, tied=True, **many),
             # Tensor parallel before data parallel, and the other way round.
             CellCase(stages=((2, 2, (4,)), (1, 1, (3, 1))), batch=12, tied=True, **many),

@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import ranks  # noqa: F401  # it says what the server of processes imports first
+from ranks import START_METHOD
 
 from runtime_wire import compare
 
@@ -22,7 +22,7 @@ pytestmark = [
 
 
 def test_a_step_sends_a_third_and_less_of_what_fsdp_with_accumulation_sends():
-    rows = compare(2, [4, 8], num_layers=12, width=128, repeats=1, start_method="forkserver")
+    rows = compare(2, [4, 8], num_layers=12, width=128, repeats=1, start_method=START_METHOD)
 
     sent = {(count, name): num_bytes for count, name, num_bytes, _ in rows}
     for way in ("layer-major, even", "layer-major, uneven"):

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -56,7 +57,7 @@ def own_gpus() -> tuple[GpuSpec, ...]:
     return tuple(gpu for gpu, _ in _OWN.values())
 
 
-def check_own_names(name: str, aliases: Sequence[str] = ()) -> None:
+def _check_own_names(name: str, aliases: Sequence[str] = ()) -> None:
     """Refuse a name that means another type already: nobody's A100 becomes something else."""
     for one in (name, *aliases):
         if not _key(one):
@@ -69,9 +70,22 @@ def check_own_names(name: str, aliases: Sequence[str] = ()) -> None:
             )
 
 
+@contextmanager
+def all_or_none() -> Iterator[None]:
+    """Where something is wrong, no type that was added inside is known."""
+    before = dict(_OWN)
+    try:
+        yield
+    except BaseException:
+        _OWN.clear()
+        _OWN.update(before)
+        _gpus_by_key.cache_clear()
+        raise
+
+
 def add_own_gpu(gpu: GpuSpec, aliases: Sequence[str] = ()) -> None:
     """Know this type from now on; an own type of the same name is described anew."""
-    check_own_names(gpu.name, aliases)
+    _check_own_names(gpu.name, aliases)
     _OWN[gpu.name] = gpu, tuple(aliases)
     _gpus_by_key.cache_clear()
 

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from drystone.describe.catalogue import (
     VISIBLE_SHARE,
     add_own_gpu,
-    check_own_names,
+    all_or_none,
     find_gpu,
     pcie_bytes_per_second,
 )
@@ -115,7 +115,7 @@ def load_gpu_types(path: Path) -> tuple[GpuSpec, ...]:
 
 
 def adopt_gpu_types(document: Document) -> tuple[GpuSpec, ...]:
-    """Know the GPU types of a document from now on, and their prices."""
+    """Know the GPU types of a document from now on, and their prices; none if one is wrong."""
     table = document.value.get(SECTION) if isinstance(document.value, dict) else None
     if table is None:
         return ()
@@ -123,20 +123,21 @@ def adopt_gpu_types(document: Document) -> tuple[GpuSpec, ...]:
         raise InvalidSpec(
             "must be a table of types by name", where=document.place((SECTION,)), hint=_HINT
         )
-    found: list[GpuSpec] = []
-    for name, value in table.items():
-        key = (SECTION, name)
-        part = _part(document, value, key)
-        try:
-            check_own_names(name, part.aliases)
-            gpu = _gpu_of(document, name, part, key)
-            add_own_gpu(gpu, part.aliases)
-        except RequestError as error:
-            error.where = error.where or document.place(key)
-            raise
-        set_own_price(gpu.name, _price(gpu, part.price_dollars_per_hour))
-        found.append(gpu)
-    return tuple(found)
+    dollars: dict[GpuSpec, float | None] = {}
+    with all_or_none():
+        for name, value in table.items():
+            key = (SECTION, name)
+            part = _part(document, value, key)
+            try:
+                gpu = _gpu_of(document, name, part, key)
+                add_own_gpu(gpu, part.aliases)
+            except RequestError as error:
+                error.where = error.where or document.place(key)
+                raise
+            dollars[gpu] = part.price_dollars_per_hour
+    for gpu, price in dollars.items():
+        set_own_price(gpu.name, _price(gpu, price))
+    return tuple(dollars)
 
 
 def _part(document: Document, value: Any, key: Key) -> GpuTypePart:

@@ -154,3 +154,16 @@ def test_the_example_of_the_how_to_page_is_read():
 
     assert (root / "examples/own_gpu.yaml").read_text(encoding="utf-8").endswith(text)
     assert set(parse_cluster(text).gpu_types) == {gpu.name for gpu in own_gpus()}
+
+
+def test_where_one_type_is_wrong_none_of_the_file_is_known():
+    described("{like: L40S, memory: 96GiB}")
+    told = "{First: {like: T4, price_dollars_per_hour: 1}, Mine: {like: T4}, A100: {like: T4}}"
+    with pytest.raises(RequestError, match="means A100-80GB-SXM already"):
+        parse_cluster(f"{NODES}gpu_types: {told}\n")
+
+    assert [gpu.name for gpu in own_gpus()] == ["Mine"]
+    assert find_gpu("Mine").memory_bytes == 96 * GiB
+    assert "First" not in prices._OWN
+    with pytest.raises(UnknownName):
+        find_gpu("First")

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from drystone.describe import catalogue
+
 # The same examples on every machine, and no failure because a machine is slow.
 settings.register_profile("drystone", derandomize=True, deadline=None, max_examples=100)
 settings.load_profile("drystone")
@@ -58,6 +60,14 @@ def _longest_first(items):
 def _group(item):
     mark = item.get_closest_marker("xdist_group")
     return mark.args[0] if mark else item.nodeid
+
+
+@pytest.fixture(autouse=True)
+def _no_own_gpus(monkeypatch):
+    """GPU types that a test's files describe are known in that test alone."""
+    monkeypatch.setattr(catalogue, "_OWN", {})
+    yield
+    catalogue._gpus_by_key.cache_clear()
 
 
 @pytest.fixture(scope="module")

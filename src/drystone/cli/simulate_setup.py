@@ -128,7 +128,7 @@ def _own_types(nodes: Sequence[NodeSpec]) -> list[str]:
     here = {node.gpu for node in nodes}
     return [
         f"{gpu.name} is a GPU type of your own: {gpu.source}"
-        for gpu in own_gpus()
+        for gpu, _, _ in own_gpus()
         if gpu.name in here
     ]
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 from drystone.describe.gpu import GpuSpec
 from drystone.errors import InvalidSpec, UnknownName, close_names
@@ -43,18 +43,26 @@ _VENDOR_WORDS: Final = frozenset(
 )
 
 
-# Types of the user's own, with their other names; `add_own_gpu` alone changes it.
-_OWN: Final[dict[str, tuple[GpuSpec, tuple[str, ...]]]] = {}
+class OwnGpu(NamedTuple):
+    """A type of the user's own: its other names, and what it costs where that was said."""
+
+    gpu: GpuSpec
+    aliases: tuple[str, ...]
+    dollars_per_hour: float | None
+
+
+# By name; `add_own_gpu` alone adds to it.
+_OWN: Final[dict[str, OwnGpu]] = {}
 
 
 def load_gpus() -> tuple[GpuSpec, ...]:
     """Every GPU type, in the order of the file, oldest data-centre parts first; then one's own."""
-    return (*_shipped_gpus(), *own_gpus())
+    return (*_shipped_gpus(), *(own.gpu for own in own_gpus()))
 
 
-def own_gpus() -> tuple[GpuSpec, ...]:
+def own_gpus() -> tuple[OwnGpu, ...]:
     """The types that files of the user's have described, in their order."""
-    return tuple(gpu for gpu, _ in _OWN.values())
+    return tuple(_OWN.values())
 
 
 def _check_own_names(name: str, aliases: Sequence[str] = ()) -> None:
@@ -72,7 +80,7 @@ def _check_own_names(name: str, aliases: Sequence[str] = ()) -> None:
 
 @contextmanager
 def all_or_none() -> Iterator[None]:
-    """Where something is wrong, no type that was added inside is known."""
+    """Where something is wrong, no type that was added inside is known; also a decorator."""
     before = dict(_OWN)
     try:
         yield
@@ -83,10 +91,12 @@ def all_or_none() -> Iterator[None]:
         raise
 
 
-def add_own_gpu(gpu: GpuSpec, aliases: Sequence[str] = ()) -> None:
+def add_own_gpu(
+    gpu: GpuSpec, aliases: Sequence[str] = (), dollars_per_hour: float | None = None
+) -> None:
     """Know this type from now on; an own type of the same name is described anew."""
     _check_own_names(gpu.name, aliases)
-    _OWN[gpu.name] = gpu, tuple(aliases)
+    _OWN[gpu.name] = OwnGpu(gpu, tuple(aliases), dollars_per_hour)
     _gpus_by_key.cache_clear()
 
 
@@ -188,7 +198,7 @@ def _aliases() -> dict[str, str]:
 def _gpus_by_key() -> dict[str, GpuSpec]:
     by_name = {gpu.name: gpu for gpu in load_gpus()}
     by_key = {_key(alias): by_name[name] for alias, name in _aliases().items()}
-    by_key |= {_key(alias): gpu for gpu, aliases in _OWN.values() for alias in aliases}
+    by_key |= {_key(alias): own.gpu for own in _OWN.values() for alias in own.aliases}
     return by_key | {_key(name): gpu for name, gpu in by_name.items()}
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from drystone.describe.catalogue import find_gpu
+from drystone.describe.catalogue import all_or_none, find_gpu
 from drystone.describe.gpu import GpuSpec
 from drystone.describe.links import default_machine
 from drystone.describe.own_gpus import SECTION, adopt_gpu_types
@@ -107,6 +107,7 @@ def parse_cluster(text: str, *, where: str = "cluster") -> ClusterSpec:
     return _cluster_of(parse_yaml(text, where=where))
 
 
+@all_or_none()
 def _cluster_of(document: Document, *, needs_nodes: bool = True) -> ClusterSpec:
     table = _table(document, document.value, (), _KEYS)
     adopt_gpu_types(document)

@@ -25,6 +25,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from drystone.describe.catalogue import all_or_none
 from drystone.describe.cluster_file import Emulation
 from drystone.describe.market import Offer, PriceChange
 from drystone.describe.own_gpus import adopt_gpu_types
@@ -83,6 +84,7 @@ def parse_market(text: str, *, where: str = "market") -> tuple[Offer, ...]:
     return _offers_of(parse_yaml(text, where=where))
 
 
+@all_or_none()
 def _offers_of(document: Document) -> tuple[Offer, ...]:
     if not isinstance(document.value, dict):
         raise UnreadableFile("a market has a list `offers`", where=document.where, hint=_HINT)

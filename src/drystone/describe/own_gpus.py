@@ -31,7 +31,6 @@ from drystone.describe.catalogue import (
 )
 from drystone.describe.gpu import GpuSpec
 from drystone.describe.links import find_link
-from drystone.describe.prices import Price, set_own_price
 from drystone.describe.yaml_file import Document, Key, load_yaml
 from drystone.errors import InvalidSpec, RequestError, UnknownName
 from drystone.units import GB, TERA, parse_bytes
@@ -114,6 +113,7 @@ def load_gpu_types(path: Path) -> tuple[GpuSpec, ...]:
     return adopt_gpu_types(load_yaml(path))
 
 
+@all_or_none()
 def adopt_gpu_types(document: Document) -> tuple[GpuSpec, ...]:
     """Know the GPU types of a document from now on, and their prices; none if one is wrong."""
     table = document.value.get(SECTION) if isinstance(document.value, dict) else None
@@ -123,21 +123,19 @@ def adopt_gpu_types(document: Document) -> tuple[GpuSpec, ...]:
         raise InvalidSpec(
             "must be a table of types by name", where=document.place((SECTION,)), hint=_HINT
         )
-    dollars: dict[GpuSpec, float | None] = {}
-    with all_or_none():
-        for name, value in table.items():
-            key = (SECTION, name)
-            part = _part(document, value, key)
-            try:
-                gpu = _gpu_of(document, name, part, key)
-                add_own_gpu(gpu, part.aliases)
-            except RequestError as error:
-                error.where = error.where or document.place(key)
-                raise
-            dollars[gpu] = part.price_dollars_per_hour
-    for gpu, price in dollars.items():
-        set_own_price(gpu.name, _price(gpu, price))
-    return tuple(dollars)
+    return tuple(_adopt(document, name, value) for name, value in table.items())
+
+
+def _adopt(document: Document, name: str, value: Any) -> GpuSpec:
+    key = (SECTION, name)
+    part = _part(document, value, key)
+    try:
+        gpu = _gpu_of(document, name, part, key)
+        add_own_gpu(gpu, part.aliases, part.price_dollars_per_hour)
+    except RequestError as error:
+        error.where = error.where or document.place(key)
+        raise
+    return gpu
 
 
 def _part(document: Document, value: Any, key: Key) -> GpuTypePart:
@@ -266,13 +264,3 @@ def _network(document: Document, name: str, key: Key) -> str:
     except UnknownName as error:
         error.where = document.place(key)
         raise
-
-
-def _price(gpu: GpuSpec, dollars: float | None) -> Price | None:
-    if dollars is None:
-        return None
-    return Price(
-        gpu=gpu.name, cloud="own", instance="", num_gpus=1, region="",
-        on_demand_dollars_per_gpu_hour=dollars, spot_dollars_per_gpu_hour=0.0,
-        date=gpu.date, source=gpu.source,
-    )  # fmt: skip

@@ -9,9 +9,8 @@ from __future__ import annotations
 import csv
 from dataclasses import dataclass
 from functools import cache
-from typing import Final
 
-from drystone.describe.catalogue import DATA_FOLDER, find_gpu
+from drystone.describe.catalogue import DATA_FOLDER, find_gpu, own_gpus
 from drystone.errors import InvalidSpec
 
 
@@ -40,20 +39,21 @@ class Price:
             raise InvalidSpec(f"price of {self.gpu} on {self.cloud}: num_gpus must be >= 1")
 
 
-# Prices of types of the user's own, by type; `set_own_price` alone changes it.
-_OWN: Final[dict[str, Price]] = {}
-
-
 def load_prices() -> tuple[Price, ...]:
     """Every example price, in the order of the catalogue of GPUs; then those of own types."""
-    return (*_shipped_prices(), *_OWN.values())
+    return (*_shipped_prices(), *_own_prices())
 
 
-def set_own_price(gpu_name: str, price: Price | None) -> None:
-    """What an own GPU type costs; None: it is not known."""
-    _OWN.pop(gpu_name, None)
-    if price is not None:
-        _OWN[gpu_name] = price
+def _own_prices() -> tuple[Price, ...]:
+    return tuple(
+        Price(
+            gpu=gpu.name, cloud="own", instance="", num_gpus=1, region="",
+            on_demand_dollars_per_gpu_hour=dollars, spot_dollars_per_gpu_hour=0.0,
+            date=gpu.date, source=gpu.source,
+        )
+        for gpu, _, dollars in own_gpus()
+        if dollars is not None
+    )  # fmt: skip
 
 
 @cache

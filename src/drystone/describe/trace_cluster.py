@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from drystone.describe.catalogue import all_or_none
 from drystone.describe.own_gpus import SECTION, load_gpu_types
 from drystone.describe.trace_rows import Row, parse_rows, read_table
 from drystone.errors import InvalidSpec, UnknownName, UnreadableFile
@@ -39,6 +40,7 @@ class NodeSpec:
             raise InvalidSpec(f"node {self.id!r}: needs an id, a GPU type and at least one GPU")
 
 
+@all_or_none()
 def load_cluster(path: Path) -> tuple[NodeSpec, ...]:
     """The nodes that a cluster file names, in its order."""
     if path.suffix.lower() == ".csv":

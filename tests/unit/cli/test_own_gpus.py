@@ -5,7 +5,6 @@ import json
 import pytest
 
 from drystone.cli.main import run
-from drystone.describe import catalogue, prices
 
 FILE = """
 gpu_types:
@@ -16,14 +15,10 @@ nodes:
 
 
 @pytest.fixture
-def file(tmp_path, monkeypatch):
-    monkeypatch.setattr(catalogue, "_OWN", {})
-    monkeypatch.setattr(prices, "_OWN", {})
-    catalogue._gpus_by_key.cache_clear()
+def file(tmp_path):
     path = tmp_path / "cluster.yaml"
     path.write_text(FILE, encoding="utf-8")
-    yield str(path)
-    catalogue._gpus_by_key.cache_clear()
+    return str(path)
 
 
 def test_gpus_lists_it_marked(capsys, file):

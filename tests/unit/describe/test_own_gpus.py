@@ -4,28 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from drystone.describe import catalogue, prices
 from drystone.describe.catalogue import find_gpu, load_gpus, match_gpus, own_gpus
 from drystone.describe.cluster_file import parse_cluster
 from drystone.describe.job_file import make_job
 from drystone.describe.links import default_machine, gpu_link
 from drystone.describe.market_file import parse_market
-from drystone.describe.prices import cheapest_price
+from drystone.describe.prices import cheapest_price, load_prices
 from drystone.describe.trace_cluster import load_cluster
 from drystone.errors import RequestError, UnknownName
 from drystone.estimate.efficiency import gpu_efficiency
 from drystone.units import GB, TERA, GiB
 
 NODES = "nodes: [{gpu: Mine, gpus_per_node: 4}]\n"
-
-
-@pytest.fixture(autouse=True)
-def _empty_again(monkeypatch):
-    monkeypatch.setattr(catalogue, "_OWN", {})
-    monkeypatch.setattr(prices, "_OWN", {})
-    catalogue._gpus_by_key.cache_clear()
-    yield
-    catalogue._gpus_by_key.cache_clear()
 
 
 def described(text):
@@ -84,7 +74,7 @@ def test_names_and_prices_are_known_everywhere_afterwards(tmp_path):
     assert cluster.gpu_types == ("Mine-2",)
     assert cluster.dollars_per_gpu_hour == {"Mine-2": 0.25}
     assert cheapest_price("Mine-2").cloud == "own"
-    assert load_gpus()[-1] == own_gpus()[0] == match_gpus("mine-2")[0]
+    assert load_gpus()[-1] == own_gpus()[0].gpu == match_gpus("mine-2")[0]
     job = {"model": "gpt2", "train": {"steps": 1}, "gpus": {"allow": ["mine 2"]}}
     assert make_job(job, folder=tmp_path).allowed_gpus == ("Mine-2",)
 
@@ -153,7 +143,7 @@ def test_the_example_of_the_how_to_page_is_read():
     text = page.split("```yaml\n")[1].split("```")[0]
 
     assert (root / "examples/own_gpu.yaml").read_text(encoding="utf-8").endswith(text)
-    assert set(parse_cluster(text).gpu_types) == {gpu.name for gpu in own_gpus()}
+    assert set(parse_cluster(text).gpu_types) == {own.gpu.name for own in own_gpus()}
 
 
 def test_where_one_type_is_wrong_none_of_the_file_is_known():
@@ -162,8 +152,24 @@ def test_where_one_type_is_wrong_none_of_the_file_is_known():
     with pytest.raises(RequestError, match="means A100-80GB-SXM already"):
         parse_cluster(f"{NODES}gpu_types: {told}\n")
 
-    assert [gpu.name for gpu in own_gpus()] == ["Mine"]
+    assert [own.gpu.name for own in own_gpus()] == ["Mine"]
     assert find_gpu("Mine").memory_bytes == 96 * GiB
-    assert "First" not in prices._OWN
+    assert "First" not in {price.gpu for price in load_prices()}
     with pytest.raises(UnknownName):
         find_gpu("First")
+
+
+@pytest.mark.parametrize(
+    ("read", "wrong"),
+    [
+        (parse_cluster, "nodes: [{gpu: First, gpus_per_node: 0}]"),
+        (parse_cluster, "nodes: [{gpu: First, gpus_per_node: 1}]\nprices: {First: dear}"),
+        (parse_market, "offers: [{gpu: First, num_gpus: 1, price_dollars_per_hour: -1}]"),
+    ],
+)
+def test_where_another_part_of_the_file_is_wrong_none_of_its_types_is_known(read, wrong):
+    with pytest.raises(RequestError):
+        read("gpu_types: {First: {like: T4, price_dollars_per_hour: 1}}\n" + wrong)
+
+    assert own_gpus() == ()
+    assert "First" not in {price.gpu for price in load_prices()}

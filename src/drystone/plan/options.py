@@ -22,6 +22,7 @@ from drystone.describe.model import ModelSpec
 from drystone.describe.pool import Pool
 from drystone.describe.recipe import Recipe
 from drystone.plan.cells import Cells, search_cells
+from drystone.plan.executable import EqualWays, equal_ways
 from drystone.plan.pairs import pair_speeds
 
 FloatArray = npt.NDArray[np.float64]
@@ -63,7 +64,7 @@ class Options:
     high_bytes: FloatArray  # of the hungriest rank
     dollars_per_hour: FloatArray  # nan where no price is known
     batch_shares: FloatArray  # (options, types): of the batch that each type computes
-    cell: IntArray  # row of `cells[type]`, or -1 for a mixed option
+    cell: IntArray  # row of `cells[type]`; -1: data parallel with shares of its own, or mixed
     cells: tuple[Cells, ...]  # by type: the best Cell of each count
 
     def __len__(self) -> int:
@@ -162,17 +163,22 @@ def enumerate_options(
     *,
     dollars_per_gpu_hour: Mapping[str, float] | None = None,
     prunes: bool = True,
+    is_for_runtime: bool = False,
 ) -> Options:
     """Every option worth having on the pool: each type alone, and pairs of types.
 
-    With `prunes` without those that fewer GPUs beat; who may not take fewer wants them all.
+    With `prunes` without those that fewer GPUs beat; who may not take fewer wants them all. One
+    type alone runs as its best Cell, or, with `is_for_runtime`, as our own runtime would run it.
     """
     prices = dollars_per_gpu_hour or {}
     names = tuple(group.gpu.name for group in pool.groups)
-    cells = tuple(_best_cells(model, recipe, group.machine, group.count) for group in pool.groups)
-    parts = [_alone(column, found, len(cells)) for column, found in enumerate(cells)]
+    find = _executed if is_for_runtime else _best_cells
+    ways = [find(model, recipe, group.machine, group.count) for group in pool.groups]
+    parts = [
+        _alone(column, found, recipe.global_batch, len(ways)) for column, found in enumerate(ways)
+    ]
     parts += [
-        _together(model, recipe, pool, columns) for columns in combinations(range(len(cells)), 2)
+        _together(model, recipe, pool, columns) for columns in combinations(range(len(ways)), 2)
     ]
     counts = np.concatenate([part.counts for part in parts])
     column = np.array([prices.get(name, np.nan) for name in names])
@@ -184,7 +190,7 @@ def enumerate_options(
         dollars_per_hour=np.where(counts > 0, counts * column, 0.0).sum(axis=1),
         batch_shares=np.concatenate([part.batch_shares for part in parts]),
         cell=np.concatenate([part.cell for part in parts]),
-        cells=cells,
+        cells=tuple(one.cells for one in ways),
     )
     return found.undominated() if prunes else found
 
@@ -201,21 +207,32 @@ class _Part:
 
 
 @lru_cache(maxsize=256)
-def _best_cells(model: ModelSpec, recipe: Recipe, machine: Machine, most: int) -> Cells:
-    return search_cells(
+def _best_cells(model: ModelSpec, recipe: Recipe, machine: Machine, most: int) -> EqualWays:
+    cells = search_cells(
         model, recipe, machine, count_grid(most), most_micro_batch=_MOST_MICRO_BATCH
     ).best()
+    return EqualWays(
+        counts=cells.layouts.num_gpus,
+        step_seconds=cells.step_seconds,
+        high_bytes=cells.high_bytes,
+        cell=np.arange(len(cells)),
+        cells=cells,
+    )
 
 
-def _alone(column: int, cells: Cells, num_types: int) -> _Part:
-    counts = np.zeros((len(cells), num_types), dtype=np.int64)
-    counts[:, column] = cells.layouts.num_gpus
+def _executed(model: ModelSpec, recipe: Recipe, machine: Machine, most: int) -> EqualWays:
+    return equal_ways(model, recipe, machine, count_grid(most), _MOST_MICRO_BATCH)
+
+
+def _alone(column: int, ways: EqualWays, batch: int, num_types: int) -> _Part:
+    counts = np.zeros((len(ways.counts), num_types), dtype=np.int64)
+    counts[:, column] = ways.counts
     return _Part(
         counts=counts,
-        samples_per_second=cells.recipe.global_batch / cells.step_seconds,
-        high_bytes=cells.high_bytes,
+        samples_per_second=batch / ways.step_seconds,
+        high_bytes=ways.high_bytes,
         batch_shares=(counts > 0).astype(np.float64),
-        cell=np.arange(len(cells)),
+        cell=ways.cell,
     )
 
 

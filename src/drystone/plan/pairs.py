@@ -1,4 +1,4 @@
-"""How fast would one job be on two types of GPU at once, for all pairs of counts?
+"""How fast would one job be on equal GPUs, or on two types at once, for all counts, data parallel?
 
 The estimate of `uneven`, worked out for a grid of counts and micro-batches in one array operation:
 each type at the pace of one micro-batch, whole samples on every rank, all memory together, as many
@@ -22,13 +22,14 @@ from drystone.estimate.data_parallel import CONTENTION_SHARE
 from drystone.estimate.layer import compute_memory_bytes, layer_seconds, sharded_state_bytes
 from drystone.estimate.network import START_SECONDS
 from drystone.estimate.speed import prepare
-from drystone.estimate.step import STRAGGLER_SHARE
+from drystone.estimate.step import STRAGGLER_SHARE, Prepared
 from drystone.plan.uneven import pass_seconds_of, uneven_recipe
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-_MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
+_MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)  # of a pair
+_ALL_MICRO_BATCHES = tuple(range(1, 65))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,6 +44,16 @@ class PairSpeeds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Ring:
+    """Of the ring through all ranks."""
+
+    bandwidth: FloatArray  # of its slowest part; infinite: nothing is sent
+    hops_seconds: FloatArray
+    reached_share: FloatArray | float  # of the bandwidth, by the launcher's gathers
+    inside_bandwidth: float  # of the slowest link inside a node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Side:
     """One type: its ranks at each micro-batch, as an axis of the grid."""
 
@@ -52,6 +63,58 @@ class _Side:
     backward: FloatArray  # the same with recomputation
     memory_bytes: FloatArray
     usable_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EqualSpeeds:
+    """One type alone, one entry a count."""
+
+    step_seconds: FloatArray  # infinite where it does not fit
+    high_bytes: FloatArray  # of each rank
+
+
+@lru_cache(maxsize=1024)
+def equal_speeds(
+    model: ModelSpec, recipe: Recipe, machine: Machine, counts: tuple[int, ...]
+) -> EqualSpeeds:
+    """Every count of one type, batch and state in equal shares."""
+    mine = uneven_recipe(recipe)
+    ranks = np.array(counts, dtype=np.int64)[:, None]
+    state = sharded_state_bytes(model, mine, machine)
+    # One rank gathers nothing, so what it takes differs.
+    alone, among = (
+        _ranks(model, mine, machine, _ALL_MICRO_BATCHES, num_ranks=number) for number in (1, 2)
+    )
+    sizes, forward, backward, memory = (
+        np.where(ranks == 1, one, other) for one, other in zip(alone, among, strict=True)
+    )
+    rounds = np.ceil(np.ceil(recipe.global_batch / ranks) / sizes)
+    prepared = [prepare(model, mine, machine, None)]
+    nodes = np.ceil(ranks / machine.gpus_per_node)
+    within = np.minimum(ranks, machine.gpus_per_node)
+    launcher = prepared[0].launcher
+    seconds = _step_seconds(
+        prepared,
+        passes=(rounds * forward, rounds * (forward + backward)),
+        ranks=ranks.astype(np.float64),
+        ring=_Ring(
+            bandwidth=np.minimum(
+                np.where(within > 1, machine.intra.bandwidth_bytes_per_second, np.inf),
+                np.where(nodes > 1, machine.inter.bandwidth_bytes_per_second * within, np.inf),
+            ),
+            hops_seconds=(ranks > 1)
+            * (START_SECONDS + (ranks - nodes) * machine.intra.latency_seconds)
+            + (nodes > 1) * nodes * machine.inter.latency_seconds,
+            reached_share=np.where(nodes > 1, launcher.network_gather_share, launcher.gather_share),
+            inside_bandwidth=machine.intra.bandwidth_bytes_per_second,
+        ),
+        even=np.ones((1, 1)),
+    )
+    held = memory + state / ranks
+    seconds = np.where(held <= machine.gpu.usable_bytes, seconds, np.inf)
+    best = seconds.argmin(axis=1)
+    rows = np.arange(len(best))
+    return EqualSpeeds(step_seconds=seconds[rows, best], high_bytes=held[rows, best])
 
 
 @lru_cache(maxsize=1024)
@@ -83,7 +146,18 @@ def pair_speeds(
     numbers = _samples(recipe.global_batch, first, second)
     for number, side in zip(numbers, sides, strict=True):
         fits = fits & ((number >= side.micro) | (side.micro == 1))
-    seconds = _step_seconds(model, mine, machines, between, sides, numbers, even)
+    prepared = [prepare(model, mine, machine, None) for machine in machines]
+    passes = [
+        np.maximum(*(number * one for number, one in zip(numbers, each, strict=True)))
+        for each in ([side.forward for side in sides], [side.backward for side in sides])
+    ]
+    seconds = _step_seconds(
+        prepared,
+        passes=(passes[0], passes[1]),
+        ranks=ranks,
+        ring=_ring(machines, between, sides, prepared[0].launcher.network_gather_share),
+        even=even,
+    )
     seconds = np.where(fits, seconds, np.inf)
     shape = (len(counts[0]) * len(counts[1]), -1)
     flat = seconds.reshape(shape)
@@ -110,7 +184,7 @@ def _side(
     model: ModelSpec, recipe: Recipe, machine: Machine, counts: tuple[int, ...], axis: int
 ) -> _Side:
     """Axes of the grid: counts of the first and second type, micro-batches of each."""
-    sizes, forward, backward, memory = _ranks(model, recipe, machine)
+    sizes, forward, backward, memory = _ranks(model, recipe, machine, _MICRO_BATCHES, num_ranks=2)
     along_counts, along_sizes = [1, 1, 1, 1], [1, 1, 1, 1]
     along_counts[axis], along_sizes[axis + 2] = -1, -1
     return _Side(
@@ -125,14 +199,23 @@ def _side(
 
 @lru_cache(maxsize=1024)
 def _ranks(
-    model: ModelSpec, recipe: Recipe, machine: Machine
+    model: ModelSpec,
+    recipe: Recipe,
+    machine: Machine,
+    micro_batches: tuple[int, ...],
+    *,
+    num_ranks: int,
 ) -> tuple[IntArray, FloatArray, FloatArray, FloatArray]:
-    """Micro-batches, seconds of both passes of a layer, and memory beside the state."""
-    sizes = np.array([one for one in _MICRO_BATCHES if one <= recipe.global_batch])
-    cost = layer_seconds(model, recipe, machine, micro_batch=sizes, sharding=Sharding.ZERO3)
+    """Micro-batches, seconds of both passes of a layer, and memory beside the state.
+
+    Whether there are several ranks matters, not how many.
+    """
+    sizes = np.array([one for one in micro_batches if one <= recipe.global_batch])
+    sharding = Sharding.ZERO3 if num_ranks > 1 else Sharding.NONE
+    cost = layer_seconds(model, recipe, machine, micro_batch=sizes, sharding=sharding)
     forward, backward = pass_seconds_of(cost, model.num_layers)
     memory = compute_memory_bytes(
-        model, recipe, machine, num_ranks=2, most_micro_batch=int(sizes[-1])
+        model, recipe, machine, num_ranks=num_ranks, most_micro_batch=int(sizes[-1])
     )
     return sizes, forward, backward, memory[sizes]
 
@@ -160,30 +243,24 @@ def _samples(batch: int, first: _Side, second: _Side) -> tuple[FloatArray, Float
 
 
 def _step_seconds(
-    model: ModelSpec,
-    recipe: Recipe,
-    machines: tuple[Machine, Machine],
-    between: Link,
-    sides: list[_Side],
-    numbers: tuple[FloatArray, FloatArray],
-    even: FloatArray,
+    prepared: list[Prepared],
+    *,
+    passes: tuple[FloatArray, FloatArray],  # of a layer: forward, and backward with recomputation
+    ranks: FloatArray,
+    ring: _Ring,
+    even: FloatArray,  # of the layers, the share that is cut evenly
 ) -> FloatArray:
     """A step, as `uneven` has it."""
-    prepared = [prepare(model, recipe, machine, None) for machine in machines]
     work, launcher = prepared[0].work, prepared[0].launcher
-    forward = np.maximum(*(n * side.forward for n, side in zip(numbers, sides, strict=True)))
-    backward = np.maximum(*(n * side.backward for n, side in zip(numbers, sides, strict=True)))
-    ranks = sides[0].count + sides[1].count
-    bandwidth, hops = _ring(machines, between, sides)
+    forward, backward = passes
     params = (work.layer_params + work.outer_params) / work.num_layers
-    reached = bandwidth * launcher.network_gather_share
+    reached = ring.bandwidth * ring.reached_share
     # Shards that are not even are sent one by one.
     part = even * (ranks - 1.0) / ranks + (1.0 - even)
-    gather = params * work.element_bytes / reached * part + hops
-    scatter = params * work.trained_share * work.reduce_bytes / reached * part + hops
+    gather = params * work.element_bytes / reached * part + ring.hops_seconds
+    scatter = params * work.trained_share * work.reduce_bytes / reached * part + ring.hops_seconds
     overlap = launcher.overlap_share
-    inside = min(machine.intra.bandwidth_bytes_per_second for machine in machines)
-    pace = np.minimum(1.0, bandwidth / inside)
+    pace = np.minimum(1.0, ring.bandwidth / ring.inside_bandwidth)
     least = np.maximum(1.0 / work.num_layers, 1.0 - overlap + overlap * CONTENTION_SHARE * pace)
     shown = np.maximum(gather - overlap * forward, gather * least)
     shown = shown + np.maximum(gather + scatter - overlap * backward, (gather + scatter) * least)
@@ -199,9 +276,9 @@ def _step_seconds(
 
 
 def _ring(
-    machines: tuple[Machine, Machine], between: Link, sides: list[_Side]
-) -> tuple[FloatArray, FloatArray]:
-    """Bandwidth of the slowest part of a ring through all ranks, and its hops in seconds."""
+    machines: tuple[Machine, Machine], between: Link, sides: list[_Side], reached_share: float
+) -> _Ring:
+    """Through all ranks of both."""
     slowest: FloatArray = np.full((1, 1, 1, 1), np.inf)
     hops: FloatArray = np.full((1, 1, 1, 1), START_SECONDS)
     for machine, side in zip(machines, sides, strict=True):
@@ -212,4 +289,9 @@ def _ring(
         slowest = np.minimum(slowest, np.minimum(link, rate * inside))
         hops = hops + (side.count - nodes) * machine.intra.latency_seconds
         hops = hops + nodes * between.latency_seconds
-    return slowest, hops
+    return _Ring(
+        bandwidth=slowest,
+        hops_seconds=hops,
+        reached_share=reached_share,
+        inside_bandwidth=min(machine.intra.bandwidth_bytes_per_second for machine in machines),
+    )

@@ -11,26 +11,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from drystone.describe.layout import Layouts, Sharding
-from drystone.describe.model import ModelSpec, QkNorm, Side
+from drystone.describe.model import ModelSpec
 from drystone.describe.pool import GpuGroup, Pool, make_pool
-from drystone.describe.recipe import Offload, Precision, Recipe, Tuning
+from drystone.describe.recipe import Precision, Recipe
 from drystone.estimate.memory import estimate_memory
 from drystone.estimate.speed import estimate_speed
 from drystone.plan.assignment import AssignmentShortfall
 from drystone.plan.cells import Cells, NearestMiss, search_cells
+from drystone.plan.executable import marked, split_cells
 from drystone.plan.groups import plan_groups
 from drystone.plan.options import count_grid
 from drystone.plan.plan import GpuNeed, Plan, RankShare, StagePlan, Way
 from drystone.plan.uneven import plan_uneven
-
-# What the runtime cannot execute yet, and how to say so.
-_NOT_EXECUTABLE = {
-    "cp": "context parallelism",
-    "ep": "expert parallelism",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +79,7 @@ def plan_job(
         piped = plan_groups(model, mine, some)
         if piped is not None:
             plans.append(piped)
-    plans = [priced(_marked(plan), prices) for plan in plans]
+    plans = [priced(marked(plan), prices) for plan in plans]
     return PlanList(plans=_explained(_ranked(plans)), misses=tuple(misses), shortfall=shortfall)
 
 
@@ -100,16 +93,10 @@ def plan_executable(model: ModelSpec, recipe: Recipe, pool: Pool) -> Plan | Assi
     if len(pool.groups) > 1 or pool.num_gpus == 1:
         return best
     [group] = pool.groups
-    cells = search_cells(model, recipe, group.machine, (group.count,))
-    layouts = cells.layouts
-    splits = np.flatnonzero((layouts.tp * layouts.pp > 1) & (layouts.num_gpus == group.count))
-    for index in splits[np.argsort(cells.step_seconds[splits], kind="stable")].tolist():
-        if isinstance(best, Plan) and cells.step_seconds[index] >= best.step_seconds:
-            break
-        plan = _marked(cell_plan(model, cells, index, group))
-        if not plan.not_executable:
-            return plan
-    return best
+    cells = split_cells(model, recipe, group.machine, (group.count,))
+    if not len(cells) or (isinstance(best, Plan) and cells.step_seconds[0] >= best.step_seconds):
+        return best
+    return cell_plan(model, cells, 0, group)
 
 
 def _with_precision(recipe: Recipe, groups: Sequence[GpuGroup]) -> Recipe:
@@ -201,35 +188,6 @@ def _equal_stages(
         )
         start = end
     return tuple(stages)
-
-
-def _marked(plan: Plan) -> Plan:
-    """The plan with what the runtime cannot execute of it, if anything (docs/runtime.md)."""
-    model, recipe = plan.model, plan.recipe
-    assert isinstance(model, ModelSpec)  # modules have a search of their own
-    gaps = [
-        words
-        for name, words in _NOT_EXECUTABLE.items()
-        if plan.layout is not None and getattr(plan.layout, name) > 1
-    ]
-    splits_matrices = any(stage.tp > 1 for stage in plan.stages)
-    checks = {
-        "a vocabulary spread over stages": plan.layout is not None and plan.layout.vocab_barriers,
-        "offloaded activations of split layers": (splits_matrices or len(plan.stages) > 1)
-        and recipe.offload is Offload.ACTIVATIONS,
-        "adapters on split matrices": splits_matrices and recipe.tuning is not Tuning.FULL,
-        "queries normalised over split heads": splits_matrices
-        and any(block.attention.qk_norm is QkNorm.FULL for block in model.blocks),
-        "pure fp16": recipe.precision is Precision.FP16,
-        "quantised weights": recipe.tuning is Tuning.QLORA,
-        "experts": model.is_moe,
-        "latent attention": any(block.attention.is_latent for block in model.blocks),
-        "encoders": any(block.side is Side.ENCODER for block in model.blocks),
-    }
-    gaps += [words for words, applies in checks.items() if applies]
-    if not gaps:
-        return plan
-    return replace(plan, not_executable=f"the runtime does not execute {', '.join(gaps)} yet")
 
 
 # --- ranking and reasons ---------------------------------------------------------------------

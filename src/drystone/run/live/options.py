@@ -216,7 +216,9 @@ class OptionBook:
         most = {gpu: min(self._totals[gpu], job.max_gpus, job.global_batch) for gpu in usable}
         pool = self._pool(most, lesson.memory_share)
         recipe = self.recipe(job, shape)
-        found = enumerate_options(shape, recipe, pool, prunes=job.min_gpus == 1)
+        found = enumerate_options(
+            shape, recipe, pool, prunes=job.min_gpus == 1, is_for_runtime=True
+        )
         columns = [self.types.index(gpu) for gpu in found.gpus]
         for row in range(len(found)):
             whole = np.zeros(len(self.types), dtype=np.int64)

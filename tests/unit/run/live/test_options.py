@@ -35,11 +35,20 @@ def by_counts(book: OptionBook, job, lesson=None) -> dict[tuple[int, ...], float
     }
 
 
-def test_every_number_of_each_type_is_an_option(tmp_path):
+def test_every_number_of_each_type_is_an_option_unless_fewer_are_as_fast(tmp_path):
     speeds = by_counts(OptionBook(CLUSTER), a_job(tmp_path))
+    all_of_them = by_counts(OptionBook(CLUSTER), a_job(tmp_path, gpus={"min": 2}))
 
-    assert {(1, 0), (2, 0), (3, 0), (4, 0), (0, 1), (0, 2)} <= set(speeds)
+    assert {(1, 0), (2, 0), (4, 0), (0, 1), (0, 2)} <= set(speeds)
     assert speeds[1, 0] > speeds[0, 1] > 0
+    assert (3, 0) in all_of_them
+    assert ((3, 0) in speeds) == (all_of_them[3, 0] > all_of_them[2, 0])
+
+
+def test_what_is_estimated_is_what_would_be_launched(tmp_path):
+    book, job = OptionBook(CLUSTER), a_job(tmp_path)
+    for counts, speed in by_counts(book, job).items():
+        assert speed == pytest.approx(8 / book.plan(job, counts).step_seconds, rel=0.1)
 
 
 def test_limits_of_a_job_are_kept(tmp_path):

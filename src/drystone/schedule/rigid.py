@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import le, sub
+
 import numpy as np
 
 from drystone.schedule.decision import Decision, Preempt, Refuse, Start
@@ -71,14 +73,14 @@ def give_by_rank(
     """
     jobs = snapshot.jobs
     order = np.lexsort((np.arange(len(jobs)), rank))
-    left = snapshot.capacity.copy()
+    order = order[options[order] >= 0]
+    left: list[int] = snapshot.capacity.tolist()
     chosen: list[int] = []
-    for row in order:
-        if options[row] >= 0:
-            counts = snapshot.counts(int(row), int(options[row]))
-            if (counts <= left).all():
-                left -= counts
-                chosen.append(int(row))
+    needs = snapshot.options.counts[jobs.option_set[order], options[order]]
+    for row, counts in zip(order.tolist(), needs.tolist(), strict=True):
+        if all(map(le, counts, left)):
+            left = list(map(sub, left, counts))
+            chosen.append(row)
     keeps = set(chosen)
     decisions: list[Decision] = []
     room = make_room(snapshot)

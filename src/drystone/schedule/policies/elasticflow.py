@@ -172,41 +172,36 @@ class _Flow:
 
 def _types(snapshot: Snapshot, table: CellTable) -> IntArray:
     """The type of each job: where it runs, what its owner named, or where it does most; or -1."""
-    jobs = snapshot.jobs
-    frugal = rigid_options(snapshot)
-    kinds = np.full(len(jobs), -1, dtype=np.int64)
-    for row in range(len(jobs)):
-        able = (table.speeds[row] > 0).any(axis=1)
-        option = int(jobs.option[row]) if jobs.is_running[row] else int(frugal[row])
-        counts = snapshot.counts(row, option) if option >= 0 else np.zeros(len(able))
-        named = jobs.specs[row].requested_gpu
-        if jobs.is_running[row] and (counts > 0).sum() > 1:
-            continue  # what mixes types is left alone
-        if not jobs.is_running[row] and named in snapshot.gpu_types:
-            kinds[row] = snapshot.gpu_types.index(named)
-        elif (counts > 0).sum() == 1:
-            kinds[row] = int(counts.argmax())
-        if able.any() and not (kinds[row] >= 0 and able[kinds[row]]):
-            kinds[row] = int((table.speeds[row] / table.levels).max(axis=1).argmax())
-        elif not able.any():
-            kinds[row] = -1
-    return kinds
+    jobs, rows = snapshot.jobs, np.arange(len(snapshot.jobs))
+    if table.speeds.size == 0:
+        return np.full(len(jobs), -1, dtype=np.int64)
+    option = np.where(jobs.is_running, jobs.option, rigid_options(snapshot))
+    counts = snapshot.options.counts[jobs.option_set, np.maximum(option, 0)]
+    num_types = np.where(option >= 0, (counts > 0).sum(axis=1), 0)
+    kinds = np.where(num_types == 1, counts.argmax(axis=1), -1)
+    index = {name: at for at, name in reversed(list(enumerate(snapshot.gpu_types)))}
+    named = np.array([index.get(spec.requested_gpu, -1) for spec in jobs.specs], dtype=np.int64)
+    kinds = np.where(~jobs.is_running & (named >= 0), named, kinds)
+    able = table.speeds.max(axis=2) > 0
+    most = (table.speeds / table.levels).max(axis=2).argmax(axis=1)
+    kinds = np.where((kinds >= 0) & able[rows, kinds], kinds, most)
+    is_mixed = jobs.is_running & (num_types > 1)  # what mixes types is left alone
+    return np.where(able.any(axis=1) & ~is_mixed, kinds, -1)
 
 
 def _least_shares(snapshot: Snapshot, table: CellTable, kinds: IntArray) -> IntArray:
     """The level of the least share of each job; -1 where its deadline cannot be kept any more."""
     jobs = snapshot.jobs
     found = np.full(len(jobs), -1, dtype=np.int64)
-    for row in np.flatnonzero(kinds >= 0):
-        speeds = table.speeds[row, kinds[row]]
-        able = np.flatnonzero(speeds > 0)
-        startup = np.array(
-            [snapshot.startup_seconds[row, table.options[row, kinds[row], one]] for one in able]
-        )
-        end = snapshot.now_seconds + startup + jobs.remaining_samples[row] / speeds[able]
-        in_time = able[end + ROUND_SECONDS <= jobs.specs[row].deadline_seconds]
-        if len(in_time):
-            found[row] = in_time[0]
-        elif jobs.is_running[row]:
-            found[row] = able[0]
+    rows = np.flatnonzero(kinds >= 0)
+    if len(rows) == 0:
+        return found
+    speeds, options = table.speeds[rows, kinds[rows]], table.options[rows, kinds[rows]]
+    able = speeds > 0
+    seconds = jobs.remaining_samples[rows, None] / np.where(able, speeds, 1.0)
+    end = snapshot.now_seconds + snapshot.startup_seconds[rows[:, None], options] + seconds
+    deadlines = np.array([jobs.specs[row].deadline_seconds for row in rows.tolist()])
+    in_time = able & (end + ROUND_SECONDS <= deadlines[:, None])
+    late = np.where(jobs.is_running[rows], able.argmax(axis=1), -1)
+    found[rows] = np.where(in_time.any(axis=1), in_time.argmax(axis=1), late)
     return found

@@ -113,7 +113,7 @@ def measure_philly(path: Path) -> tuple[float, float]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--philly", type=Path, help="the trace of durations")
+    parser.add_argument("--philly", type=Path, help="a trace of durations: philly_jobs.csv.xz")
     parser.add_argument("--repeat", type=int, default=3)
     asked = parser.parse_args()
     made: list[list[Decision]] = []

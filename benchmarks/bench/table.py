@@ -292,7 +292,7 @@ SIMULATOR = Part(
             name="simulator_philly",
             about="How long do the 82,247 jobs of the Philly trace take on 2,500 GPUs?",
             script="simulator.py",
-            arguments="--repeat 1 --philly {data}/traces/trace_philly_jobs.csv",
+            arguments="--repeat 1 --philly benchmarks/data/philly_jobs.csv.xz",
             limit_seconds=300,
             figures=(
                 at_most("philly_seconds", "by the clock, with reading the file", 60.0, "s", AIM,

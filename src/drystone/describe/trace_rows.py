@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
+import lzma
 import math
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
@@ -52,15 +55,26 @@ class Row:
 def read_table(path: Path, what: str) -> tuple[list[Row], list[str]]:
     """The lines and the columns of a file with a header; cells end at commas, or at bars."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = _read_bytes(path).decode("utf-8-sig")
         header = text.partition("\n")[0]
         delimiter = "|" if header.count("|") > header.count(",") else ","
         reader = csv.reader(io.StringIO(text), strict=delimiter == ",", delimiter=delimiter)
         columns = [one.strip() for one in next(reader, [])]
         lines = [line for line in reader if line]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, EOFError, ValueError, csv.Error, lzma.LZMAError, zlib.error) as error:
         raise UnreadableFile(f"no {what} can be read: {error}", where=str(path)) from error
     return [_row(columns, line, number) for number, line in enumerate(lines, start=2)], columns
+
+
+def _read_bytes(path: Path) -> bytes:
+    """A file as it is, or what was packed in it: `.gz`, `.xz`."""
+    packed = path.read_bytes()
+    match path.suffix.lower():
+        case ".gz":
+            return gzip.decompress(packed)
+        case ".xz":
+            return lzma.decompress(packed)
+    return packed
 
 
 def _row(columns: list[str], cells: list[str], line: int) -> Row:

@@ -1,3 +1,5 @@
+import gzip
+import lzma
 import math
 from pathlib import Path
 
@@ -8,7 +10,7 @@ from drystone.describe.trace_cluster import load_cluster
 from drystone.describe.trace_reading import Reading
 from drystone.describe.trace_requests import match_requests
 from drystone.describe.trace_speeds import fill_batches, load_speeds
-from drystone.errors import RequestError
+from drystone.errors import RequestError, UnreadableFile
 
 SHARED = (
     "source,trace,job_id,submit_time_s,model,batch_size,num_gpus,gpu_type,duration_s,total_work,"
@@ -203,3 +205,24 @@ def test_an_unmeasured_batch_takes_the_speed_of_the_nearest(tmp_path: Path):
 
     assert num_kinds == 1
     assert [(one.global_batch, one.step_seconds) for one in filled][2:] == [(30, 3.0)]
+
+
+def test_a_packed_file_reads_as_the_file_in_it(tmp_path: Path):
+    text = "job_id,submit_time_s,num_gpus,duration_s\na,0,2,100\nb,5,1,50\n"
+    plain = tmp_path / "t.csv"
+    plain.write_text(text)
+    (tmp_path / "t.csv.gz").write_bytes(gzip.compress(text.encode()))
+    (tmp_path / "t.csv.xz").write_bytes(lzma.compress(text.encode()))
+
+    assert read_trace(plain) == read_trace(tmp_path / "t.csv.gz")
+    assert read_trace(plain) == read_trace(tmp_path / "t.csv.xz")
+
+
+@pytest.mark.parametrize("name", ["t.csv.gz", "t.csv.xz"])
+def test_a_packed_file_that_is_cut_off_is_refused(tmp_path: Path, name: str):
+    pack = gzip.compress if name.endswith("gz") else lzma.compress
+    path = tmp_path / name
+    for content in (b"not packed", pack(b"job_id,submit_time_s\n" * 50)[:-9]):
+        path.write_bytes(content)
+        with pytest.raises(UnreadableFile, match="can be read"):
+            read_trace(path)

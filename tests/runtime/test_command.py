@@ -1,5 +1,6 @@
 """`python -m drystone.run.runtime plan.json` and the example: real processes, real signals."""
 
+import gc
 import signal
 import sys
 from dataclasses import replace
@@ -40,6 +41,10 @@ def test_one_rank_trains_and_writes_a_line_for_each_step(tmp_path: Path, capsys)
     }  # fmt: skip
     assert 0 < sum(step["seconds"].values()) <= step["step_seconds"]
     assert step["peak_memory_bytes"][0] > 0
+
+
+def test_garbage_is_collected_once_the_start_is_over():
+    assert gc.isenabled()  # `main` was imported above
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
+# What `drystone` itself needs, and then what its tests, documents and engines need.
+READY := $(VENV)/.ready
 STAMP := $(VENV)/.setup-done
 # Each test goes to whoever is free; those that share a cluster or a browser stay together. They come in the order of
 # tests/conftest.py, the longest first.
@@ -16,15 +18,19 @@ help:  ## show the targets
 setup: $(STAMP)  ## make .venv with everything
 
 # torch comes first and pinned, so that no later step can choose another build of it.
-$(STAMP): pyproject.toml
+$(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Drystone needs Python 3.11 or newer: make PYTHON=/path/to/python setup" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet --editable '.[plots,runtime]'
+	@touch $@
+
+$(STAMP): $(READY)
 	$(BIN)/python -m pip install --quiet --editable '.[plots,runtime,dev]'
 	@touch $@
 
-demo: setup  ## the best of what there is, in the terminal
+demo: $(READY)  ## the best of what there is, in the terminal
 	$(BIN)/drystone demo
 	$(BIN)/drystone estimate examples/my_module.py:build_model --gpu A100-80G --layout dp=8,micro=4,zero=3 --seq-len 2048
 

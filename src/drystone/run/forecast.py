@@ -208,19 +208,16 @@ class _World:
     def _plan_end(self, record: JobRecord) -> None:
         left = max(record.spec.total_samples - record.done_samples, 0.0)
         end = record.counted_seconds + left / record.samples_per_second
-        self._time.later(end, self._finish, record, record.num_starts)
+        self._time.later_in_run(end, self._finish, record)
 
-    def _finish(self, time_seconds: float, record: JobRecord, num_starts: int) -> None:
-        """The end of a run, unless the job was stopped since."""
-        if record.state is JobState.RUNNING and record.num_starts == num_starts:
-            self._time.record(Finished(time_seconds=time_seconds, job_id=record.spec.id))
+    def _finish(self, time_seconds: float, record: JobRecord) -> None:
+        self._time.record(Finished(time_seconds=time_seconds, job_id=record.spec.id))
 
     def _come_back(self, _: float, record: JobRecord) -> None:
         self._num_held -= 1
         state = self._time.state
         state.jobs[record.spec.id] = state.active[record.spec.id] = record
-        if self._maker.is_held:
-            self._maker.keep()
+        self._maker.keep()
         self._maker.update(record)
 
 

@@ -55,18 +55,18 @@ class JobColumns:
         self._sequence: dict[str, int] = {}
         self._order = np.zeros(64, dtype=np.int64)
         self._num_jobs = 0
-        self.changed: dict[JobRecord, None] = {}  # since columns were read last, in order
+        self.changed: list[JobRecord] = []  # since columns were read last, in order
         self._records: dict[str, JobRecord] = {}
 
     def touch(self, record: JobRecord) -> None:
         """An event has changed a job."""
-        self.changed[record] = None
+        self.changed.append(record)
 
     def flush(self) -> None:
         """Write the jobs that have changed."""
         if not self.changed:
             return
-        for record in self.changed:
+        for record in dict.fromkeys(self.changed):
             job_id = record.spec.id
             is_there = record.state in _THERE
             sequence = self._sequence.get(job_id)

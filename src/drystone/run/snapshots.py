@@ -40,7 +40,6 @@ from drystone.schedule.snapshot import (
 
 _NOTHING_RENTED: Final = Rentals()
 _THERE: Final = (JobState.QUEUED, JobState.RUNNING)
-_new: Final = object.__new__
 _NUM_BARE: Final = 4  # fields of a lazy snapshot of which nothing was read yet
 
 
@@ -62,8 +61,8 @@ _REFS_OF_OURS: Final = _Alone().num_references()
 class SnapshotMaker:
     """Keeps what does not change between snapshots, and hears of every job that does.
 
-    `look` gives a snapshot whose columns are made when they are read: before the state changes,
-    `keep` must be called, which completes it for whoever still holds it. `make` needs no such care.
+    `look` gives a snapshot whose columns are made when they are read, and asks the state to call
+    `keep` before it changes, which completes the snapshot for whoever still holds it.
     """
 
     def __init__(
@@ -91,9 +90,10 @@ class SnapshotMaker:
         self.changed = self._columns.changed  # jobs that events have changed
         self._node_columns: NodeColumns | None = None
         # What the last look gave out: whether somebody still holds it is known when it matters.
-        self._last: LazySnapshot | None = None
+        self._last = LazySnapshot.of(self)
         self._held_tables: list[weakref.ref[LazyJobTable] | weakref.ref[LazyNodeTable]] = []
-        self.is_held = False
+        self._looked_at: ClusterState | None = None  # and not changed since
+        self._keep = self.keep
 
     def speed(self, job: JobSpec, option: int, phase: int = 0) -> float:
         """Samples a second of one option in a phase of a job."""
@@ -111,28 +111,26 @@ class SnapshotMaker:
 
     def look(self, state: ClusterState, now_seconds: float) -> Snapshot:
         """The same, with tables and columns that are made when they are read."""
-        if self.is_held:
-            self.keep()
+        if state.before_change is not None:
+            state.before_change()
         snapshot = self._last
-        if snapshot is None:
-            snapshot = self._last = _new(LazySnapshot)
-        own = snapshot.__dict__  # past the constructor, which would set all fields one by one
-        if not own:
-            own["_maker"], own["_is_live"] = self, True
+        own = snapshot.__dict__  # it is frozen
         own["now_seconds"], own["_state"] = now_seconds, state
-        self.is_held = True
+        state.before_change, self._looked_at = self._keep, state
         return snapshot
 
     def keep(self) -> None:
         """Complete the last snapshot, if somebody still holds it: the state is about to change."""
-        self.is_held = False
-        snapshot = self._last
-        if snapshot is not None and getrefcount(snapshot) > _REFS_OF_OURS:
+        state, snapshot = self._looked_at, self._last
+        if state is None:
+            return
+        state.before_change = self._looked_at = None
+        if getrefcount(snapshot) > _REFS_OF_OURS:
             snapshot.keep()
-            self._last = None
-        elif snapshot is not None and len(snapshot.__dict__) > _NUM_BARE:
-            # Nobody looks at it any more: the next look is this object again, with other fields.
-            snapshot.__dict__.clear()
+            self._last = LazySnapshot.of(self)
+        elif len(snapshot.__dict__) > _NUM_BARE:
+            self._last = LazySnapshot.of(self)
+        # Otherwise nobody has it or has read it: the next look is this object again.
         if self._held_tables:
             for held in self._held_tables:
                 if (table := held()) is not None:
@@ -209,6 +207,14 @@ class LazySnapshot(Snapshot):
         _maker: SnapshotMaker
         _state: ClusterState
     _is_live = False  # whether nothing has changed since the look
+
+    @classmethod
+    def of(cls, maker: SnapshotMaker) -> LazySnapshot:
+        """One whose time and state are set when somebody looks."""
+        snapshot = object.__new__(cls)  # the constructor would set all fields one by one
+        own = snapshot.__dict__
+        own["_maker"], own["_is_live"] = maker, True
+        return snapshot
 
     def keep(self) -> None:
         """Read all that was not read yet: the state is about to change."""

@@ -35,11 +35,15 @@ from drystone.run.events import (
     Started,
     Submitted,
 )
-from drystone.run.lifecycle import TERMINAL, TRANSITIONS, JobState, next_state
+from drystone.run.lifecycle import TERMINAL, TRANSITIONS, IllegalTransition, JobState
 from drystone.run.rentals import RentalState
 from drystone.schedule.snapshot import Placement
 
 _NEVER: Final = math.nan
+# Looked up once: a member of an enumeration takes longer to find than the rest of a fold's line.
+_QUEUED: Final = JobState.QUEUED
+_RUNNING: Final = JobState.RUNNING
+_DONE: Final = JobState.DONE
 
 
 @dataclass(init=False, eq=False, slots=True)
@@ -66,7 +70,7 @@ class JobRecord:
 
     def __init__(self, spec: JobSpec, waiting_seconds: float) -> None:
         self.spec, self.waiting_seconds = spec, waiting_seconds
-        self.state, self.option, self.placement = JobState.QUEUED, -1, ()
+        self.state, self.option, self.placement = _QUEUED, -1, ()
         self.num_gpus = self.num_starts = self.num_changes = self.phase = 0
         self.done_samples = self.counted_seconds = self.samples_per_second = 0.0
         self.attained_gpu_seconds = 0.0
@@ -81,7 +85,7 @@ class JobRecord:
 
     def attained_at(self, now_seconds: float) -> float:
         """GPU seconds held by now."""
-        held = now_seconds - self.started_seconds if self.state is JobState.RUNNING else 0.0
+        held = now_seconds - self.started_seconds if self.state is _RUNNING else 0.0
         return self.attained_gpu_seconds + self.num_gpus * held
 
 
@@ -103,6 +107,10 @@ class ClusterState:
     num_node_changes: int = 0  # of which nodes there are and can be used
     speed_share: dict[int, float] = field(default_factory=dict)  # of nodes that are slow
     keeps_history: bool = False
+    # For whoever keeps a log, or tables of what was: `record` fills them, and calls before it.
+    log: list[Event] | None = field(default=None, repr=False, compare=False)
+    changed: list[JobRecord] = field(default_factory=list, repr=False, compare=False)
+    before_change: Callable[[], None] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self.nodes = list(self.nodes)
@@ -110,6 +118,8 @@ class ClusterState:
 
     def record(self, event: Event) -> JobRecord | None:
         """Fold one event into the state; returns the job that it touched."""
+        if self.before_change is not None:
+            self.before_change()
         time_seconds = event.time_seconds
         if time_seconds > self.now_seconds:
             self.now_seconds = time_seconds
@@ -117,28 +127,38 @@ class ClusterState:
             raise DrystoneError(
                 f"{type(event).__name__} at {time_seconds} s comes after {self.now_seconds} s"
             )
-        kind = type(event)
-        rule = _JOB_RULES.get(kind)
-        if rule is None:
-            return _FOLDS[kind](self, event)
-        # Whatever else there is happens to a job that is there already.
-        moves, change = rule
-        job_id: str = event.job_id  # type: ignore[attr-defined]
-        job = self.jobs.get(job_id)
-        if job is None:
-            raise DrystoneError(f"{kind.__name__}: there is no job {job_id!r}")
-        job.state = moves.get(job.state) or next_state(job_id, job.state, event, job.history)
-        if self.keeps_history:
-            job.history = (*job.history, event)
-        change(self, job, event)
+        moves, fold = _RULES[type(event)]
+        job: JobRecord | None
+        if moves is None:
+            job = fold(self, event)
+        else:  # it happens to a job that is there already
+            try:
+                job = self.jobs[event.job_id]  # type: ignore[attr-defined]
+                job.state = moves[job.state]
+            except KeyError:
+                raise self._refusal(event) from None
+            if self.keeps_history:
+                job.history = (*job.history, event)
+            fold(self, job, event)
+        if self.log is not None:
+            self.log.append(event)
+            if job is not None:
+                self.changed.append(job)
         return job
 
+    def _refusal(self, event: Any) -> DrystoneError:
+        """Why an event cannot happen to its job."""
+        job = self.jobs.get(event.job_id)
+        if job is None:
+            return DrystoneError(f"{type(event).__name__}: there is no job {event.job_id!r}")
+        return IllegalTransition(event.job_id, job.state, event, job.history)
+
     def _submit(self, event: Submitted) -> JobRecord:
-        job = event.job
-        if job.id in self.jobs:
-            raise DrystoneError(f"job {job.id} is submitted twice")
-        record = JobRecord(job, event.time_seconds)
-        self.jobs[job.id] = self.active[job.id] = record
+        job, jobs = event.job, self.jobs
+        job_id = job.id
+        if job_id in jobs:
+            raise DrystoneError(f"job {job_id} is submitted twice")
+        record = jobs[job_id] = self.active[job_id] = JobRecord(job, event.time_seconds)
         return record
 
     def _change_rentals(
@@ -262,7 +282,7 @@ class ClusterState:
         if job.option >= 0:
             self.num_running -= 1
             job.attained_gpu_seconds += job.num_gpus * (time_seconds - job.started_seconds)
-            if state is JobState.DONE:
+            if state is _DONE:
                 job.done_samples = job.spec.total_samples
             else:
                 lost = event.lost_samples if isinstance(event, Interrupted) else 0.0
@@ -272,7 +292,7 @@ class ClusterState:
                 free[node] += count
             job.option, job.placement, job.num_gpus, job.samples_per_second = -1, (), 0, 0.0
             job.started_seconds, job.waiting_seconds = _NEVER, time_seconds
-        if state is JobState.QUEUED:
+        if state is _QUEUED:
             self.num_requeued += 1
         elif state in TERMINAL:
             job.end_seconds = time_seconds
@@ -301,13 +321,17 @@ _CHANGES: Final[dict[type[Event], Callable[[ClusterState, JobRecord, Any], None]
     Progressed: ClusterState._progress,
 }
 
-# By kind of event: from which state of a job to which, and what changes it. One look-up an event.
-_JOB_RULES: Final = {
-    kind: (
-        {before: after for (before, one), after in TRANSITIONS.items() if one is kind},
-        _CHANGES.get(kind, ClusterState._leave),
-    )
-    for _, kind in TRANSITIONS
+# By kind of event: from which state of a job to which (none: it is not about a job that is there),
+# and what folds it. One look-up an event.
+_RULES: Final[dict[type[Event], tuple[dict[JobState, JobState] | None, Callable[..., Any]]]] = {
+    **{kind: (None, fold) for kind, fold in _FOLDS.items()},
+    **{
+        kind: (
+            {before: after for (before, one), after in TRANSITIONS.items() if one is kind},
+            _CHANGES.get(kind, ClusterState._leave),
+        )
+        for _, kind in TRANSITIONS
+    },
 }
 
 

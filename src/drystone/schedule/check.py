@@ -22,11 +22,10 @@ from drystone.schedule.decision import (
     Start,
     Wake,
 )
-from drystone.schedule.snapshot import Snapshot
+from drystone.schedule.snapshot import OptionFacts, Snapshot
 
 # Spelt out once: to join types with | at every decision takes longer than the check.
 _ON_JOBS: Final = (Start, Resize, Move, Preempt, Refuse)
-_FOR_WAITING: Final = (Start, Refuse)
 _WITHOUT_PLACEMENT: Final = (Preempt, Refuse)
 
 
@@ -64,38 +63,51 @@ def _check_job(
     changes: dict[int, int],
     kinds: Sequence[int],
 ) -> str | None:
-    """Whether the job is there, in the right state, and well placed; notes what it takes where.
-
-    The placement must be the option: as many GPUs of each type, and enough memory on each.
-    """
+    """Whether the job is there, in the right state, and well placed; notes what it takes where."""
     status = snapshot.job_status(decision.job_id)
     if status is None:
         return f"{_name(decision)}: there is no job {decision.job_id!r}"
     option, option_set, held = status
-    is_for_waiting = isinstance(decision, _FOR_WAITING)
-    if is_for_waiting != (option < 0):
-        return f"{_who(decision)} {'runs' if option >= 0 else 'waits'}"
-    for node, count in held:
-        changes[node] = changes.get(node, 0) + count
-    if isinstance(decision, _WITHOUT_PLACEMENT):
-        return None
-    option = option if isinstance(decision, Move) else decision.option
+    if isinstance(decision, Start):
+        if option >= 0:
+            return f"{_who(decision)} runs"
+        option = decision.option
+    else:
+        if isinstance(decision, Refuse) != (option < 0):
+            return f"{_who(decision)} {'runs' if option >= 0 else 'waits'}"
+        for node, count in held:
+            changes[node] = changes.get(node, 0) + count
+        if isinstance(decision, _WITHOUT_PLACEMENT):
+            return None
+        option = option if isinstance(decision, Move) else decision.option
     facts = snapshot.option_facts(option_set, option)
     if facts is None:
         return f"{_who(decision)} has no option {option}"
+    return _check_placement(snapshot, decision, facts, changes, kinds)
+
+
+def _check_placement(
+    snapshot: Snapshot,
+    decision: Start | Resize | Move,
+    facts: OptionFacts,
+    changes: dict[int, int],
+    kinds: Sequence[int],
+) -> str | None:
+    """It must be the option: as many GPUs of each type, and enough memory on each."""
     counts, num_gpus, _, memory_bytes = facts
-    num_placed, num_nodes = 0, len(kinds)
-    for node, count in decision.placement:
-        if not 0 <= node < num_nodes or count < 1:
+    placement, num_placed, num_nodes = decision.placement, 0, len(kinds)
+    for node, count in placement:
+        if count < 1 or not 0 <= node < num_nodes:
             what = "is placed on a node that does not exist, or on less than one GPU"
             return f"{_who(decision)} {what}"
         # On one node and for GPUs of one type this is all there is to see.
         if counts[kinds[node]] == num_gpus:
             num_placed += count
         changes[node] = changes.get(node, 0) - count
-    is_plain = len(decision.placement) == 1 and num_placed == num_gpus
-    problem = None if is_plain else _check_types(decision, counts, kinds)
-    if problem is None and memory_bytes > 0:
+    problem = None
+    if num_placed != num_gpus or len(placement) != 1:
+        problem = _check_types(decision, counts, kinds)
+    if memory_bytes > 0 and problem is None:
         return _check_memory(snapshot, decision, memory_bytes)
     return problem
 
@@ -136,11 +148,13 @@ def _check_room(
     free_by_node = snapshot.free_by_node()
     problems: list[str] = []
     for node, change in changes.items():
-        free = free_by_node[node] + change
-        if free < 0:
+        if free_by_node[node] + change < 0:
+            more = -(free_by_node[node] + change)
             name = snapshot.nodes.ids[node]
-            problems.append(f"node {name} gives out {-free} GPUs more than it has")
-    for decision in decisions if has_rentals else ():
+            problems.append(f"node {name} gives out {more} GPUs more than it has")
+    if not has_rentals:
+        return problems
+    for decision in decisions:
         if isinstance(decision, Release):
             free = free_by_node[decision.node] + changes.get(decision.node, 0)
             if free < snapshot.nodes.num_gpus[decision.node]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from drystone.describe.job import JobSpec
 from drystone.run.events import (
@@ -16,7 +17,6 @@ from drystone.run.events import (
     Stopped,
     Submitted,
 )
-from drystone.run.lifecycle import JobState
 from drystone.run.option_book import RunFacts
 from drystone.run.simulator.faults import Dice
 from drystone.run.simulator.virtual_time import VirtualTime
@@ -42,6 +42,7 @@ class JobRuns:
         self._can_fail = dice.spec.failed_start_share > 0
         self.num_to_come = self.num_unsettled = num_jobs
         self._speed_factors: dict[str, dict[str, float]] = {}  # by job and GPU type
+        self._on_end: Callable[[float, JobRecord], None] = self._finish
 
     def submit(self, time_seconds: float, job: JobSpec) -> None:
         """A job comes in."""
@@ -65,7 +66,7 @@ class JobRuns:
                 delay = self._startup.seconds_on(sum([count for _, count in placement]))
         time.record(Started(now, job_id, option, placement, speed, now + delay, reason))
         if self._can_fail and self._dice.start_fails():
-            time.later(now + delay, self._fail, record, record.num_changes)
+            time.later_in_run(now + delay, self._fail, record)
         else:
             self._plan_end(record, facts)
 
@@ -106,30 +107,24 @@ class JobRuns:
 
     def _plan_end(self, record: JobRecord, facts: RunFacts) -> None:
         """The next thing that happens to a running job by itself, by the facts of its phase."""
-        action, total = self._finish, record.spec.total_samples
+        action, total = self._on_end, record.spec.total_samples
         if facts.end_samples < total:
             action, total = self._enter_next_phase, facts.end_samples
-        left = total - record.done_samples
-        end = record.counted_seconds
+        left, end = total - record.done_samples, record.counted_seconds
         if left > 0:
             end += left / record.samples_per_second
-        # What is planned is void once the job stopped, was started again or changed.
-        self._time.later(end, action, record, record.num_changes)
+        self._time.later_in_run(end, action, record)
 
-    def _fail(self, time_seconds: float, record: JobRecord, num_changes: int) -> None:
-        if record.num_changes == num_changes and record.state is JobState.RUNNING:
-            self._time.record(
-                StartFailed(time_seconds=time_seconds, job_id=record.spec.id, reason="drawn fault")
-            )
+    def _fail(self, time_seconds: float, record: JobRecord) -> None:
+        self._time.record(
+            StartFailed(time_seconds=time_seconds, job_id=record.spec.id, reason="drawn fault")
+        )
 
-    def _finish(self, time_seconds: float, record: JobRecord, num_changes: int) -> None:
-        if record.num_changes == num_changes and record.state is JobState.RUNNING:
-            self._time.record(Finished(time_seconds, record.spec.id))
-            self.num_unsettled -= 1
+    def _finish(self, time_seconds: float, record: JobRecord) -> None:
+        self._time.record(Finished(time_seconds, record.spec.id))
+        self.num_unsettled -= 1
 
-    def _enter_next_phase(self, time_seconds: float, record: JobRecord, num_changes: int) -> None:
-        if record.num_changes != num_changes or record.state is not JobState.RUNNING:
-            return
+    def _enter_next_phase(self, time_seconds: float, record: JobRecord) -> None:
         spec, phase = record.spec, record.phase + 1
         facts = self._book.run_facts(spec, phase)
         self._time.record(

@@ -72,7 +72,7 @@ class SimulatedWorld:
         self._decides_every_round = decides_every_round
         self._on_time = on_time
         self._wakes: set[float] = set()
-        self._is_over = False  # nothing is left that could change anything
+        self._is_over = not jobs  # nothing is left that could change anything
         if jobs:
             self.advance()
 
@@ -98,15 +98,12 @@ class SimulatedWorld:
 
     def has_work(self) -> bool:
         """Whether a job is unsettled or a node rented, time is left, and something can happen."""
-        return (
-            not self._is_over
-            and (self._runs.num_unsettled > 0 or bool(self.state.rentals.rented))
-            and self._time.now_seconds < self._horizon_seconds
-        )
+        return not self._is_over
 
     def observe(self) -> Snapshot:
         """What is the case now."""
-        return self._maker.look(self._time.state, self._time.now_seconds)
+        time = self._time
+        return self._maker.look(time.state, time.now_seconds)
 
     def launch(self, job_id: str, option: int, placement: Placement, reason: str) -> None:
         """Start a waiting job."""
@@ -136,16 +133,17 @@ class SimulatedWorld:
 
     def advance(self) -> None:
         """Jump to the next event, or to the first round boundary after it."""
-        time = self._time
-        if self._runs.num_unsettled == 0 or (
-            time.state.num_running == 0 and self._waits_for_nothing()
-        ):
+        time, state, horizon = self._time, self._time.state, self._horizon_seconds
+        if not state.num_running and self._waits_for_nothing():
             self._is_over = True
             return
         if self._round_seconds > 0:
-            time.run_until(min(self._next_round(), self._horizon_seconds))
+            time.run_until(min(self._next_round(), horizon))
         else:
-            time.step(0.0, self._horizon_seconds)
+            time.step(0.0, horizon)
+        if time.now_seconds >= horizon or not state.num_running:
+            is_settled = self._runs.num_unsettled == 0 and not state.rentals.rented
+            self._is_over = is_settled or time.now_seconds >= horizon
         if self._on_time is not None:
             self._on_time(time.now_seconds, self._runs.num_unsettled)
 
@@ -161,9 +159,9 @@ class SimulatedWorld:
         self._wakes.discard(at_seconds)
 
     def _waits_for_nothing(self) -> bool:
-        """If nobody runs: whether none will come, no node is away or on its way, no call is due."""
+        """If nobody runs: whether all is done, or none will come and no node or call is due."""
         state = self._time.state
-        return (
+        return self._runs.num_unsettled == 0 or (
             self._runs.num_to_come == 0
             and not state.lost
             and not state.rentals.asked

@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 # What `drystone` itself needs, and then what its tests, documents and engines need.
 READY := $(VENV)/.ready
 STAMP := $(VENV)/.setup-done
+# Tests start hundreds of processes of ours: each would compile what it imports where PYTHONDONTWRITEBYTECODE is set.
+COMPILE := $(BIN)/python -m compileall -q src
 # Each test goes to whoever is free; those that share a cluster or a browser stay together. They come in the order of
 # tests/conftest.py, the longest first.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup --no-loadscope-reorder
@@ -40,6 +42,7 @@ lint: setup
 	$(BIN)/mypy
 
 check: lint  ## format, lint, types, import direction, fast tests
+	@$(COMPILE)
 	$(PYTEST) -m "not slow"
 
 # The page is tested in Debian's Chromium: where we may install it, we do; elsewhere those tests are skipped.
@@ -53,6 +56,7 @@ slurm:
 	@tests/engines/install_slurm.sh
 
 test: lint browser slurm  ## everything: what `make check` does, and the slow tests
+	@$(COMPILE)
 	$(PYTEST)
 
 # QUICK=1: the short ones. ONLY=plan_time,wire: by name. DATA=DIR: with data that is not shipped. ARGS=--list: names.

@@ -24,6 +24,14 @@ _TOGETHER = ("engines", "page", "service")
 _ONE_BY_ONE = ("accuracy", "golden", "oracles", "properties", "runtime")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_xdist_auto_num_workers(config):
+    """With the slow tests one more than processors: a third of their time they only wait."""
+    number = yield
+    is_told = "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ
+    return number + (not is_told and config.getoption("markexpr") != "not slow")
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
 def pytest_collection_modifyitems(config, items):
     has_told = config.getoption("reruns", None) is not None  # `--reruns 0`: see every failure
@@ -43,10 +51,11 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _longest_first(items):
-    """Groups with a service, a browser or a cluster first, small tests last.
+    """Slow groups first, those that wait and those that compute in turn; small tests last.
 
     Workers take groups in this order (`--no-loadscope-reorder`): what takes minutes must not begin
-    when all else has ended, and the small ones fill up the end.
+    when all else has ended, and the small ones fill up the end. Groups with a service, a browser or
+    a cluster wait most of their time, so something that computes is to run beside them.
     """
     ranks = {}
     for item in items:
@@ -54,7 +63,12 @@ def _longest_first(items):
         rank = (0 if item.path.parent.name in _TOGETHER else 1) if is_slow else 2
         group = _group(item)
         ranks[group] = min(rank, ranks.get(group, rank))
-    items.sort(key=lambda item: ranks[_group(item)])
+    places = {}
+    for rank in range(3):
+        groups = [group for group in ranks if ranks[group] == rank]
+        for index, group in enumerate(groups):
+            places[group] = (rank == 2, index / len(groups), rank)
+    items.sort(key=lambda item: places[_group(item)])
 
 
 def _group(item):
@@ -65,9 +79,11 @@ def _group(item):
 @pytest.fixture(autouse=True)
 def _no_own_gpus(monkeypatch):
     """GPU types that a test's files describe are known in that test alone."""
-    monkeypatch.setattr(catalogue, "_OWN", {})
+    own = {}
+    monkeypatch.setattr(catalogue, "_OWN", own)
     yield
-    catalogue._gpus_by_key.cache_clear()
+    if own:  # making the table anew for every test takes seconds in all
+        catalogue._gpus_by_key.cache_clear()
 
 
 @pytest.fixture(scope="module")

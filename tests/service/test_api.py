@@ -177,6 +177,14 @@ def test_the_commands_say_what_the_api_says(client, served: Running, capsys, tmp
     for verb in ("show", "why", "logs"):
         assert run([verb, job["id"], *folder]) == 0
     assert "step 8 of 8" in capsys.readouterr().out
+    told = []
+    for plain_or_not in (folder, [f"--folder={served.folder}"]):
+        assert run(["why", job["id"], *plain_or_not]) == 0
+        told.append(capsys.readouterr().out)
+    assert told[0] == told[1]
+    assert told[0].startswith("It is done.\nLast decision: Start")
+    assert run(["why", job["id"], "--json", *folder]) == 0
+    assert json.loads(capsys.readouterr().out)["sentence"] == "It is done."
     assert run(["jobs", "--json", *folder]) == 0
     assert json.loads(capsys.readouterr().out)["is_emulated"]
     for verb in (["jobs"], ["cluster"], ["top", "--once"]):
@@ -196,5 +204,6 @@ def test_the_commands_say_what_the_api_says(client, served: Running, capsys, tmp
 def test_without_a_controller_the_commands_say_what_to_do(tmp_path, capsys):
     with pytest.raises(NotRunning), Client(tmp_path) as made:
         made.get("/v1/health")
-    assert run(["jobs", "--folder", str(tmp_path)]) == 1
-    assert "drystone serve" in capsys.readouterr().err
+    for command in (["jobs"], ["why", "1"]):
+        assert run([*command, "--folder", str(tmp_path)]) == 1
+        assert "drystone serve" in capsys.readouterr().err

@@ -88,12 +88,12 @@ def run(arguments: Sequence[str], *, debug: bool = False) -> int:
 
 
 def _ran_quickly(arguments: Sequence[str]) -> bool:
-    """The one verb that people run again and again, in its plain forms."""
-    if arguments[0] != "jobs" or COMPLETION_VARIABLE in os.environ:
+    """The verbs that people run again and again, in their plain forms."""
+    if arguments[0] not in ("jobs", "why") or COMPLETION_VARIABLE in os.environ:
         return False
-    from drystone.cli.quick_jobs import quick_jobs
+    from drystone.cli.quick_jobs import run_quickly
 
-    return quick_jobs(arguments[1:])
+    return run_quickly(arguments)
 
 
 def load_verb(name: str) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from drystone.cli.columns import money
-from drystone.cli.live import format_gpus
+from drystone.cli.job_table import format_gpus
 from drystone.cli.output import Column
 
 _COLUMNS = (

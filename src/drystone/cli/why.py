@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from drystone.cli.live import Folder, JobId, connected, quoted
-from drystone.cli.options_table import print_options
+from drystone.cli.quick_jobs import show_reasons
 from drystone.cli.recipe_options import AsJson
 
 
@@ -15,35 +15,11 @@ def why(job: JobId, folder: Folder = None, as_json: AsJson = False) -> None:
 
     With --json: see `Why` in docs/api.md.
     """
-    import datetime
-
-    from drystone.cli.output import make_console, print_json, printable
-
     with connected(folder) as client:
         answer = client.get(f"/v1/jobs/{quoted(job)}/why")
     if as_json:
+        from drystone.cli.output import print_json
+
         print_json(answer)
-        return
-    console = make_console()
-    console.print(printable(answer["sentence"]), style="bold", markup=False)
-    if answer["position"]:
-        console.print(f"Place {answer['position']} of {answer['num_waiting']} that wait.")
-    if answer["expected_start_seconds"]:
-        at = datetime.datetime.fromtimestamp(answer["expected_start_seconds"]).astimezone()
-        told = f", after {len(answer['ahead'])} of those that wait" if answer["ahead"] else ""
-        console.print(f"Expected start: {at:%Y-%m-%d %H:%M:%S}{told}.")
-    elif answer["position"]:
-        console.print("Expected start: unknown.")
-    if answer["faults"]:
-        told = ", ".join(f"{kind} {count}x" for kind, count in answer["faults"].items())
-        console.print(f"Faults since it last got further: {told}.")
-    decision = answer["decision"]
-    if decision:
-        text = f"Last decision: {decision['decision']}, because {decision['reason']}."
-        console.print(printable(text), markup=False)
-    if answer["prices"]:
-        worth = ", ".join(f"{gpu} {price:.3g}" for gpu, price in answer["prices"].items())
-        console.print(f"What one more GPU would be worth to all jobs: {worth}.")
-    if answer["options"]:
-        console.print()
-        print_options("What it can choose from", answer["options"])
+    else:
+        show_reasons(answer)

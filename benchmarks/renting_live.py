@@ -184,6 +184,9 @@ def main() -> int:
     print_figures(
         {
             "spend_error": abs(error),
+            "spend_beyond_budget": error,
+            "cheapest_of_budget": found.cheapest_dollars_per_hour / given.budget,
+            "fastest_of_budget": found.fastest_dollars_per_hour / given.budget,
             "highest_of_hard_cap": found.highest_dollars_per_hour / given.hard_cap,
             "num_unreleased": found.num_unreleased,
             "ledger_difference_dollars": abs(

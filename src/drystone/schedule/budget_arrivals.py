@@ -73,11 +73,15 @@ def count_arrivals(arrivals: Arrivals, snapshot: Snapshot) -> Arrivals:
 
 
 def believed_classes(
-    arrivals: Arrivals, snapshot: Snapshot, option_prices: FloatArray, paths: Paths
+    arrivals: Arrivals,
+    snapshot: Snapshot,
+    option_prices: FloatArray,
+    paths: Paths,
+    extra_start_seconds: float = 0.0,
 ) -> tuple[JobClasses | None, Paths]:
     """The classes seen so far, None where there are none, and the paths of those with phases.
 
-    An option without a finite price cannot be had.
+    An option without a finite price cannot be had. Starts take so much longer than is told.
     """
     options = snapshot.options
     can_be_had = np.isfinite(option_prices) & (options.samples_per_second > 0)
@@ -87,7 +91,8 @@ def believed_classes(
     number = arrivals.num_jobs[rows]
     elapsed = max(snapshot.now_seconds - arrivals.since_seconds, LEAST_SECONDS)
     own = (arrivals.startups[rows] / number)[:, None]
-    startups = np.where(own >= 0, own, snapshot.startup.seconds(options.num_gpus[rows]))
+    told = np.where(own >= 0, own, snapshot.startup.seconds(options.num_gpus[rows]))
+    startups = np.maximum(told + extra_start_seconds, 0.0)
     sizes, prices = arrivals.samples[rows] / number, np.where(can_be_had, option_prices, 0.0)[rows]
     plain = classes_from_speeds(
         arrivals_per_second=number / elapsed,

@@ -14,6 +14,11 @@ balance, and a balance that stays where it is means a mean spend equal to the bu
 error was. The horizon should be several completion times long, since what a decision costs is seen
 only while its jobs run, and see many jobs come, since what a few of them cost strays by itself.
 
+What a start costs is learned from the same money (`StartCosts`): all that was paid beyond training,
+for nodes that join, wait for the others of a job, start it, stand idle or leave, is laid on the
+starts. A start that is told wrong, as where a machine is quicker or busier than was thought, shifts
+the whole frontier, and the balance would have to stay away from 0 to make up for that.
+
 Debt is never forgiven. Credit is kept up to `MOST_CREDIT_HORIZONS` budgets of a horizon: what a
 quiet week did not need is not all thrown at the next busy hour.
 """
@@ -21,13 +26,20 @@ quiet week did not need is not all thrown at the next busy hour.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
+
+import numpy as np
 
 from drystone.errors import InvalidSpec
+from drystone.schedule.decision import Decision, Resize, Start
+from drystone.schedule.snapshot import Placement, Snapshot
 from drystone.units import HOUR_SECONDS
 
 MOST_CREDIT_HORIZONS: Final = 2.0
+# What is told of starts weighs as much as so many that were seen.
+TOLD_STARTS: Final = 16.0
 _MOST_EXPONENT: Final = 30.0  # e^30: beyond it the cheapest option is everybody's choice anyway
 
 
@@ -82,3 +94,96 @@ def update_balance(
         spent_dollars=spent_dollars,
         balance_dollars=min(new, most),
     )
+
+
+class _Held(NamedTuple):
+    """A job that runs, or was told to start, at the last look."""
+
+    remaining_samples: float
+    dollars_per_sample: float  # on the rented GPUs that it has
+    start_dollars_per_hour: float = 0.0  # of its GPUs where it was told to start; else 0
+    told_dollars: float = 0.0  # and what that start is said to cost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StartCosts:
+    """Money since the first look: for training, and beyond it, for how many starts."""
+
+    first_dollars: float  # spent before
+    trained_dollars: float = 0.0
+    told_dollars: float = 0.0  # what the starts were said to cost
+    started_dollars_per_hour: float = 0.0  # of the GPUs of all starts
+    num_starts: int = 0
+    held: Mapping[str, _Held] = field(default_factory=dict)
+
+    def extra_seconds(self, spent_dollars: float) -> float:
+        """By how much a start takes longer than is told, as it is paid for; below 0: shorter."""
+        if not self.started_dollars_per_hour > 0:
+            return 0.0
+        beyond = spent_dollars - self.first_dollars - self.trained_dollars - self.told_dollars
+        share = self.num_starts / (self.num_starts + TOLD_STARTS)
+        return share * beyond / self.started_dollars_per_hour * HOUR_SECONDS
+
+
+def count_training(costs: StartCosts, snapshot: Snapshot) -> StartCosts:
+    """Add what was trained since the last look, and who has started. Lengths must be known.
+
+    A job that is not there any more has done what was left of it.
+    """
+    jobs = snapshot.jobs
+    rows = np.flatnonzero(jobs.is_running).tolist()
+    trained, started = 0.0, list[_Held]()
+    for job_id, before in costs.held.items():
+        row = jobs.row_of.get(job_id)
+        left = float(jobs.remaining_samples[row]) if row is not None else 0.0
+        trained += (before.remaining_samples - left) * before.dollars_per_sample
+        if before.start_dollars_per_hour > 0 and (row is None or jobs.option[row] >= 0):
+            started.append(before)
+    placements = [jobs.placements[row] for row in rows]
+    held = _held(snapshot, rows, jobs.option[rows].tolist(), placements)
+    return replace(
+        costs,
+        trained_dollars=costs.trained_dollars + trained,
+        told_dollars=costs.told_dollars + sum(one.told_dollars for one in started),
+        started_dollars_per_hour=costs.started_dollars_per_hour
+        + sum(one.start_dollars_per_hour for one in started),
+        num_starts=costs.num_starts + len(started),
+        held={
+            job_id: one._replace(start_dollars_per_hour=0.0, told_dollars=0.0)
+            for job_id, one in held.items()
+        },
+    )
+
+
+def expect_starts(
+    costs: StartCosts, snapshot: Snapshot, decisions: Sequence[Decision]
+) -> StartCosts:
+    """Take down who is told to start: it may have ended by the next look."""
+    made = [one for one in decisions if isinstance(one, Start | Resize)]
+    rows = [snapshot.jobs.row_of[one.job_id] for one in made]
+    new = _held(snapshot, rows, [one.option for one in made], [one.placement for one in made])
+    return replace(costs, held={**costs.held, **new}) if made else costs
+
+
+def _held(
+    snapshot: Snapshot, rows: list[int], options: list[int], placements: list[Placement]
+) -> dict[str, _Held]:
+    """Jobs on GPUs of which some are rented, as if each of them was told to start."""
+    jobs = snapshot.jobs
+    if not rows or not len(snapshot.rentals.nodes):
+        return {}
+    prices = np.array([one.price_dollars_per_hour / one.num_gpus for one in snapshot.offers])
+    by_node = np.zeros(len(snapshot.nodes))
+    by_node[snapshot.rentals.nodes] = prices[snapshot.rentals.offer]
+    speeds, startups = snapshot.job_speeds[rows, options], snapshot.startup_seconds[rows, options]
+    found: dict[str, _Held] = {}
+    for at, row in enumerate(rows):
+        price = float(sum(by_node[node] * count for node, count in placements[at]))
+        if price > 0 and speeds[at] > 0:
+            found[jobs.specs[row].id] = _Held(
+                float(jobs.remaining_samples[row]),
+                price / float(speeds[at]) / HOUR_SECONDS,
+                price,
+                price * float(startups[at]) / HOUR_SECONDS,
+            )
+    return found

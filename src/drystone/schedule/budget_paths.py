@@ -28,8 +28,10 @@ class RestOfJobs:
     stay: FloatArray  # (jobs,): if it goes on as it is; nan while it waits
 
 
-def weigh_rest(snapshot: Snapshot, job_prices: FloatArray, multiplier: float) -> RestOfJobs:
-    """The least of time and money for the rest of each job; prices are (jobs, options).
+def weigh_rest(
+    snapshot: Snapshot, job_prices: FloatArray, multiplier: float, startup_seconds: FloatArray
+) -> RestOfJobs:
+    """The least of time and money for the rest of each job; prices, startups: (jobs, options).
 
     An option with an infinite price cannot be had. Where lengths are unknown, what counts is
     (w + mu price) / speed: neither a start nor a later phase weighs anything then.
@@ -40,8 +42,12 @@ def weigh_rest(snapshot: Snapshot, job_prices: FloatArray, multiplier: float) ->
     known = snapshot.knows_lengths
     work = _work_in_phase(snapshot) if known else np.ones(len(jobs))
     seconds = np.broadcast_to(work[:, None], speeds.shape) / np.where(able, speeds, 1.0)
-    later = _cost_of_later_phases(snapshot, rate, able) if known else np.zeros(rate.shape)
-    restart = snapshot.startup_seconds if known else np.zeros(rate.shape)
+    later = (
+        _cost_of_later_phases(snapshot, rate, able, startup_seconds)
+        if known
+        else np.zeros(rate.shape)
+    )
+    restart = startup_seconds if known else np.zeros(rate.shape)
     stay = np.full(len(jobs), np.nan)
     running = np.flatnonzero(jobs.is_running)
     at = (running, jobs.option[running])
@@ -68,7 +74,10 @@ def _totals(snapshot: Snapshot) -> FloatArray:
 
 
 def _cost_of_later_phases(
-    snapshot: Snapshot, rate: FloatArray, able: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
+    snapshot: Snapshot,
+    rate: FloatArray,
+    able: np.ndarray[tuple[int, ...], np.dtype[np.bool_]],
+    startup_seconds: FloatArray,
 ) -> FloatArray:
     """The least cost after the phase that each job is in, (jobs, options)."""
     later = np.zeros(rate.shape)
@@ -83,7 +92,7 @@ def _cost_of_later_phases(
     keys = np.stack([last, _totals(snapshot)[phased], snapshot.jobs.weights[phased], startups], 1)
     _, first, kind = np.unique(keys, axis=0, return_index=True, return_inverse=True)
     chains = _chains(following, last[first])
-    go = _go(snapshot, chains, phased[first], rate, able)
+    go = _go(snapshot, chains, phased[first], rate, able, startup_seconds)
     # A job in the phase t before its last one goes on with the phase t - 1 before the last.
     before_last = np.argmax(
         chains[kind.ravel()] == snapshot.jobs.option_set[phased][:, None], axis=1
@@ -120,12 +129,13 @@ def _go(
     rows: IntArray,
     rate: FloatArray,
     able: np.ndarray[tuple[int, ...], np.dtype[np.bool_]],
+    startup_seconds: FloatArray,
 ) -> FloatArray:
     """The costs to go, (phases from the last one backwards, kinds, options)."""
     table = snapshot.options
     total = _totals(snapshot)[rows]
     kind_rate, kind_able = rate[rows], able[rows]
-    restart = np.where(kind_able, snapshot.startup_seconds[rows] * kind_rate, np.inf)
+    restart = np.where(kind_able, startup_seconds[rows] * kind_rate, np.inf)
     go = np.zeros((chains.shape[1], *kind_rate.shape))
     after = np.zeros(kind_rate.shape)
     for column in range(chains.shape[1]):

@@ -12,7 +12,9 @@ from drystone.errors import InvalidSpec
 from drystone.schedule.budget import classes_from_speeds, trace_frontier
 from drystone.schedule.budget_feedback import (
     MOST_CREDIT_HORIZONS,
+    TOLD_STARTS,
     BudgetBalance,
+    StartCosts,
     update_balance,
 )
 
@@ -141,3 +143,23 @@ def test_time_does_not_run_backwards_and_money_may_be_given_back():
 def test_a_budget_or_horizon_of_nothing_is_refused(change):
     with pytest.raises(InvalidSpec):
         balance(**change)
+
+
+# What starts cost
+
+
+def test_a_start_costs_what_is_told_until_one_was_seen():
+    assert StartCosts(first_dollars=3.0).extra_seconds(9.0) == 0
+
+
+@pytest.mark.parametrize(("beyond_dollars", "expected"), [(0.0, -150.0), (3.0, 300.0)])
+def test_all_that_is_paid_beyond_training_is_laid_on_the_starts(beyond_dollars, expected):
+    costs = StartCosts(
+        first_dollars=1.0,
+        trained_dollars=5.0,
+        told_dollars=1.0,
+        started_dollars_per_hour=12.0,
+        num_starts=int(TOLD_STARTS),  # which weigh as much as what is told
+    )
+
+    assert costs.extra_seconds(6.0 + beyond_dollars) == pytest.approx(expected)

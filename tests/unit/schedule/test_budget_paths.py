@@ -76,7 +76,7 @@ def test_the_rest_of_a_job_is_the_best_of_all_paths(seed, phase, running):
     snapshot, options = a_snapshot(seed, phase=phase, running=running)
     price, multiplier = np.array([1.0, 2.0, 4.0]), 0.3
 
-    rest = weigh_rest(snapshot, price[None], multiplier)
+    rest = weigh_rest(snapshot, price[None], multiplier, snapshot.startup_seconds)
 
     for option in range(3):
         wanted = brute_force(snapshot, options, price, multiplier, option)
@@ -91,7 +91,7 @@ def test_the_rest_of_a_job_is_the_best_of_all_paths(seed, phase, running):
 def test_an_option_without_a_price_cannot_be_started_and_is_never_changed_to():
     snapshot, options = a_snapshot(0, phase=0, running=False)
 
-    rest = weigh_rest(snapshot, np.array([[1.0, np.inf, np.inf]]), 0.3)
+    rest = weigh_rest(snapshot, np.array([[1.0, np.inf, np.inf]]), 0.3, snapshot.startup_seconds)
 
     seconds = 0.0
     begin = 0.0

@@ -12,6 +12,7 @@ from drystone.describe.market import Offer
 from drystone.run.simulator.world import SimulatedWorld
 from drystone.run.world import apply
 from drystone.schedule.budget import classes_from_speeds, trace_frontier
+from drystone.schedule.budget_feedback import TOLD_STARTS
 from drystone.schedule.check import check_decisions
 from drystone.schedule.decision import Refuse, Release, Rent, Resize, Start
 from drystone.schedule.policies.budget import (
@@ -321,6 +322,28 @@ def test_in_the_theorem_s_own_setting_the_policy_is_near_its_optimum(limit):
     assert world.spent_by_last_arrival / hours == pytest.approx(limit, rel=0.03)
     # All the money that the jobs took, for the time over which they came: boa.md 2.5, metrics.
     assert world.mean_completion_seconds() <= 1.03 * theory(world, world.spent_dollars / hours)
+
+
+@pytest.mark.parametrize(("told_seconds", "true_seconds"), [(300.0, 60.0), (60.0, 300.0)])
+def test_what_starts_really_cost_is_learned_from_the_money(told_seconds, true_seconds):
+    offers = (Offer(name="a", gpu="A", num_gpus=1, price_dollars_per_hour=1.0),)
+    jobs = stream({"m": 1 / 225}, 1500.0, 60, seed=1)
+    true = StartupCost(seconds_per_gpu=true_seconds, most_seconds=true_seconds)
+    world = MarketWorld(jobs, {"m": options(1.0, 1.8, 3.2)}, offers, 10.0, startup=true)
+    # Policies are told something else than what happens.
+    world._maker.startup = StartupCost(seconds_per_gpu=told_seconds, most_seconds=told_seconds)
+    memory = None
+    while world.has_work():
+        snapshot = world.observe()
+        decisions, memory = budget(snapshot, memory)
+        apply(decisions, world, snapshot)
+        world.advance()
+
+    costs = memory.starts
+    share = costs.num_starts / (costs.num_starts + TOLD_STARTS)
+    extra = costs.extra_seconds(world.spent_dollars)
+    assert extra == pytest.approx(share * (true_seconds - told_seconds), rel=0.02)
+    assert memory.extra_start_seconds == pytest.approx(extra, rel=0.2)  # as the last job came
 
 
 def test_the_same_market_gives_the_same_decisions():

@@ -3,6 +3,7 @@
 The policy of BOA Constrictor (arXiv:2602.01404, arXiv:2406.15560), extended to several GPU types
 and to options of any kind. One decision in five steps. (1) Count arrivals; rates, sizes, speeds and
 prices give the frontier, and the frontier says what a dollar is worth: mu (`schedule/budget.py`).
+What starts cost is told, and corrected by what was paid for them (`schedule/budget_feedback.py`).
 (2) Read it at the budget that makes good what was spent too much or too little so far, and correct
 mu by that (`schedule/budget_feedback.py`). (3) Every new job picks the option with the least
 (w + mu price) (work / speed + startup): boa.md 2.3, with a start as in 2.4. (4) Picks are packed
@@ -33,7 +34,13 @@ from drystone.schedule.budget_arrivals import (
     count_arrivals,
     first_arrivals,
 )
-from drystone.schedule.budget_feedback import BudgetBalance, update_balance
+from drystone.schedule.budget_feedback import (
+    BudgetBalance,
+    StartCosts,
+    count_training,
+    expect_starts,
+    update_balance,
+)
 from drystone.schedule.budget_paths import RestOfJobs, weigh_rest
 from drystone.schedule.budget_rental import (
     Wanted,
@@ -67,6 +74,8 @@ class BudgetMemory:
     arrivals: Arrivals
     balance: BudgetBalance | None  # None: there is no limit on money
     picks: Mapping[str, int]  # of the jobs that still wait
+    starts: StartCosts
+    extra_start_seconds: float = 0.0  # beyond what is told of a start; learned anew as jobs come
     paths: Paths = field(default_factory=dict)
 
 
@@ -76,10 +85,16 @@ def budget(snapshot: Snapshot, memory: Memory) -> tuple[list[Decision], Memory]:
     arrivals = count_arrivals(before.arrivals, snapshot)
     offers = cheapest_offers(snapshot)
     prices = _option_prices(snapshot, type_prices(snapshot, offers))
-    frontier, paths = _believed_frontier(snapshot, arrivals, prices, before.paths)
+    costs, extra = before.starts, before.extra_start_seconds
+    if snapshot.knows_lengths:
+        costs = count_training(before.starts, snapshot)
+        if arrivals.active - before.arrivals.active:  # paths hold for as long as nobody comes
+            extra = costs.extra_seconds(snapshot.spent_dollars)
+    startups = np.maximum(snapshot.startup_seconds + extra, 0.0)
+    frontier, paths = _believed_frontier(snapshot, arrivals, prices, extra, before.paths)
     balance = _balance_now(before.balance, snapshot, _horizon_seconds(snapshot, frontier))
     multiplier = _multiplier(snapshot, frontier, balance, prices)
-    rest = weigh_rest(snapshot, _job_prices(snapshot, prices), multiplier)
+    rest = weigh_rest(snapshot, _job_prices(snapshot, prices), multiplier, startups)
 
     room = make_room(snapshot)
     wanted = Wanted(snapshot, offers, room, _most_rentals(snapshot, balance))
@@ -87,14 +102,28 @@ def budget(snapshot: Snapshot, memory: Memory) -> tuple[list[Decision], Memory]:
     # Who waits for nodes that are on their way keeps its pick; anybody else picks again.
     kept = before.picks if snapshot.rentals.coming else {}
     starts, picks = _start(snapshot, rest.start, kept, room, wanted, numbers)
-    resizes = _resize(snapshot, rest, room, wanted, numbers) if snapshot.knows_lengths else []
+    resizes = (
+        _resize(snapshot, rest, startups, room, wanted, numbers) if snapshot.knows_lengths else []
+    )
     rentals = rent_and_release(snapshot, wanted=wanted.num_nodes(), offers=offers, room=room)
-    after = BudgetMemory(arrivals=arrivals, balance=balance, picks=picks, paths=paths)
+    after = BudgetMemory(
+        arrivals=arrivals,
+        balance=balance,
+        picks=picks,
+        starts=expect_starts(costs, snapshot, [*starts, *resizes]),
+        extra_start_seconds=extra,
+        paths=paths,
+    )
     return [*_refuse(snapshot), *starts, *resizes, *rentals], after
 
 
 def _first_memory(snapshot: Snapshot) -> BudgetMemory:
-    return BudgetMemory(arrivals=first_arrivals(snapshot.now_seconds), balance=None, picks={})
+    return BudgetMemory(
+        arrivals=first_arrivals(snapshot.now_seconds),
+        balance=None,
+        picks={},
+        starts=StartCosts(first_dollars=snapshot.spent_dollars),
+    )
 
 
 def _balance_now(
@@ -148,12 +177,16 @@ def _option_prices(snapshot: Snapshot, prices: FloatArray) -> FloatArray:
 
 
 def _believed_frontier(
-    snapshot: Snapshot, arrivals: Arrivals, prices: FloatArray, paths: Paths
+    snapshot: Snapshot,
+    arrivals: Arrivals,
+    prices: FloatArray,
+    extra_start_seconds: float,
+    paths: Paths,
 ) -> tuple[Frontier | None, Paths]:
     """What jobs gain by money, by what was seen so far; None where that is not known or needed."""
     if not np.isfinite(snapshot.budget_dollars_per_hour) or not snapshot.knows_lengths:
         return None, paths
-    classes, paths = believed_classes(arrivals, snapshot, prices, paths)
+    classes, paths = believed_classes(arrivals, snapshot, prices, paths, extra_start_seconds)
     return None if classes is None else trace_frontier(classes), paths
 
 
@@ -191,7 +224,9 @@ def _instant_multiplier(snapshot: Snapshot, prices: FloatArray, limit: float) ->
     low, high = -20.0, 20.0
     for _ in range(_NUM_HALVINGS):
         middle = (low + high) / 2
-        values = weigh_rest(snapshot, job_prices, float(np.exp(middle))).start
+        values = weigh_rest(
+            snapshot, job_prices, float(np.exp(middle)), snapshot.startup_seconds
+        ).start
         able = np.isfinite(values).any(axis=1)
         picked = job_prices[rows, values.argmin(axis=1)] if values.size else np.zeros(len(rows))
         if float(np.where(able, picked, 0.0).sum()) > limit:
@@ -262,6 +297,7 @@ def _start(
 def _resize(
     snapshot: Snapshot,
     rest: RestOfJobs,
+    startups: FloatArray,
     room: Room,
     wanted: Wanted,
     numbers: Mapping[str, float],
@@ -274,7 +310,7 @@ def _resize(
     best = rest.start.argmin(axis=1)
     least = rest.start[np.arange(len(jobs)), best]
     ran = snapshot.now_seconds - np.nan_to_num(jobs.running_since_seconds, nan=np.inf)
-    startup = snapshot.startup_seconds[np.arange(len(jobs)), np.maximum(jobs.option, 0)]
+    startup = startups[np.arange(len(jobs)), np.maximum(jobs.option, 0)]
     is_settled = ran >= np.maximum(KEEP_STARTUPS * startup, KEEP_SECONDS)
     gains = jobs.is_running & is_settled & (best != jobs.option) & (least < rest.stay)
     for row in np.flatnonzero(gains).tolist():

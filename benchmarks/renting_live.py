@@ -9,12 +9,12 @@ does not make them longer. Processes start no faster for it: at 30 times the spe
 seconds, of a node and a job together, costs two and a half minutes, which the policy is told.
 
 Jobs come every four minutes or so. A budget can be kept only if there is work for it and it
-suffices for the work: on one GPU each all jobs cost about $4/h, on four each $5.6/h to $7/h,
-depending on what starts cost. The range of the run is printed; $5/h lies within it. Promised: after
-the warm-up the mean spend is within 5 % of the budget, the rate is never above the hard cap, every
-node is given back, and the ledger is the provider's bill. What the warm-up spent too much is owed
-and made good after it, so the rest must be long against the horizon of the feedback (an hour or
-two): `make bench` takes eight hours after a warm-up of two.
+suffices for the work, and what the work costs goes by what starts cost, that is, by how busy the
+machine is (docs/renting.md). The range of the run is printed; where the budget lies outside of it,
+the run says so. Promised: after the warm-up the mean spend is within 5 % of the budget, the rate is
+never above the hard cap, every node is given back, and the ledger is the provider's bill. What the
+warm-up spent too much is owed and made good after it, so the rest must be long against the horizon
+of the feedback (an hour or two): `make bench` takes eight hours after a warm-up of two.
 
     python benchmarks/renting_live.py [--hours 5] [--warm-up 1.5] [--speed 30] [--engine ray]
 """
@@ -177,6 +177,8 @@ def main() -> int:
         f"${found.cheapest_dollars_per_hour:.2f}/h, on {MOST_GPUS} each "
         f"${found.fastest_dollars_per_hour:.2f}/h"
     )
+    if not found.cheapest_dollars_per_hour <= given.budget <= found.fastest_dollars_per_hour:
+        print("the budget lies outside of that range: it cannot be kept with these jobs here")
     print(f"ledger ${found.ledger_micro_dollars / 1e6:.6f}, provider's bill "
           f"${found.billed_micro_dollars / 1e6:.6f}")  # fmt: skip
     if given.keep is not None:

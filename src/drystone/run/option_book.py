@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,7 +12,8 @@ from drystone.schedule.phases import Options, PhasedOptions, phase_end_samples, 
 from drystone.schedule.snapshot import FloatArray, JobStatus, OptionFacts, OptionSet, OptionTable
 
 
-class RunFacts(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RunFacts:
     """What the options of a job say in one of its phases."""
 
     samples_per_second: list[float]  # by option

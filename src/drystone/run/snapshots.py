@@ -91,6 +91,7 @@ class SnapshotMaker:
         self._node_columns: NodeColumns | None = None
         # What the last look gave out: whether somebody still holds it is known when it matters.
         self._last = LazySnapshot.of(self)
+        self._own = self._last.__dict__  # its fields, which are frozen otherwise
         self._held_tables: list[weakref.ref[LazyJobTable] | weakref.ref[LazyNodeTable]] = []
         self._looked_at: ClusterState | None = None  # and not changed since
         self._keep = self.keep
@@ -113,11 +114,10 @@ class SnapshotMaker:
         """The same, with tables and columns that are made when they are read."""
         if state.before_change is not None:
             state.before_change()
-        snapshot = self._last
-        own = snapshot.__dict__  # it is frozen
+        own = self._own
         own["now_seconds"], own["_state"] = now_seconds, state
         state.before_change, self._looked_at = self._keep, state
-        return snapshot
+        return self._last
 
     def keep(self) -> None:
         """Complete the last snapshot, if somebody still holds it: the state is about to change."""
@@ -125,12 +125,13 @@ class SnapshotMaker:
         if state is None:
             return
         state.before_change = self._looked_at = None
-        if getrefcount(snapshot) > _REFS_OF_OURS:
+        is_held = getrefcount(snapshot) > _REFS_OF_OURS
+        if is_held:
             snapshot.keep()
+        # What nobody holds, and nobody has read, is the next look again.
+        if is_held or len(self._own) > _NUM_BARE:
             self._last = LazySnapshot.of(self)
-        elif len(snapshot.__dict__) > _NUM_BARE:
-            self._last = LazySnapshot.of(self)
-        # Otherwise nobody has it or has read it: the next look is this object again.
+            self._own = self._last.__dict__
         if self._held_tables:
             for held in self._held_tables:
                 if (table := held()) is not None:

@@ -67,7 +67,7 @@ def _check_job(
     status = snapshot.job_status(decision.job_id)
     if status is None:
         return f"{_name(decision)}: there is no job {decision.job_id!r}"
-    option, option_set, held = status
+    option = status.option
     if isinstance(decision, Start):
         if option >= 0:
             return f"{_who(decision)} runs"
@@ -75,12 +75,12 @@ def _check_job(
     else:
         if isinstance(decision, Refuse) != (option < 0):
             return f"{_who(decision)} {'runs' if option >= 0 else 'waits'}"
-        for node, count in held:
+        for node, count in status.placement:
             changes[node] = changes.get(node, 0) + count
         if isinstance(decision, _WITHOUT_PLACEMENT):
             return None
         option = option if isinstance(decision, Move) else decision.option
-    facts = snapshot.option_facts(option_set, option)
+    facts = snapshot.option_facts(status.option_set, option)
     if facts is None:
         return f"{_who(decision)} has no option {option}"
     return _check_placement(snapshot, decision, facts, changes, kinds)
@@ -94,8 +94,8 @@ def _check_placement(
     kinds: Sequence[int],
 ) -> str | None:
     """It must be the option: as many GPUs of each type, and enough memory on each."""
-    counts, num_gpus, _, memory_bytes = facts
-    placement, num_placed, num_nodes = decision.placement, 0, len(kinds)
+    counts, num_gpus, placement = facts.counts, facts.num_gpus, decision.placement
+    num_placed, num_nodes = 0, len(kinds)
     for node, count in placement:
         if count < 1 or not 0 <= node < num_nodes:
             what = "is placed on a node that does not exist, or on less than one GPU"
@@ -107,8 +107,8 @@ def _check_placement(
     problem = None
     if num_placed != num_gpus or len(placement) != 1:
         problem = _check_types(decision, counts, kinds)
-    if memory_bytes > 0 and problem is None:
-        return _check_memory(snapshot, decision, memory_bytes)
+    if facts.memory_bytes > 0 and problem is None:
+        return _check_memory(snapshot, decision, facts.memory_bytes)
     return problem
 
 

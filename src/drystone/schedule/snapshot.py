@@ -36,7 +36,8 @@ class OptionSet:
         return len(self.samples_per_second)
 
 
-class OptionFacts(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class OptionFacts:
     """One option of one set, as plain numbers."""
 
     counts: tuple[int, ...]  # by GPU type
@@ -137,7 +138,8 @@ class NodeTable:
         return kinds
 
 
-class JobStatus(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class JobStatus:
     """What one job does now."""
 
     option: int  # that it runs, or -1 while it waits

@@ -92,7 +92,8 @@ class Running:
 
 @contextmanager
 def running(folder: Path, cluster: str = CLUSTER, *, database: str = "", **patience):
-    given = {"grace_seconds": 10.0, "progress_seconds": 0.3, "hang_seconds": 1.5} | patience
+    # Who is silent for five seconds hangs, and not only because the machine is busy.
+    given = {"grace_seconds": 10.0, "progress_seconds": 0.3, "hang_seconds": 5.0} | patience
     controller = Controller(
         ControllerSettings(
             folder=folder,

@@ -55,7 +55,8 @@ def _longest_first(items):
 
     Workers take groups in this order (`--no-loadscope-reorder`): what takes minutes must not begin
     when all else has ended, and the small ones fill up the end. Groups with a service, a browser or
-    a cluster wait most of their time, so something that computes is to run beside them.
+    a cluster wait most of their time, so something that computes is to run beside them. Those of
+    them that really train take longest.
     """
     ranks = {}
     for item in items:
@@ -63,9 +64,12 @@ def _longest_first(items):
         rank = (0 if item.path.parent.name in _TOGETHER else 1) if is_slow else 2
         group = _group(item)
         ranks[group] = min(rank, ranks.get(group, rank))
+    trains = {_group(item) for item in items if item.get_closest_marker("torch")}
     places = {}
     for rank in range(3):
         groups = [group for group in ranks if ranks[group] == rank]
+        if rank == 0:
+            groups.sort(key=lambda group: group not in trains)
         for index, group in enumerate(groups):
             places[group] = (rank == 2, index / len(groups), rank)
     items.sort(key=lambda item: places[_group(item)])

@@ -86,15 +86,16 @@ def test_a_resized_job_learns_what_an_uninterrupted_one_learns(tmp_path, monkeyp
     wanted = Wanted()
     monkeypatch.setattr("drystone.run.controller.find_policy", lambda _: wanted)
     with running(tmp_path / "s", CLUSTER, **PATIENT) as system:
+        wanted.counts = (2, 0)
         job = submit(system, 18)
-        list_options(system, job, (2, 1), (1, 1))
-        for counts, after in (((2, 1), 4), ((1, 1), 10)):
+        list_options(system, job, (2, 2), (2, 1))
+        for counts, after in (((2, 2), 4), ((2, 1), 10)):
             wait_for(system, job, after)
             wanted.counts = counts
             system.controller.journal.wake()
         assert system.wait_over(job, seconds=240) == ["done"]
         assert [len(one.devices) for one in system.events(job) if isinstance(one, Launched)] == [
-            1, 3, 2,
+            2, 4, 3,
         ]  # fmt: skip
         wanted.counts = (1, 0)
         alone = submit(system, 18)

@@ -132,6 +132,7 @@ class SnapshotMaker:
         if is_held or len(self._own) > _NUM_BARE:
             self._last = LazySnapshot.of(self)
             self._own = self._last.__dict__
+        del snapshot  # and with it its tables, if nobody else holds them
         if self._held_tables:
             for held in self._held_tables:
                 if (table := held()) is not None:

@@ -19,6 +19,7 @@ from drystone.run.events import (
     parse_events,
     render_event,
 )
+from drystone.run.lazy_tables import LazyJobTable
 from drystone.run.lifecycle import JobState
 from drystone.run.loop import UnsoundDecisions, drive
 from drystone.run.simulator.collection import NEW_OBJECTS, rare_collection
@@ -255,3 +256,20 @@ def test_garbage_is_looked_for_as_often_as_before_once_a_run_is_over():
         assert gc.get_threshold()[0] >= NEW_OBJECTS
 
     assert gc.get_threshold() == before
+
+
+def test_tables_that_a_policy_only_glanced_at_are_not_completed(monkeypatch):
+    """Completing them for nobody takes many times as long as the rest of an event."""
+    completed = []
+    monkeypatch.setattr(LazyJobTable, "keep", lambda table: completed.append(table))
+
+    def glance(snapshot, memory):
+        assert len(snapshot.jobs) > 0
+        return fifo(snapshot, memory)
+
+    world = SimulatedWorld(
+        jobs=jobs(5), nodes=NODES, options_of=lambda _: OPTIONS, gpu_types=("A",)
+    )
+    drive(world, glance)
+
+    assert completed == []

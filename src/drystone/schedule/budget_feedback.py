@@ -101,6 +101,7 @@ class _Held(NamedTuple):
 
     remaining_samples: float
     dollars_per_sample: float  # on the rented GPUs that it has
+    dollars_per_hour: float  # the same GPUs
     start_dollars_per_hour: float = 0.0  # of its GPUs where it was told to start; else 0
     told_dollars: float = 0.0  # and what that start is said to cost
 
@@ -114,6 +115,7 @@ class StartCosts:
     told_dollars: float = 0.0  # what the starts were said to cost
     started_dollars_per_hour: float = 0.0  # of the GPUs of all starts
     num_starts: int = 0
+    time_seconds: float = math.inf  # of the last look
     held: Mapping[str, _Held] = field(default_factory=dict)
 
     def extra_seconds(self, spent_dollars: float) -> float:
@@ -128,15 +130,18 @@ class StartCosts:
 def count_training(costs: StartCosts, snapshot: Snapshot) -> StartCosts:
     """Add what was trained since the last look, and who has started. Lengths must be known.
 
-    A job that is not there any more has done what was left of it.
+    A job that is not there any more has done what was left of it, or as much as it could by now: it
+    may have been cancelled.
     """
-    jobs = snapshot.jobs
+    jobs, now = snapshot.jobs, snapshot.now_seconds
+    hours = max(0.0, now - costs.time_seconds) / HOUR_SECONDS
     rows = np.flatnonzero(jobs.is_running).tolist()
     trained, started = 0.0, list[_Held]()
     for job_id, before in costs.held.items():
         row = jobs.row_of.get(job_id)
         left = float(jobs.remaining_samples[row]) if row is not None else 0.0
-        trained += (before.remaining_samples - left) * before.dollars_per_sample
+        done = (before.remaining_samples - left) * before.dollars_per_sample
+        trained += done if row is not None else min(done, before.dollars_per_hour * hours)
         if before.start_dollars_per_hour > 0 and (row is None or jobs.option[row] >= 0):
             started.append(before)
     placements = [jobs.placements[row] for row in rows]
@@ -148,6 +153,7 @@ def count_training(costs: StartCosts, snapshot: Snapshot) -> StartCosts:
         started_dollars_per_hour=costs.started_dollars_per_hour
         + sum(one.start_dollars_per_hour for one in started),
         num_starts=costs.num_starts + len(started),
+        time_seconds=now,
         held={
             job_id: one._replace(start_dollars_per_hour=0.0, told_dollars=0.0)
             for job_id, one in held.items()
@@ -183,6 +189,7 @@ def _held(
             found[jobs.specs[row].id] = _Held(
                 float(jobs.remaining_samples[row]),
                 price / float(speeds[at]) / HOUR_SECONDS,
+                price,
                 price,
                 price * float(startups[at]) / HOUR_SECONDS,
             )

@@ -12,7 +12,12 @@ from drystone.describe.market import Offer
 from drystone.run.simulator.world import SimulatedWorld
 from drystone.run.world import apply
 from drystone.schedule.budget import classes_from_speeds, trace_frontier
-from drystone.schedule.budget_feedback import TOLD_STARTS
+from drystone.schedule.budget_feedback import (
+    TOLD_STARTS,
+    StartCosts,
+    _Held,
+    count_training,
+)
 from drystone.schedule.check import check_decisions
 from drystone.schedule.decision import Refuse, Release, Rent, Resize, Start
 from drystone.schedule.policies.budget import (
@@ -344,6 +349,14 @@ def test_what_starts_really_cost_is_learned_from_the_money(told_seconds, true_se
     extra = costs.extra_seconds(world.spent_dollars)
     assert extra == pytest.approx(share * (true_seconds - told_seconds), rel=0.02)
     assert memory.extra_start_seconds == pytest.approx(extra, rel=0.2)  # as the last job came
+
+
+def test_a_cancelled_job_has_not_trained_what_was_left_of_it():
+    snapshot = replace(market(70.0, number=1).observe(), now_seconds=5400.0)
+    long_one = _Held(remaining_samples=1e9, dollars_per_sample=0.001, dollars_per_hour=2.0)
+    costs = StartCosts(first_dollars=0.0, time_seconds=3600.0, held={"gone": long_one})
+
+    assert count_training(costs, snapshot).trained_dollars == pytest.approx(1.0)  # half an hour
 
 
 def test_the_same_market_gives_the_same_decisions():

@@ -22,7 +22,9 @@ from drystone.schedule.snapshot import FloatArray, IntArray, Snapshot
 # Seconds and dollars of a job on each path, by class, size, startup and prices.
 Paths = Mapping[tuple[int, float, float, bytes], tuple[FloatArray, FloatArray]]
 
-LEAST_SECONDS: Final = 3600.0  # a rate is not guessed from less: the first job is no flood
+# A rate is not guessed from less: the first job is no flood. The count of n jobs is off by a share
+# of 1 / sqrt(n), so the more have come, the sooner the time in which they came is believed.
+FIRST_JOB_SECONDS: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -89,7 +91,8 @@ def believed_classes(
     if not len(rows):
         return None, paths
     number = arrivals.num_jobs[rows]
-    elapsed = max(snapshot.now_seconds - arrivals.since_seconds, LEAST_SECONDS)
+    least_seconds = FIRST_JOB_SECONDS / np.sqrt(arrivals.num_jobs.sum())
+    elapsed = max(snapshot.now_seconds - arrivals.since_seconds, least_seconds)
     own = (arrivals.startups[rows] / number)[:, None]
     told = np.where(own >= 0, own, snapshot.startup.seconds(options.num_gpus[rows]))
     startups = np.maximum(told + extra_start_seconds, 0.0)

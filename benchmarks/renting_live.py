@@ -145,7 +145,7 @@ def main() -> int:
     parser.add_argument("--hours", type=float, default=5.0)
     parser.add_argument("--warm-up", type=float, default=1.5)
     parser.add_argument("--speed", type=float, default=30.0)
-    parser.add_argument("--budget", type=float, default=5.0)
+    parser.add_argument("--budget", type=float, default=4.5)
     parser.add_argument("--hard-cap", type=float, default=10.0)
     parser.add_argument(
         "--start-seconds", type=float, default=5.0, help="of a node and a process, by the wall"

@@ -266,6 +266,9 @@ MONEY = Part(
             figures=(
                 at_most("spend_error", "mean spend after warm-up against the budget", 0.05, "%",
                         AIM, clock=True, known="docs/renting.md"),
+                shown("spend_beyond_budget", "the same with its sign", "%"),
+                shown("cheapest_of_budget", "every job on one GPU would cost, of the budget", "x"),
+                shown("fastest_of_budget", "every job on four, of the budget", "x"),
                 at_most("highest_of_hard_cap", "highest rate, of the hard cap", 1.0, "x", AIM),
                 within("num_unreleased", "rented nodes not given back", 0, 0, "", AIM),
                 within("ledger_difference_dollars", "ledger against the provider's bill", 0, 0,

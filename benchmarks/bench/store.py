@@ -20,11 +20,14 @@ class Results:
     records: dict[str, Record] = field(default_factory=dict)
 
     def add(self, record: Record) -> None:
-        """The newest counts, but what was not run does not push out what was measured."""
+        """The newest counts, but what was not run does not push out what was measured.
+
+        It is kept as the file will hold it, so that tables of a run and of its file are the same.
+        """
         known = self.records.get(record.name)
         if record.skipped and known is not None and not known.skipped:
             return
-        self.records[record.name] = record
+        self.records[record.name] = Record.from_json(_rounded(record))
 
 
 def load_results(machine: dict[str, str], path: Path = STORE) -> Results:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from drystone.cli.live import Folder, connected, watch
-from drystone.cli.quick_jobs import show_page
+from drystone.cli.quick import show_page
 from drystone.cli.recipe_options import AsJson
 
 if TYPE_CHECKING:

@@ -91,7 +91,7 @@ def _ran_quickly(arguments: Sequence[str]) -> bool:
     """The verbs that people run again and again, in their plain forms."""
     if arguments[0] not in ("jobs", "why") or COMPLETION_VARIABLE in os.environ:
         return False
-    from drystone.cli.quick_jobs import run_quickly
+    from drystone.cli.quick import run_quickly
 
     return run_quickly(arguments)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from drystone.cli.live import Folder, JobId, connected, quoted
-from drystone.cli.quick_jobs import show_reasons
+from drystone.cli.quick import show_reasons
 from drystone.cli.recipe_options import AsJson
 
 

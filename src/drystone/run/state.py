@@ -133,6 +133,7 @@ class ClusterState:
             job = fold(self, event)
         else:  # it happens to a job that is there already
             try:
+                # Every kind of event that moves a job names it, which the type of all does not say.
                 job = self.jobs[event.job_id]  # type: ignore[attr-defined]
                 job.state = moves[job.state]
             except KeyError:

@@ -12,6 +12,7 @@ from drystone.describe.market import Offer
 from drystone.run.simulator.world import SimulatedWorld
 from drystone.run.world import apply
 from drystone.schedule.budget import classes_from_speeds, trace_frontier
+from drystone.schedule.budget_arrivals import believed_classes, first_arrivals
 from drystone.schedule.budget_feedback import (
     TOLD_STARTS,
     StartCosts,
@@ -349,6 +350,29 @@ def test_what_starts_really_cost_is_learned_from_the_money(told_seconds, true_se
     extra = costs.extra_seconds(world.spent_dollars)
     assert extra == pytest.approx(share * (true_seconds - told_seconds), rel=0.02)
     assert memory.extra_start_seconds == pytest.approx(extra, rel=0.2)  # as the last job came
+
+
+@pytest.mark.parametrize(
+    ("num_jobs", "seconds", "believed_seconds"),
+    [(1, 0.0, 3600.0), (4, 600.0, 1800.0), (9, 1200.0, 1200.0), (9, 5000.0, 5000.0)],
+)
+def test_the_more_jobs_have_come_the_sooner_their_rate_is_believed(
+    num_jobs, seconds, believed_seconds
+):
+    snapshot = replace(market(70.0, number=1).observe(), now_seconds=seconds)
+    one_class = np.eye(1, len(snapshot.options.samples_per_second))[0] * num_jobs
+    arrivals = replace(
+        first_arrivals(0.0),
+        num_jobs=one_class,
+        samples=1000 * one_class,
+        weights=one_class,
+        startups=-one_class,
+    )
+    prices = np.ones(snapshot.options.samples_per_second.shape)
+
+    classes, _ = believed_classes(arrivals, snapshot, prices, {})
+
+    assert classes.arrivals_per_second.tolist() == pytest.approx([num_jobs / believed_seconds])
 
 
 def test_a_cancelled_job_has_not_trained_what_was_left_of_it():

@@ -1,8 +1,7 @@
-"""`drystone jobs` without a library for command lines: those take longer than all it does.
+"""`drystone jobs` and `why` without a library for command lines: those take longer than all else.
 
-People run it, and `drystone why`, again and again, so both read their few plain options themselves.
-For whatever else (help, watching, completion, a mistake) they step back, and the same command is
-read in full.
+People run these two again and again, so both read their few plain options themselves. For whatever
+else (help, watching, completion, a mistake) they step back, and the same command is read in full.
 """
 
 from __future__ import annotations

@@ -210,7 +210,8 @@ class Board:
         rows = [row for row, _ in (*here, *there)]
         used = sum(count for _, count in (*here, *there))
         is_known = used == sizes[first] + sizes[second] - self.free[first] - self.free[second]
-        if not is_known or len(set(rows)) < len(rows) or sizes[first] != size != sizes[second]:
+        is_full_size = sizes[first] == size == sizes[second]
+        if not is_known or len(set(rows)) < len(rows) or not is_full_size:
             return False
         if used <= size:
             self._relocate(here, first, second)

@@ -5,13 +5,19 @@ breadth first over shrinking one running job (per GPU type, of those with at lea
 largest allocation the one that loses least) and over moving one job off the wanted type. The new
 job is a candidate for both. Of the plans in which everybody can run, the one with the greatest sum
 of samples a second wins. Growing: the one step, another type or twice the GPUs, that gains most.
+
+What a change is worth is known once it is placed; before, only that it is worth no more than on as
+few nodes as its count needs. So candidates are placed in the order of what they may be worth, and
+the rest are left out when none of them can be better. Changes in another order are searched once if
+they lead to the same board. Neither alters a decision: the same search in plain loops is the oracle
+(`tests/oracles/plain_cells_search.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -23,7 +29,9 @@ from drystone.schedule.snapshot import FloatArray, IntArray
 # `macro_def.py`, LOCALITY_SCALE_FACTOR).
 SPREAD_SPEED_SHARE: Final = 0.9
 MOST_UPGRADES: Final = 10
-_IMPOSSIBLE: Final = -1e9
+_LEAST_GAIN: Final = 1e-9
+_IMPOSSIBLE: Final = -1e9  # stands for the speed of what is no Cell: leaving that gains most
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -69,23 +77,38 @@ def upgrade(table: CellTable, board: Board) -> int | None:
     """Make the one step that gains most; returns whose it was, None where no step gains."""
     rows = np.flatnonzero(board.kind >= 0)
     kinds, levels = board.kind[rows], board.level[rows]
-    now = _speeds_now(table, board, rows)
-    other = table.speeds[rows[:, None], np.arange(table.speeds.shape[1]), levels[:, None]]
-    counts = table.levels[levels]
+    now, counts = _speeds_now(table, board, rows), table.levels[levels]
+    other = table.speeds[rows, :, levels]
+    num_kinds = other.shape[1]
     fits = (board.free_by_kind >= counts[:, None]) & (other > 0)
     fits[np.arange(len(rows)), kinds] = False
-    steps = [
-        (float(other[at, kind] - now[at]), int(rows[at]), int(kind), int(levels[at]))
-        for at, kind in np.argwhere(fits)
-    ]
     doubled = table.up[rows, kinds, levels]
-    for at in np.flatnonzero(doubled >= 0):
-        more = int(table.levels[doubled[at]] - counts[at])
-        if board.free_by_kind[kinds[at]] >= more:
-            speed = table.speeds[rows[at], kinds[at], doubled[at]]
-            steps.append((float(speed - now[at]), int(rows[at]), int(kinds[at]), int(doubled[at])))
-    steps = sorted((step for step in steps if step[0] > 1e-9), key=lambda step: -step[0])
-    return _make_best(table, board, steps)
+    can_double = (doubled >= 0) & (board.free_by_kind[kinds] >= table.levels[doubled] - counts)
+    most = np.column_stack(  # by row: each type, then twice the GPUs
+        (
+            np.where(fits, other - now[:, None], -np.inf),
+            np.where(can_double, table.speeds[rows, kinds, doubled] - now, -np.inf),
+        )
+    )
+    most[most <= _LEAST_GAIN] = -np.inf
+
+    def attempt(at: int) -> tuple[float, tuple[int, Board]] | None:
+        index, kind = divmod(at, num_kinds + 1)
+        row, level = int(rows[index]), int(levels[index])
+        if kind == num_kinds:
+            kind, level = int(kinds[index]), int(doubled[index])
+        trial = board.copy()
+        trial.remove(row)
+        if not trial.place(row, kind, level, int(table.levels[level])):
+            return None
+        gain = speed_on(table, trial, row) - speed_on(table, board, row)
+        return (gain, (row, trial)) if gain > _LEAST_GAIN else None
+
+    best = _best(most.ravel(), attempt)
+    if best is None:
+        return None
+    board.become(best[1])
+    return best[0]
 
 
 def speed_on(table: CellTable, board: Board, row: int) -> float:
@@ -94,33 +117,38 @@ def speed_on(table: CellTable, board: Board, row: int) -> float:
     return speed * SPREAD_SPEED_SHARE ** board.halvings.get(row, 0)
 
 
-def _make_best(
-    table: CellTable, board: Board, steps: list[tuple[float, int, int, int]]
-) -> int | None:
-    """The first step that can be placed; steps promise what they gain if nothing is spread."""
-    best: tuple[float, int, Board] | None = None
-    for gain, row, kind, level in steps:
-        if best is not None and gain <= best[0]:
-            break
-        before = speed_on(table, board, row)
-        trial = board.copy()
-        trial.remove(row)
-        if trial.place(row, kind, level, int(table.levels[level])):
-            real = speed_on(table, trial, row) - before
-            if real > 1e-9 and (best is None or real > best[0]):
-                best = (real, row, trial)
-    if best is None:
-        return None
-    board.become(best[2])
-    return best[1]
-
-
 def _speeds_now(table: CellTable, board: Board, rows: IntArray) -> FloatArray:
     speeds: FloatArray = table.speeds[rows, board.kind[rows], board.level[rows]]
     if board.halvings:
-        halvings = np.array([board.halvings.get(int(row), 0) for row in rows])
-        speeds = speeds * SPREAD_SPEED_SHARE**halvings
+        halvings = [board.halvings.get(row, 0) for row in rows.tolist()]
+        speeds = speeds * np.array([SPREAD_SPEED_SHARE**one for one in halvings])
     return speeds
+
+
+def _change(before: float, after: float) -> float:
+    if after <= 0:
+        return _IMPOSSIBLE
+    return after - (before if before > 0 else _IMPOSSIBLE)
+
+
+def _best(most: FloatArray, attempt: Callable[[int], tuple[float, _Found] | None]) -> _Found | None:
+    """The candidate that is worth most, of equals the first; None where no attempt succeeds.
+
+    `most` bounds what each may be worth (-inf: no candidate) and is used up; `attempt` says what it
+    is worth.
+    """
+    best: tuple[float, int] | None = None
+    found: _Found | None = None
+    while most.size:
+        at = int(most.argmax())
+        bound = (float(most[at]), -at)
+        if bound[0] == -np.inf or (best is not None and bound <= best):
+            break
+        most[at] = -np.inf
+        tried = attempt(at)
+        if tried is not None and (best is None or (tried[0], -at) > best):
+            best, found = (tried[0], -at), tried[1]
+    return found
 
 
 class _Fitting:
@@ -133,15 +161,11 @@ class _Fitting:
         self.is_settled = False
 
     def is_unseen(self, branch: _Branch) -> bool:
-        """Whether no other order of the same changes led here before."""
-        key = (
-            branch.kind,
-            branch.level,
-            frozenset(
-                (row, int(branch.board.kind[row]), int(branch.board.level[row]))
-                for row in branch.changed
-            ),
-        )
+        """Whether no other order of changes led to this board before."""
+        start = self._start.placements
+        # Whoever was not moved has the very same placement.
+        moved = [part for part in branch.board.placements.items() if part[1] is not start[part[0]]]
+        key = (branch.kind, branch.level, branch.changed, frozenset(moved))
         if key in self._seen:
             return False
         self._seen.add(key)
@@ -159,7 +183,7 @@ class _Fitting:
         if all(speed_on(table, board, one) > 0 for one in branch.changed):
             gain = speed_on(table, board, row) + sum(
                 speed_on(table, board, one) - speed_on(table, self._start, one)
-                for one in branch.changed
+                for one in sorted(branch.changed)
             )
             if self.best is None or gain > self.best.gain:
                 self.best = Plan(board=board, gain=gain, changed=branch.changed)
@@ -176,46 +200,54 @@ class _Fitting:
         if child is not None:
             yield child
 
-    def _shrink_one(self, branch: _Branch, kind: int) -> _Branch | None:
+    def _candidates(self, branch: _Branch, kind: int) -> tuple[IntArray, IntArray, FloatArray]:
+        """Who is on a type, the new job last if it wants that type; their levels and speeds."""
         table, board = self._table, branch.board
         rows = np.flatnonzero(board.kind == kind)
-        levels = board.level[rows]
+        levels, now = board.level[rows], _speeds_now(table, board, rows)
         if branch.kind == kind:
             rows, levels = np.append(rows, self._row), np.append(levels, branch.level)
-        counts = table.levels[levels]
-        most = counts.max(initial=0)
-        down = table.down[rows, kind, levels]
-        is_candidate = (counts >= most // 2) & (down >= 0)
-        if not is_candidate.any():
-            return None
+            now = np.append(now, table.speeds[self._row, kind, branch.level])
+        return rows, levels, np.where(now > 0, now, _IMPOSSIBLE)
+
+    def _shrink_one(self, branch: _Branch, kind: int) -> _Branch | None:
+        table = self._table
+        rows, levels, now = self._candidates(branch, kind)
+        counts, down = table.levels[levels], table.down[rows, kind, levels]
+        is_candidate = (counts >= counts.max(initial=0) // 2) & (down >= 0)
         after = table.speeds[rows, kind, down]
-        change = np.where(after > 0, after - table.speeds[rows, kind, levels], _IMPOSSIBLE)
-        at = int(np.where(is_candidate, change, -np.inf).argmax())
-        if rows[at] == self._row:
-            return replace(branch, level=int(down[at]))
-        trial = board.copy()
-        trial.shrink(int(rows[at]), int(down[at]), int(table.levels[down[at]]))
-        return replace(branch, board=trial, changed=branch.changed | {int(rows[at])})
+        change = np.where(after > 0, after - now, _IMPOSSIBLE)
+
+        def attempt(at: int) -> tuple[float, _Branch]:
+            row, level = int(rows[at]), int(down[at])
+            if row == self._row:
+                return float(change[at]), replace(branch, level=level)
+            trial = branch.board.copy()
+            trial.shrink(row, level, int(table.levels[level]))
+            worth = _change(float(now[at]), speed_on(table, trial, row))
+            return worth, replace(branch, board=trial, changed=branch.changed | {row})
+
+        return _best(np.where(is_candidate, change, -np.inf), attempt)
 
     def _change_type(self, branch: _Branch) -> _Branch | None:
         """Move a job off the wanted type, or let the new job want another: what gains most."""
         table, board = self._table, branch.board
-        rows = np.append(np.flatnonzero(board.kind == branch.kind), self._row)
-        levels = np.append(board.level[rows[:-1]], branch.level)
-        now = table.speeds[rows, branch.kind, levels]
-        now = np.where(now > 0, now, _IMPOSSIBLE)  # leaving what is impossible gains most
-        after = table.speeds[rows[:, None], np.arange(table.speeds.shape[1]), levels[:, None]]
+        rows, levels, now = self._candidates(branch, branch.kind)
+        after = table.speeds[rows, :, levels]
         fits = (board.free_by_kind >= table.levels[levels][:, None]) & (after > 0)
         fits[:, branch.kind] = False
-        gains = np.where(fits, after - now[:, None], -np.inf)
-        for flat in np.argsort(-gains, axis=None, kind="stable")[: int(fits.sum())]:
-            at, kind = divmod(int(flat), gains.shape[1])
-            row, level = int(rows[at]), int(levels[at])
+
+        def attempt(at: int) -> tuple[float, _Branch] | None:
+            index, kind = divmod(at, after.shape[1])
+            row, level = int(rows[index]), int(levels[index])
             trial = board.copy()
             if row != self._row:
                 trial.remove(row)
-            if trial.place(row, kind, level, int(table.levels[level])):
-                if row == self._row:
-                    return replace(branch, kind=kind)
-                return replace(branch, board=trial, changed=branch.changed | {row})
-        return None
+            if not trial.place(row, kind, level, int(table.levels[level])):
+                return None
+            worth = _change(float(now[index]), speed_on(table, trial, row))
+            if row == self._row:
+                return worth, replace(branch, kind=kind)
+            return worth, replace(branch, board=trial, changed=branch.changed | {row})
+
+        return _best(np.where(fits, after - now[:, None], -np.inf).ravel(), attempt)

@@ -93,6 +93,18 @@ def test_bubbles_fill_one_node_where_both_are_more_than_half_full():
     assert len(board.placements[4]) == 1
 
 
+def test_bubbles_are_not_moved_to_a_node_that_is_too_small():
+    """Two of four GPUs are taken on one node, one of two on the other of the same type."""
+    running = {"0": (1, ((0, 2),)), "1": (0, ((1, 1),))}
+    options = option_set(([1], 10.0), ([2], 18.0), ([3], 20.0))
+    nodes = [node("a", num_gpus=4), node("b", num_gpus=2)]
+    given = snapshot(nodes, [job(str(one)) for one in range(3)], options, running)
+    board = board_of(given)
+
+    assert not board.place(2, 0, 2, 3)
+    assert board.free.tolist() == [2, 1]
+
+
 def test_what_cannot_be_put_together_is_spread_and_slower():
     """Jobs of 3 on nodes of 4 leave one GPU each; nothing can be moved together."""
     threes = option_set(([3], 9.0), ([2], 6.0))

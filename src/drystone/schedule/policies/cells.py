@@ -12,11 +12,13 @@ samples a second. A job that starts while older ones wait is opportunistic: when
 tried, its GPUs count as free, and if they are taken it waits again.
 
 Where this differs from the released code, and why: the gain of a plan counts each change once (the
-code counts a change of type of another job twice); the same changes in another order are searched
-once; passes of bubble migration end when nothing moves; a job whose owner named nothing, or what
-cannot run, asks for the option with the most work from each GPU; one without any Cell is refused,
-as the loop wants every job settled; counts need not be powers of two (half or double is then the
-largest Cell of at most that). A mixed option is no Cell, and a job that runs one is left alone.
+code counts a change of type of another job twice, and prefers a change of the new job's own type
+whatever it gains); a job whose owner named nothing, or what cannot run, asks for the option with
+the most work from each GPU; one without any Cell is refused, as the loop wants every job settled;
+counts need not be powers of two (half or double is then the largest Cell of at most that). A mixed
+option is no Cell, and a job that runs one is left alone. What the search leaves out alters nothing:
+the procedure in plain loops, every candidate placed and every order searched, decides the same
+(`tests/oracles/plain_cells.py`).
 
 `cells-deadline` allows a Cell only if the job ends by its deadline on it: now, the start, one round
 of 300 s and the remaining work. A waiting job that cannot make it any more is refused.

@@ -74,6 +74,11 @@ class NothingFits(DrystoneError):
     exit_code = 3
 
 
+def reason_of(error: Exception) -> str:
+    """Why a file could not be read: without the path, which the message names anyway."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 def close_names(name: str, known: Iterable[str], *, most: int = 3) -> list[str]:
     """The known names most like `name`, ignoring case, spaces and punctuation; likeliest first."""
     by_plain: dict[str, str] = {}

@@ -36,7 +36,9 @@ _LIVE = "Train, on two A100 and two T4 at once, and kill a process on purpose. W
 
 
 def demo(
-    only: Annotated[int, typer.Option(help="Show this act alone; 0: all of them.", min=0)] = 0,
+    only: Annotated[
+        int, typer.Option(help="Show this act alone; 0: all of them.", min=0, max=len(_ACTS) + 1)
+    ] = 0,
 ) -> None:
     """Show the best of what there is, on CPU.
 

@@ -70,7 +70,7 @@ def run(arguments: Sequence[str], *, debug: bool = False) -> int:
     arguments = list(arguments) or ["--help"]
     try:
         if not _ran_quickly(arguments):
-            _build_app(arguments)(args=arguments, prog_name="drystone")
+            return _flush_output(_run_app(arguments, debug=debug))
     except SystemExit as end:
         return _flush_output(_exit_code(end))
     except DrystoneError as error:
@@ -85,6 +85,23 @@ def run(arguments: Sequence[str], *, debug: bool = False) -> int:
         _show_surprise(error, debug=debug)
         return 1
     return _flush_output(0)
+
+
+def _run_app(arguments: Sequence[str], *, debug: bool) -> int:
+    """Run a verb; a command line that cannot be read ends like any other wrong request."""
+    import typer
+
+    try:
+        code = _build_app(arguments)(args=arguments, prog_name="drystone", standalone_mode=False)
+    except typer.Abort as end:  # a question that nobody answered, or an interrupt
+        return 130 if isinstance(end.__cause__, KeyboardInterrupt) else 1
+    except Exception as error:
+        # Typer brings its own copy of click's errors, or uses click's: both have this method.
+        if not hasattr(error, "format_message"):
+            raise
+        _show_misuse(error, debug=debug)
+        return 2
+    return code if isinstance(code, int) else 0
 
 
 def _ran_quickly(arguments: Sequence[str]) -> bool:
@@ -173,6 +190,22 @@ def _flush_output(code: int) -> int:
 def _show_error(error: DrystoneError, *, debug: bool) -> None:
     where = f"{error.where}: " if error.where else ""
     _show_message(f"{where}{error.message}", error.hint, debug=debug)
+
+
+def _show_misuse(error: Any, *, debug: bool) -> None:
+    """What is wrong with a command line, in the words of the library that read it."""
+    if type(error).__name__ == "NoArgsIsHelpError":  # `drystone trace`: its help is the answer
+        error.show()
+        return
+    message = " ".join(error.format_message().replace("Value error, ", "").split()).rstrip(".")
+    message, _, near = message.partition(". Did you mean ")
+    context = error.ctx  # None while options are cut from the line
+    hint = f"`{context.command_path if context else 'drystone'} --help` shows how"
+    if near:
+        hint = f"Did you mean {near}"
+    elif message.startswith("No such command"):
+        hint = f"Known: {', '.join(sorted(context.command.commands))}"
+    _show_message(message[:1].lower() + message[1:], hint, debug=debug)
 
 
 def _show_surprise(error: Exception, *, debug: bool) -> None:

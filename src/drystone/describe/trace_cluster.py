@@ -20,7 +20,7 @@ import yaml
 from drystone.describe.catalogue import all_or_none
 from drystone.describe.own_gpus import SECTION, load_gpu_types
 from drystone.describe.trace_rows import Row, parse_rows, read_table
-from drystone.errors import InvalidSpec, UnknownName, UnreadableFile
+from drystone.errors import InvalidSpec, UnknownName, UnreadableFile, reason_of
 
 _KEYS = ("gpu", "count", "gpus_per_node", "memory_bytes")
 _MOST_NODES = 1_000_000
@@ -48,7 +48,8 @@ def load_cluster(path: Path) -> tuple[NodeSpec, ...]:
     try:
         table = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UnreadableFile(f"no cluster can be read: {error}", where=str(path)) from error
+        reason = reason_of(error)
+        raise UnreadableFile(f"no cluster can be read: {reason}", where=str(path)) from error
     hint = "Write it like: nodes: [{gpu: A100, count: 2, gpus_per_node: 8}]"
     if not isinstance(table, dict) or not isinstance(table.get("nodes"), list):
         raise UnreadableFile("a cluster file has a list `nodes`", where=str(path), hint=hint)

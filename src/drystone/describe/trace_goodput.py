@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drystone.describe.job import JobSpec
-from drystone.errors import InvalidSpec, UnknownName, UnreadableFile
+from drystone.errors import InvalidSpec, UnknownName, UnreadableFile, reason_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +149,8 @@ def _read(path: Path, needed: Sequence[str]) -> list[dict[str, str]]:
         reader = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8-sig")), strict=True)
         rows = list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UnreadableFile(f"nothing can be read: {error}", where=str(path)) from error
+        reason = reason_of(error)
+        raise UnreadableFile(f"nothing can be read: {reason}", where=str(path)) from error
     missing = [column for column in needed if column not in (reader.fieldnames or [])]
     if missing:
         raise UnreadableFile(f"the column {missing[0]} is missing", where=str(path))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
-from drystone.errors import InvalidSpec, UnreadableFile
+from drystone.errors import InvalidSpec, UnreadableFile, reason_of
 
 Item = TypeVar("Item")
 
@@ -62,7 +62,8 @@ def read_table(path: Path, what: str) -> tuple[list[Row], list[str]]:
         columns = [one.strip() for one in next(reader, [])]
         lines = [line for line in reader if line]
     except (OSError, EOFError, ValueError, csv.Error, lzma.LZMAError, zlib.error) as error:
-        raise UnreadableFile(f"no {what} can be read: {error}", where=str(path)) from error
+        reason = reason_of(error)
+        raise UnreadableFile(f"no {what} can be read: {reason}", where=str(path)) from error
     return [_row(columns, line, number) for number, line in enumerate(lines, start=2)], columns
 
 

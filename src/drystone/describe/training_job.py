@@ -13,7 +13,7 @@ from drystone.describe.model import ModelSpec
 from drystone.describe.model_source import ModuleReference, resolve_model
 from drystone.describe.module_spec import ModuleSpec
 from drystone.describe.recipe import Optimizer, Precision, Recipe
-from drystone.errors import InvalidSpec, UnreadableFile
+from drystone.errors import InvalidSpec, UnreadableFile, reason_of
 
 _LONGEST_DEFAULT: Final = 4096
 _TOKEN_BYTES: Final = MappingProxyType({".bin": 2, ".u16": 2, ".u32": 4, ".txt": 1})
@@ -149,6 +149,5 @@ def _file_tokens(data: str) -> float:
     try:
         size = path.stat().st_size
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UnreadableFile(f"cannot be read: {reason}", where=data[:300]) from None
+        raise UnreadableFile(f"cannot be read: {reason_of(error)}", where=data[:300]) from None
     return size / _TOKEN_BYTES[path.suffix]

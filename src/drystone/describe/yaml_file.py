@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import yaml
 
-from drystone.errors import InvalidSpec, UnreadableFile
+from drystone.errors import InvalidSpec, UnreadableFile, reason_of
 
 _MOST_BYTES: Final = 262_144
 _MOST_DEPTH: Final = 32
@@ -72,8 +72,7 @@ def load_yaml(path: Path) -> Document:
             raise UnreadableFile(f"is larger than {_MOST_BYTES} bytes", where=str(path))
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UnreadableFile(f"cannot be read: {reason}", where=str(path)) from None
+        raise UnreadableFile(f"cannot be read: {reason_of(error)}", where=str(path)) from None
     return parse_yaml(text, where=str(path))
 
 

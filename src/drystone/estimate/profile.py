@@ -23,7 +23,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from drystone.describe.cluster import Link, Machine
-from drystone.errors import InvalidSpec, UnreadableFile
+from drystone.errors import InvalidSpec, UnreadableFile, reason_of
 
 if TYPE_CHECKING:
     from drystone.estimate.compute import Device
@@ -187,7 +187,7 @@ def load_profile(path: Path) -> Profile:
         document: Any = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (OSError, UnicodeDecodeError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise UnreadableFile(
-            f"cannot be read as a profile: {error}", where=str(path),
+            f"cannot be read as a profile: {reason_of(error)}", where=str(path),
             hint="Write one with `drystone profile --out FILE`",
         ) from None  # fmt: skip
     try:

@@ -15,7 +15,7 @@ from pathlib import Path
 from drystone.describe.layout import Layout, check_layout
 from drystone.describe.model import ModelSpec
 from drystone.describe.recipe import Recipe
-from drystone.errors import DrystoneError, RequestError, UnreadableFile
+from drystone.errors import DrystoneError, RequestError, UnreadableFile, reason_of
 from drystone.observe.run_cells import number_of, whole_number_of
 from drystone.observe.run_columns import parse_layout, parse_recipe
 from drystone.observe.run_model import parse_shape
@@ -95,7 +95,7 @@ def _load_rows(path: Path, *, measure: str) -> list[dict[str, str]]:
             return list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UnreadableFile(
-            f"cannot be read as CSV: {error}",
+            f"cannot be read as CSV: {reason_of(error)}",
             where=str(path),
             hint="Check the path and the encoding",
         ) from None

@@ -13,7 +13,7 @@ from drystone.describe.layout import Layout, Schedule, Sharding
 from drystone.describe.model import ModelSpec
 from drystone.describe.module_spec import ModuleSpec
 from drystone.describe.recipe import Recipe
-from drystone.errors import InvalidSpec, UnreadableFile
+from drystone.errors import InvalidSpec, UnreadableFile, reason_of
 from drystone.units import HOUR_SECONDS
 
 FORMAT = 1
@@ -162,7 +162,7 @@ def load_plan(path: Path) -> Plan:
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise UnreadableFile(f"is no plan: {error}", where=str(path)) from None
+        raise UnreadableFile(f"is no plan: {reason_of(error)}", where=str(path)) from None
     if not isinstance(table, dict) or table.get("format") != FORMAT or "plan" not in table:
         raise UnreadableFile(
             f"is no plan of format {FORMAT}",

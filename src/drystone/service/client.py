@@ -17,6 +17,7 @@ from drystone.errors import (
     InvalidSpec,
     NothingFits,
     RequestError,
+    reason_of,
 )
 from drystone.run.agent.socket_path import short_path
 
@@ -196,11 +197,11 @@ class Client:
     def _silence(self, error: Exception) -> NotRunning:
         if self.url:
             return NotRunning(
-                f"no Drystone answers at {self.url}: {error}",
+                f"no Drystone answers at {self.url}: {reason_of(error)}",
                 hint="`drystone login URL` names another; --folder names one on this machine",
             )
         return NotRunning(
-            f"no Drystone answers in {self.folder}: {error}",
+            f"no Drystone answers in {self.folder}: {reason_of(error)}",
             hint="Start one with `drystone serve`, or name its folder with --folder",
         )
 

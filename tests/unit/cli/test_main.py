@@ -117,6 +117,25 @@ def test_an_unknown_gpu_ends_with_two_and_a_hint_on_standard_error(arguments: tu
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("plan", "error: missing argument 'model'\n`drystone plan --help` shows how\n"),
+        ("plan gpt2 --gpus", "error: option '--gpus' requires an argument\n"),
+        ("pln gpt2", "error: no such command 'pln'\nDid you mean 'plan'?\n"),
+        ("trace x", "error: no such command 'x'\nKnown: convert, generate, show\n"),
+        ("check x", "error: invalid value for 'measure': 'x' is not one of 'memory', 'speed'\n"),
+        ("demo --only 99", "error: invalid value for '--only'"),
+        ("trace show x.csv", "error: x.csv: no trace can be read: No such file or directory\n"),
+    ],
+)
+def test_a_command_line_that_cannot_be_read_is_a_wrong_request_too(line: str, message: str, capsys):
+    assert cli.run(line.split()) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith(message)
+
+
 def test_an_unknown_model_ends_with_two_and_a_hint():
     done = drystone("models", "lama-3-8b-x")
 

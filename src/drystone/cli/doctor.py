@@ -110,6 +110,7 @@ def _print(told: dict[str, Any]) -> None:
     print_table(f"Drystone {told['version']}, Python {told['python']}", columns, rows)
     devices, console = told["devices"], make_console()
     gpus = ", ".join(devices["gpus"]) or "none: devices are emulated on this processor"
+    console.print()
     console.print(f"GPUs        {gpus}")
     memory = devices["memory_bytes"] / GiB
     console.print(f"Processor   {devices['cores']} cores, {memory:.1f} GiB")

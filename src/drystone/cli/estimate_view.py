@@ -13,7 +13,7 @@ from drystone.estimate.whole import Estimate, StageEstimate
 from drystone.units import format_bytes, format_count, format_seconds
 
 _BAR_WIDTH = 28
-_ITEM_WORDS = {
+ITEM_WORDS = {
     "weights": "weights",
     "gradients": "gradients",
     "optimizer": "optimizer state",
@@ -75,7 +75,7 @@ def _memory_table(estimate: Estimate, *, explain: bool) -> Table:
         if size < 1:
             continue
         source = (ITEM_SOURCES[name],) if explain else ()
-        table.add_row(_ITEM_WORDS[name], format_bytes(size), bar(size / usable), *source)
+        table.add_row(ITEM_WORDS[name], format_bytes(size), bar(size / usable), *source)
     total_bar = bar(stage.device_bytes / usable, style="red" if not stage.fits else "green")
     table.add_row(Text("in all", style="bold"), format_bytes(stage.device_bytes), total_bar)
     return table
@@ -83,7 +83,7 @@ def _memory_table(estimate: Estimate, *, explain: bool) -> Table:
 
 def _stage_table(estimate: Estimate) -> Table:
     table = HeadedTable("Memory by pipeline stage")
-    for header in ("stage", "peak at", "weights", "activations", "needed", "range"):
+    for header in ("stage", "peak at", "weights", "activations", "no cache", "range"):
         table.add_column(header, justify="left" if header == "peak at" else "right")
     table.add_column("fits")
     for stage in _shown_stages(estimate.stages):
@@ -129,7 +129,8 @@ def _print_summary(console: Console, estimate: Estimate) -> None:
         Text.assemble(
             verdict,
             f": needs {format_bytes(stage.low_bytes)} to {format_bytes(stage.high_bytes)} of "
-            f"{format_bytes(gpu.usable_bytes)} on each {gpu.name}",
+            f"{format_bytes(gpu.usable_bytes)} on each {gpu.name}"
+            f"{', allocator cache left out' if stage.device_bytes > stage.required_bytes else ''}",
         )
     )
     pace = speed.tokens_per_second_per_gpu

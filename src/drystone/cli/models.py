@@ -34,15 +34,21 @@ def models(
 
 
 def _match_models(pattern: str) -> tuple[ModelSpec, ...]:
-    """The models whose name or family has every word of `pattern` in it, else the one so named."""
+    """The models whose name or family has every word of `pattern` in it, else the one so named.
+
+    A number in a word is a whole one: `llama-3` is no `llama-30b`.
+    """
+    import re
+
     from drystone.describe.zoo import find_model, model_names
 
-    words = [word for word in pattern.lower().replace("*", " ").split() if word]
+    words = [re.escape(word) for word in pattern.lower().replace("*", " ").split()]
+    wanted = [re.compile(rf"{word}(?!\d)" if word[-1].isdigit() else word) for word in words]
     known = (find_model(name) for name in model_names())
     found = tuple(
         model
         for model in known
-        if all(word in f"{model.name} {model.family}".lower() for word in words)
+        if all(one.search(f"{model.name} {model.family}".lower()) for one in wanted)
     )
     return found or (find_model(pattern),)
 

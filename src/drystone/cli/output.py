@@ -39,11 +39,10 @@ Item = TypeVar("Item")
 class HeadedTable(Table):
     """A table without lines under a heading that may be wider than the table."""
 
-    def __init__(self, heading: str, *, caption: str | None = None) -> None:
-        super().__init__(caption=caption, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    def __init__(self, heading: str) -> None:
+        super().__init__(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         self.heading = heading
         self.header_style = "bold cyan"
-        self.caption_justify = "left"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The heading, then the table."""
@@ -82,13 +81,13 @@ def print_table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[s
     console = make_console()
     kept = fit_columns(columns, rows, width=console.width)
     hidden = [column.header for index, column in enumerate(columns) if index not in kept]
-    caption = (
-        f"Not shown: {', '.join(hidden)}. Widen the terminal, or use --json." if hidden else None
-    )
-    table = HeadedTable(title, caption=caption)
+    table = HeadedTable(title)
     for index in kept:
         column = columns[index]
         table.add_column(column.header, justify=column.justify, style=column.style, no_wrap=True)
     for row in rows:
         table.add_row(*(Text(printable(row[index])) for index in kept))
     console.print(table if rows else Text(title, style="bold"))
+    if hidden and rows:
+        told = f"Not shown: {', '.join(hidden)}. Widen the terminal, or use --json."
+        console.print(Text(told, style="dim italic"))

@@ -10,14 +10,13 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from drystone.cli.estimate_view import bar
+from drystone.cli.estimate_view import ITEM_WORDS, bar
 from drystone.cli.output import HeadedTable, counted, make_console
 from drystone.plan.plan import Plan, StagePlan, Way
 from drystone.plan.smallest import Answer
 from drystone.units import GiB, format_bytes, format_seconds
 
 _BAR_WIDTH = 10
-_WAY_WORDS = {Way.CELL: "equal", Way.UNEVEN: "uneven", Way.GROUPS: "pipeline"}
 
 
 def print_plans(plans: Sequence[Plan], *, most: int, explain: bool) -> None:
@@ -83,9 +82,7 @@ def _plans_table(plans: Sequence[Plan], *, tells_how: bool) -> Table:
 
 
 def _how(plan: Plan) -> str:
-    words = (
-        f"{_WAY_WORDS[plan.way]}, {plan.recipe.precision.value}, recompute {plan.recipe.recompute}"
-    )
+    words = f"{plan.way.value}, {plan.recipe.precision.value}, recompute {plan.recipe.recompute}"
     if plan.layout is not None:
         return f"{words}\n{plan.layout}"
     if plan.way is Way.UNEVEN:
@@ -129,21 +126,27 @@ def _print_items(plan: Plan) -> None:
         if not need.items:
             continue
         table = HeadedTable(f"Memory of {need.gpu}, stage {need.stage}")
-        for header in ("item", "size", ""):
-            table.add_column(header, justify="right" if header == "size" else "left")
+        table.add_column("item", style="bold")
+        table.add_column("size", justify="right")
+        table.add_column(f"of {format_bytes(need.usable_bytes)}", no_wrap=True)
         for name, size in need.items.items():
             if size >= 1:
-                table.add_row(name, format_bytes(size), bar(size / need.usable_bytes))
+                words = ITEM_WORDS.get(name, name)
+                table.add_row(words, format_bytes(size), bar(size / need.usable_bytes))
+        total = sum(need.items.values())
+        table.add_row("in all", format_bytes(total), bar(total / need.usable_bytes, style="green"))
         console.print()
         console.print(table)
     table = HeadedTable("Time of one step")
-    for header in ("item", "time", ""):
-        table.add_column(header, justify="right" if header == "time" else "left")
+    table.add_column("item", style="bold")
+    table.add_column("time", justify="right")
+    table.add_column("share", no_wrap=True)
     for name, seconds in plan.time_items.items():
         share = seconds / plan.step_seconds
         if share >= 0.0005:
             words = name.replace("_", " ")
             table.add_row(words, format_seconds(seconds), bar(share, style="blue"))
+    table.add_row("in all", format_seconds(plan.step_seconds), "")
     console.print()
     console.print(table)
 

@@ -60,7 +60,7 @@ def test_plans_keep_to_the_terminal_and_words_are_not_cut_to_pieces(width: int):
     words = text.split()
 
     assert max(len(line) for line in text.splitlines()) <= width
-    for whole in ("pipeline,", "fp16-mixed,", "tokens/s", "A100-80GB-SXM:", "sequences"):
+    for whole in ("groups,", "fp16-mixed,", "tokens/s", "A100-80GB-SXM:", "sequences"):
         assert whole in words
 
 
@@ -70,7 +70,7 @@ def test_what_has_no_room_beside_a_plan_stands_below_it():
     assert "how" in wide.splitlines()[3].split()
     assert "how" not in narrow.splitlines()[3].split()
     told = [line.strip() for line in narrow.splitlines()]
-    assert "1  pipeline, fp16-mixed, recompute none" in told
+    assert "1  groups, fp16-mixed, recompute none" in told
 
 
 def test_one_is_not_several():

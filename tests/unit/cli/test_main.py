@@ -97,6 +97,16 @@ def test_models_counts_parameters_and_shows_experts():
     assert (row["top_k"], row["num_experts"]) == (2, 8)
 
 
+def test_a_number_in_a_pattern_is_a_whole_number():
+    names = [
+        one["name"] for one in json.loads(drystone("models", "llama-3", "--json").stdout)["models"]
+    ]
+
+    assert "llama-3-8b" in names
+    assert "llama-3.1-8b" in names
+    assert "llama-30b" not in names
+
+
 @pytest.mark.parametrize("width", [40, 80, 140])
 @pytest.mark.parametrize("verb", ["gpus", "models"])
 def test_tables_keep_to_the_width_of_the_terminal(verb: str, width: int):

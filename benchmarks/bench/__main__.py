@@ -1,7 +1,7 @@
 """Runs the benchmarks of this folder and says which figures lie outside of their range.
 
-    make bench                              all, 20 to 30 minutes; writes benchmarks/RESULTS.md
-    make bench QUICK=1                      the short ones, a few minutes; writes nothing
+    make bench                              all, 40 minutes; writes benchmarks/RESULTS.md
+    make bench QUICK=1                      the short ones, some with less to do; writes nothing
     make bench ONLY=plan_time,policies      some, by name; writes their part anew
     make bench DATA=DIR                     also those that read data which is not shipped
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             save_results(results)
     if not given.quick:
         _write(console, results)
-    return _conclude(console, verdicts, failed)
+    return _conclude(console, verdicts, failed, is_quick=given.quick)
 
 
 def _write(console: Console, results: Results) -> int:
@@ -85,6 +86,8 @@ def _run(
         record = Record(name=benchmark.name, date="", command="", skipped=reason)
     else:
         console.print(f"{place} {benchmark.name}: {benchmark.about}", style="bold", markup=False)
+        if given.quick and benchmark.quick != benchmark.arguments:
+            console.print(f"  with less to do: {benchmark.quick}", style="dim", markup=False)
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
         with Progress(
             *columns, console=console, transient=True, disable=not console.is_terminal
@@ -113,7 +116,9 @@ def _say(console: Console, verdict: Verdict) -> None:
     console.print(line, style=style, markup=False)
 
 
-def _conclude(console: Console, verdicts: list[Verdict], failed: list[Record]) -> int:
+def _conclude(
+    console: Console, verdicts: list[Verdict], failed: list[Record], *, is_quick: bool
+) -> int:
     wrong = outside(verdicts)
     ranged = [one for one in verdicts if one.word != "-"]
     console.print(f"\n{len(ranged) - len(wrong)} of {len(ranged)} figures lie inside their range.")
@@ -126,6 +131,14 @@ def _conclude(console: Console, verdicts: list[Verdict], failed: list[Record]) -
         )  # fmt: skip
     for record in failed:
         console.print(f"  failed: {record.name}: {record.failed}", style="red", markup=False)
+    load, cores = os.getloadavg()[2], os.cpu_count() or 1
+    if wrong and load > cores:
+        console.print(
+            f"This machine was busy (load {load:.1f} of 15 minutes on {cores} cores): "
+            "figures by the clock are worse for it.", style="yellow",
+        )  # fmt: skip
+    if is_quick:
+        console.print("A quick run: nothing was written. Ranges are those of the whole one.")
     return 1 if wrong or failed else 0
 
 

@@ -20,6 +20,7 @@ from drystone.plan.plan import load_plan
 
 gc.disable()  # a million objects come and stay: looking through them takes a tenth of the start
 try:
+    from drystone.run.runtime import lazy_compiler
     from drystone.run.runtime.group import DEFAULT_TIMEOUT_SECONDS, joined
     from drystone.run.runtime.train import TrainSettings, train
 except ModuleNotFoundError as missing:
@@ -77,5 +78,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    lazy_compiler.install()
     gc.freeze()  # what was imported is never looked through
     sys.exit(main())

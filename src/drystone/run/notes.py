@@ -6,26 +6,24 @@ job's description, a node that is drained, what was learned. Both go into one lo
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import field
 from typing import Any, Final
 
-from drystone.describe.json_shapes import from_plain, to_plain
+import msgspec
+
+from drystone.describe.json_shapes import to_plain
 from drystone.describe.module_spec import ModuleSpec
 from drystone.describe.training_job import TrainingJob
-from drystone.errors import UnreadableFile
-from drystone.run.events import Event, event_kind, parse_event, render_event
+from drystone.errors import InvalidSpec, UnreadableFile
+from drystone.run.events import Event, parse_event, render_event
 
 
-@event_kind
-class Note(Event):
+class Note(Event, frozen=True, forbid_unknown_fields=True):
     """Something to remember that does not change the state of the cluster."""
 
 
-@event_kind
-class Described(Note):
+class Described(Note, frozen=True):
     """What was submitted, in full; stands right before the job's `Submitted`."""
 
     job_id: str
@@ -33,16 +31,14 @@ class Described(Note):
     client_key: str = ""
 
 
-@event_kind
-class ClusterDescribed(Note):
+class ClusterDescribed(Note, frozen=True):
     """From now on these are the nodes, (id, GPU type, GPUs) each, and what a GPU hour costs."""
 
     nodes: tuple[tuple[str, str, int], ...]
     dollars_per_gpu_hour: tuple[tuple[str, float], ...] = ()
 
 
-@event_kind
-class MarketDescribed(Note):
+class MarketDescribed(Note, frozen=True):
     """From now on this can be rented, (name, GPU type, GPUs, dollars an hour) each, for so much.
 
     `fleet` begins the token of every rental of this log; it never changes.
@@ -55,25 +51,22 @@ class MarketDescribed(Note):
 
     def says_as(self, other: MarketDescribed) -> bool:
         """Whether both say the same, whenever it was."""
-        return dataclasses.replace(self, time_seconds=other.time_seconds) == other
+        return msgspec.structs.replace(self, time_seconds=other.time_seconds) == other
 
 
-@event_kind
-class Drained(Note):
+class Drained(Note, frozen=True):
     """Nothing more is to start on a node."""
 
     node: str
 
 
-@event_kind
-class Undrained(Note):
+class Undrained(Note, frozen=True):
     """A drained node may be used again."""
 
     node: str
 
 
-@event_kind
-class Launched(Note):
+class Launched(Note, frozen=True):
     """The processes of a start were asked for: which plan, on which devices."""
 
     job_id: str
@@ -82,8 +75,7 @@ class Launched(Note):
     devices: tuple[tuple[str, int], ...]  # (node, device) of each rank
 
 
-@event_kind
-class Learned(Note):
+class Learned(Note, frozen=True):
     """What a run taught about jobs that do the same work: a speed, or memory that was too small."""
 
     job_id: str
@@ -94,18 +86,16 @@ class Learned(Note):
     memory_share: float = 0.0  # it needs more than this many times the estimate; 0: nothing new
 
 
-@event_kind
-class Decided(Note):
+class Decided(Note, frozen=True):
     """Why a policy did what it did to a job: the numbers behind its sentence."""
 
     job_id: str
     decision: str
     reason: str
-    numbers: Mapping[str, float] = field(default_factory=dict)
+    numbers: Mapping[str, float] = {}  # every one gets its own
 
 
-@event_kind
-class TokenMade(Note):
+class TokenMade(Note, frozen=True):
     """Somebody may ask things over the network from now on; of the secret only a hash is kept."""
 
     token_id: str
@@ -115,15 +105,13 @@ class TokenMade(Note):
     secret_sha256: str
 
 
-@event_kind
-class TokenRevoked(Note):
+class TokenRevoked(Note, frozen=True):
     """A token is worth nothing any more."""
 
     token_id: str
 
 
-@event_kind
-class TeamSet(Note):
+class TeamSet(Note, frozen=True):
     """A team, and its limits from now on; None is no limit."""
 
     name: str
@@ -145,7 +133,7 @@ def render(event: Event) -> str:
     """One line of JSON."""
     if not isinstance(event, Note):
         return render_event(event)
-    fields = {one.name: to_plain(getattr(event, one.name)) for one in dataclasses.fields(event)}
+    fields = {name: to_plain(getattr(event, name)) for name in event.__struct_fields__}
     return json.dumps({"event": type(event).__name__} | fields)
 
 
@@ -163,7 +151,11 @@ def parse(line: str) -> Event:
         return Decided(**table)
     if kind is Described:
         return Described(**(table | {"job": _read_job(table["job"])}))
-    return from_plain(kind, table, where=f"event {kind.__name__}")
+    try:
+        note: Note = msgspec.convert(table, kind)
+    except msgspec.ValidationError as error:
+        raise InvalidSpec(str(error), where=f"event {kind.__name__}") from None
+    return note
 
 
 def _read_job(table: dict[str, Any]) -> TrainingJob:

@@ -39,6 +39,7 @@ from drystone.schedule.snapshot import (
 )
 
 _NOTHING_RENTED: Final = Rentals()
+_QUEUED: Final = JobState.QUEUED
 _THERE: Final = (JobState.QUEUED, JobState.RUNNING)
 _NUM_BARE: Final = 4  # fields of a lazy snapshot of which nothing was read yet
 
@@ -51,8 +52,7 @@ class _Alone:
 
     def num_references(self) -> int:
         """As this version of Python counts them."""
-        last = self._last
-        return getrefcount(last)
+        return getrefcount(self._last)
 
 
 _REFS_OF_OURS: Final = _Alone().num_references()
@@ -115,29 +115,32 @@ class SnapshotMaker:
         if state.before_change is not None:
             state.before_change()
         own = self._own
-        own["now_seconds"], own["_state"] = now_seconds, state
-        state.before_change, self._looked_at = self._keep, state
+        own["now_seconds"] = now_seconds
+        own["_state"] = self._looked_at = state
+        state.before_change = self._keep
         return self._last
 
     def keep(self) -> None:
         """Complete the last snapshot, if somebody still holds it: the state is about to change."""
-        state, snapshot = self._looked_at, self._last
+        state = self._looked_at
         if state is None:
             return
         state.before_change = self._looked_at = None
-        is_held = getrefcount(snapshot) > _REFS_OF_OURS
-        if is_held:
-            snapshot.keep()
+        is_held = getrefcount(self._last) > _REFS_OF_OURS
         # What nobody holds, and nobody has read, is the next look again.
         if is_held or len(self._own) > _NUM_BARE:
-            self._last = LazySnapshot.of(self)
-            self._own = self._last.__dict__
-        del snapshot  # and with it its tables, if nobody else holds them
-        if self._held_tables:
-            for held in self._held_tables:
-                if (table := held()) is not None:
-                    table.keep()
-            self._held_tables = []
+            self._let_go(is_held)
+
+    def _let_go(self, is_held: bool) -> None:
+        """Complete what somebody holds, and make a snapshot for the next look."""
+        if is_held:
+            self._last.keep()
+        self._last = LazySnapshot.of(self)  # so its tables are gone, if nobody else holds them
+        self._own = self._last.__dict__
+        for held in self._held_tables:
+            if (table := held()) is not None:
+                table.keep()
+        self._held_tables = []
 
     def job_table(self, state: ClusterState, now_seconds: float) -> JobTable:
         """The jobs of now."""
@@ -290,6 +293,16 @@ class LazySnapshot(Snapshot):
             return super().option_facts(option_set, option)
         book = self._maker.book
         return book.known_facts.get((option_set, option)) or book.facts(option_set, option)
+
+    def start_facts(self, job_id: str, option: int) -> OptionFacts | None:
+        if not self._is_live:
+            return super().start_facts(job_id, option)
+        record = self._state.active.get(job_id)
+        if record is None or record.state is not _QUEUED:
+            return None
+        book = self._maker.book
+        row = book.run_facts(record.spec, record.phase).row
+        return book.known_facts.get((row, option)) or book.facts(row, option)
 
     def node_kinds(self) -> Sequence[int]:
         if not self._is_live:

@@ -38,14 +38,17 @@ def check_decisions(snapshot: Snapshot, decisions: Sequence[Decision]) -> list[s
     touched: set[str] = set()
     changes: dict[int, int] = {}  # by node: free GPUs that the list makes, or takes
     kinds = snapshot.node_kinds()
-    has_rentals = False
+    start_facts, has_rentals = snapshot.start_facts, False
     for decision in decisions:
         if isinstance(decision, _ON_JOBS):
             job_id = decision.job_id
             if job_id in touched:
                 problems.append(f"{_name(decision)}: job {job_id} is decided on twice")
             touched.add(job_id)
-            found = _check_job(snapshot, decision, changes, kinds)
+            if type(decision) is Start and (facts := start_facts(job_id, decision.option)):
+                found = _check_placement(snapshot, decision, facts, changes, kinds)
+            else:
+                found = _check_job(snapshot, decision, changes, kinds)
             if found is not None:
                 problems.append(found)
         elif isinstance(decision, Wake):
@@ -94,22 +97,22 @@ def _check_placement(
     kinds: Sequence[int],
 ) -> str | None:
     """It must be the option: as many GPUs of each type, and enough memory on each."""
-    counts, num_gpus, placement = facts.counts, facts.num_gpus, decision.placement
-    num_placed, num_nodes = 0, len(kinds)
-    for node, count in placement:
+    counts, num_nodes, num_right = facts.counts, len(kinds), 0
+    for node, count in decision.placement:
         if count < 1 or not 0 <= node < num_nodes:
             what = "is placed on a node that does not exist, or on less than one GPU"
             return f"{_who(decision)} {what}"
-        # On one node and for GPUs of one type this is all there is to see.
-        if counts[kinds[node]] == num_gpus:
-            num_placed += count
+        if counts[kinds[node]] == count:
+            num_right += count
         changes[node] = changes.get(node, 0) - count
-    problem = None
-    if num_placed != num_gpus or len(placement) != 1:
+    # Where all GPUs are on one node, and right there, this is all there is to see.
+    if num_right != facts.num_gpus or len(decision.placement) != 1:
         problem = _check_types(decision, counts, kinds)
-    if facts.memory_bytes > 0 and problem is None:
+        if problem is not None:
+            return problem
+    if facts.memory_bytes > 0:
         return _check_memory(snapshot, decision, facts.memory_bytes)
-    return problem
+    return None
 
 
 def _check_types(

@@ -318,6 +318,13 @@ class Snapshot:
         """One option of one set; None where there is no such."""
         return self.options.facts(option_set, option)
 
+    def start_facts(self, job_id: str, option: int) -> OptionFacts | None:
+        """An option of a job that waits; None where it does not, or has no such option."""
+        status = self.job_status(job_id)
+        if status is None or status.option >= 0:
+            return None
+        return self.option_facts(status.option_set, option)
+
     def node_kinds(self) -> Sequence[int]:
         """By node: its GPU type."""
         return self.nodes.kinds

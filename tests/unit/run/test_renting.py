@@ -4,6 +4,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "schedule"))
@@ -313,7 +314,7 @@ def test_a_log_that_cannot_be_is_refused():
         RentalAsked(time_seconds=0, offer="a", num_nodes=1, first_rental=0, ready_seconds=5)
     )
     with pytest.raises(DrystoneError, match="cannot have row"):
-        state.record(replace(joined, node=0))
+        state.record(msgspec.structs.replace(joined, node=0))
 
 
 @pytest.mark.parametrize(

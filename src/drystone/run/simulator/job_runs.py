@@ -58,7 +58,9 @@ class JobRuns:
         now, record = time.now_seconds, time.state.jobs[job_id]
         spec = record.spec
         facts = self._book.run_facts(spec, record.phase)
-        speed = self._true_speed(record, facts, option, placement)
+        speed = facts.samples_per_second[option]
+        if self._errs or time.state.speed_share:
+            speed = self._true_speed(record, facts, option, placement)
         delay = spec.startup_seconds
         if delay < 0:
             delay = 0.0
@@ -154,10 +156,7 @@ class JobRuns:
         self, record: JobRecord, facts: RunFacts, option: int, placement: Placement
     ) -> float:
         """What the option says, times how wrong it is, times how slow the nodes are."""
-        speed = facts.samples_per_second[option]
-        state = self._time.state
-        if not self._errs and not state.speed_share:
-            return speed
+        state, speed = self._time.state, facts.samples_per_second[option]
         shares, nodes = state.speed_share, state.nodes
         factors = self._speed_factors.get(record.spec.id)
         slowest = min(

@@ -2,6 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # What `drystone` itself needs, and then what its tests, documents and engines need.
 READY := $(VENV)/.ready
 STAMP := $(VENV)/.setup-done
@@ -24,17 +25,20 @@ $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Drystone needs Python 3.11 or newer: make PYTHON=/path/to/python setup" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet torch==2.13.0
-	$(BIN)/python -m pip install --quiet --editable '.[plots,runtime]'
+	@echo "Installing torch and what Drystone stands on: a minute or two."
+	$(PIP) torch==2.13.0
+	$(PIP) --editable '.[plots,runtime]'
 	@touch $@
 
 $(STAMP): $(READY)
-	$(BIN)/python -m pip install --quiet --editable '.[plots,runtime,dev]'
+	$(PIP) --editable '.[plots,runtime,dev]'
 	@touch $@
 
 demo: $(READY)  ## the best of what there is, in the terminal
 	$(BIN)/drystone demo
+	@echo; echo "Last: a module of your own, traced without a GPU."
 	$(BIN)/drystone estimate examples/my_module.py:build_model --gpu A100-80G --layout dp=8,micro=4,zero=3 --seq-len 2048
+	@echo; echo "From here: source $(BIN)/activate, then docs/tutorial.md; drystone --help lists the commands."
 
 lint: setup
 	$(BIN)/ruff format --check .

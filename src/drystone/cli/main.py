@@ -209,6 +209,12 @@ def _show_misuse(error: Any, *, debug: bool) -> None:
 
 
 def _show_surprise(error: Exception, *, debug: bool) -> None:
+    if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("drystone"):
+        told = f"the package {error.name!r} is not installed"
+        _show_message(
+            told, "`drystone doctor` says what is missing, and how to add it", debug=debug
+        )
+        return
     hint = f"This is a fault of Drystone. --debug, or {DEBUG_VARIABLE}=1, shows where it arose."
     _show_message(f"{type(error).__name__}: {error}", "" if debug else hint, debug=debug)
 

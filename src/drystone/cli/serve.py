@@ -68,6 +68,7 @@ def serve(
     the next one takes it over. Jobs come in by `drystone submit`.
     """
     import logging
+    from importlib.util import find_spec
 
     from drystone.cli.output import make_console
     from drystone.cli.serve_engine import EngineRequest, check_request, describe_nodes, open_engine
@@ -103,6 +104,9 @@ def serve(
     console.print(f"Serving {kinds}", style="bold", soft_wrap=True)
     page = f", page http://{host}:{port}/" if port else ""
     console.print(f"Socket {where / SOCKET_NAME}{page}", style="dim", soft_wrap=True)
+    if engine == "local" and find_spec("torch") is None:
+        told = "No torch here: only scripts that do without it can run. pip install 'drystone[runtime]'"
+        console.print(told, style="yellow", soft_wrap=True)
     names = frozenset(one.lower() for one in allow_host or ())
     run_service(
         ControllerSettings(

@@ -34,9 +34,9 @@ class Feature:
 
 FEATURES: Final = (
     Feature(name="core", commands="plan, estimate, check, simulate, serve, submit"),
-    Feature(name="plots", commands="--plot, --report", extra="plots"),
+    Feature(name="plots", commands="--plot", extra="plots"),
     Feature(name="training", commands="jobs that run, profile, traced modules", extra="runtime"),
-    Feature(name="solver", commands="policies gavel*, exact prices", extra="solver"),
+    Feature(name="solver", commands="policies sia and gavel*, exact prices", extra="solver"),
     Feature(name="PostgreSQL", commands="serve --database postgresql+psycopg://", extra="postgres"),
     Feature(name="Ray", commands="serve --engine ray", extra="ray"),
     Feature(

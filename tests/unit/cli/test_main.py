@@ -35,6 +35,16 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     monkeypatch.setattr(cli, "load_verb", lambda name: verb)
 
 
+def test_a_package_that_is_missing_is_no_fault(monkeypatch, capsys):
+    fail_with(monkeypatch, ModuleNotFoundError("No module named 'xyz'", name="xyz"))
+
+    assert cli.run(["gpus"]) == 1
+    assert capsys.readouterr().err == (
+        "error: the package 'xyz' is not installed\n"
+        "`drystone doctor` says what is missing, and how to add it\n"
+    )
+
+
 def test_help_lists_every_verb():
     done = drystone("--help")
 

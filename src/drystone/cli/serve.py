@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def serve(
@@ -68,7 +71,6 @@ def serve(
     the next one takes it over. Jobs come in by `drystone submit`.
     """
     import logging
-    from importlib.util import find_spec
 
     from drystone.cli.output import make_console
     from drystone.cli.serve_engine import EngineRequest, check_request, describe_nodes, open_engine
@@ -104,9 +106,8 @@ def serve(
     console.print(f"Serving {kinds}", style="bold", soft_wrap=True)
     page = f", page http://{host}:{port}/" if port else ""
     console.print(f"Socket {where / SOCKET_NAME}{page}", style="dim", soft_wrap=True)
-    if engine == "local" and find_spec("torch") is None:
-        told = "No torch here: only scripts that do without it can run. pip install 'drystone[runtime]'"
-        console.print(told, style="yellow", soft_wrap=True)
+    if engine == "local":
+        _say_without_torch(console)
     names = frozenset(one.lower() for one in allow_host or ())
     run_service(
         ControllerSettings(
@@ -122,3 +123,12 @@ def serve(
         say=lambda text: console.print(text, style="yellow", soft_wrap=True),
     )
     console.print("Ended; what trains goes on." if not ends_all else "Ended.", style="dim")
+
+
+def _say_without_torch(console: Console) -> None:
+    """Better now than in the log of the first job."""
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        told = "There is no torch here, which training needs: pip install 'drystone[runtime]'"
+        console.print(told, style="yellow", soft_wrap=True)

@@ -1,5 +1,6 @@
 """A rank trains without torch's compiler, and whoever compiles finds it."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 sys.path.insert(0, str(Path(__file__).parent))
-from command_cases import a_plan, events
+from command_cases import a_plan, events, rendezvous
 
 from drystone.plan.plan import save_plan
 from drystone.run.runtime.__main__ import main
@@ -19,9 +20,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.filterwarnings("d
 # In processes of their own: what was imported stays.
 TRAIN = """
 import sys
-from drystone.run.runtime import lazy_compiler
 from drystone.run.runtime.__main__ import main
-lazy_compiler.install()
 assert main(sys.argv[1:]) == 0
 assert not any(one.startswith("torch._dynamo.") for one in sys.modules)
 """
@@ -35,6 +34,7 @@ stand_in = torch._dynamo
 function = torch.optim.Optimizer.add_param_group.__wrapped__
 torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=1.0)
 assert function.__dict__["__dynamo_disable"] is function
+assert not hasattr(stand_in, "__warningregistry__")
 assert sys.modules["torch._dynamo"] is stand_in
 
 import torch._dynamo.config as config  # a part of it
@@ -56,8 +56,10 @@ assert function.__dict__["__dynamo_disable"] is not function  # the real one was
 
 
 def run_apart(script: str, *arguments: str) -> str:
-    command = [sys.executable, "-c", script, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False,
+        timeout=120, env={**os.environ, **rendezvous(1), "RANK": "0"},
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -51,6 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         plan = load_plan(given.plan)
         with joined(timeout_seconds=given.timeout) as wire:
+            lazy_compiler.install()  # not before: joining looks whether it was imported
             train(plan, settings, wire, sys.stdout)
     except DrystoneError as error:
         sys.stderr.write(f"{error}\n")
@@ -78,6 +79,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    lazy_compiler.install()
     gc.freeze()  # what was imported is never looked through
     sys.exit(main())

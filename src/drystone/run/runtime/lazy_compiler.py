@@ -37,6 +37,7 @@ class _StandIn(ModuleType):
     def __init__(self) -> None:
         super().__init__(_NAME)
         self.__path__ = [f"{torch.__path__[0]}/_dynamo"]
+        self.__file__ = f"{self.__path__[0]}/__init__.py"
         self.finder = _PartFinder(self)
         self._left_alone: list[Any] = []
 
@@ -66,6 +67,8 @@ class _StandIn(ModuleType):
         return sys.modules.get(_NAME) is self
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # asked of every module, by `inspect` and `warnings`
+            raise AttributeError(name)
         return getattr(self.real(), name)
 
 

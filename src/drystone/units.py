@@ -46,6 +46,8 @@ def format_seconds(seconds: float) -> str:
 
 def format_dollars(dollars: float) -> str:
     """`$1,234.50`; cents of a cent where there is less than one."""
+    if 0 < dollars < 0.00005:
+        return "<$0.0001"
     return f"${dollars:,.2f}" if dollars >= 0.01 or dollars == 0 else f"${dollars:.4f}"
 
 

@@ -26,14 +26,19 @@ _LONGEST_REASON: Final = 60
 _MOST_DRAWN: Final = 100
 
 
+def state_word(job: Table) -> str:
+    """Its state, or more closely what a job that waits or runs does just now."""
+    state, phase = str(job["state"]), str(job["phase"])
+    return state if phase == "training" else phase
+
+
 def job_row(job: Table, now: float) -> tuple[str, ...]:
     """One job as text, in the order of `JOB_COLUMNS`."""
-    state = job["state"] if job["phase"] in (job["state"], "training") else job["phase"]
     return (
         job["id"],
         job["name"],
         job["owner"] or "-",
-        state,
+        state_word(job),
         format_gpus(job["gpus"]) or "-",
         job["plan"] or "-",
         f"{job['step']}/{job['num_steps']} {job['progress']:.0%}",

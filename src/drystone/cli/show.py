@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
+from drystone.cli.job_table import state_word
 from drystone.cli.live import Folder, JobId, connected, format_end, format_gpus, quoted
 from drystone.cli.recipe_options import AsJson
 
@@ -36,7 +37,7 @@ def _facts(job: dict[str, Any], now: float) -> list[tuple[str, str]]:
     described = job["description"]
     facts = [
         ("job", f"{job['id']} {job['name']}" + (f" of {job['owner']}" if job["owner"] else "")),
-        ("state", job["phase"]),
+        ("state", state_word(job)),
         ("trains", described["model"] or " ".join(described["command"])),
         ("data", described["data"]),
         ("progress", f"step {job['step']} of {job['num_steps']} ({job['progress']:.1%})"),

@@ -79,8 +79,8 @@ def test_one_is_not_several():
 
 
 def test_money_is_never_rounded_to_nothing():
-    assert [money(one) for one in (0.0, 0.00031, 0.31, 1234.5)] == [
-        "$0.00", "$0.0003", "$0.31", "$1,234.50",
+    assert [money(one) for one in (0.0, 0.00001, 0.00031, 0.31, 1234.5)] == [
+        "$0.00", "<$0.0001", "$0.0003", "$0.31", "$1,234.50",
     ]  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from drystone.run.simulator.virtual_time import VirtualTime
 from drystone.run.snapshots import SnapshotMaker
 from drystone.run.state import ClusterState
 from drystone.schedule.phases import Options
-from drystone.schedule.snapshot import Snapshot, StartupCost
+from drystone.schedule.snapshot import Placement, Snapshot, StartupCost
 
 
 class SimulatedWorld:
@@ -68,9 +68,6 @@ class SimulatedWorld:
         self._time.expect(jobs, self._runs.submit)
         NodeFaults(self._time, dice, self._runs)
         self._desk = RentalDesk(self._time, dice, self._runs, offers)
-        # What decisions ask for is theirs to do.
-        self.launch, self.stop, self.refuse = self._runs.launch, self._runs.stop, self._runs.refuse
-        self.rent, self.release = self._desk.ask, self._desk.release
         self._round_seconds, self._horizon_seconds = round_seconds, horizon_seconds
         self._decides_every_round = decides_every_round
         self._on_time = on_time
@@ -107,6 +104,26 @@ class SimulatedWorld:
         """What is the case now."""
         time = self._time
         return self._maker.look(time.state, time.now_seconds)
+
+    def launch(self, job_id: str, option: int, placement: Placement, reason: str) -> None:
+        """Start a waiting job."""
+        self._runs.launch(job_id, option, placement, reason)
+
+    def stop(self, job_id: str, reason: str) -> None:
+        """Take a running job's GPUs; its progress is kept."""
+        self._runs.stop(job_id, reason)
+
+    def refuse(self, job_id: str, reason: str) -> None:
+        """Turn a waiting job away."""
+        self._runs.refuse(job_id, reason)
+
+    def rent(self, offer: str, num_nodes: int, reason: str) -> None:
+        """Ask for nodes of an offer; they join after its start delay."""
+        self._desk.ask(offer, num_nodes, reason)
+
+    def release(self, node: int, reason: str) -> None:
+        """Give a rented node back."""
+        self._desk.release(node, reason)
 
     def wake(self, at_seconds: float, reason: str) -> None:
         """Let `advance` return at this time at the latest."""

@@ -21,7 +21,7 @@ def serve(
     database: Annotated[
         str, typer.Option(help="Instead of SQLite in the folder, e.g. postgresql+psycopg://...")
     ] = "",
-    policy: Annotated[str, typer.Option(help="How to decide.")] = "prices",
+    policy: Annotated[str, typer.Option(help="How to decide; names as of `simulate`.")] = "prices",
     port: Annotated[int, typer.Option(help="Also answer on this port.", min=0, max=65535)] = 0,
     host: Annotated[
         str, typer.Option(help="Of which address; beyond loopback only once a token exists.")

@@ -40,7 +40,13 @@ def simulate(
             "models known by name are estimated, and other jobs take as long as the trace says."
         ),
     ] = None,
-    policy: Annotated[str, typer.Option(help="Names, joined by commas.")] = "prices,fifo",
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="Names, joined by commas: prices, budget, cells, serverless, sia, gavel, pollux, "
+            "elasticflow, fifo, shortest, least-attained, or a variant (docs/simulate.md)."
+        ),
+    ] = "prices,fifo",
     part: Annotated[str, typer.Option(help="Which trace, where the file holds several.")] = "",
     arena: Annotated[
         bool,

@@ -2,8 +2,10 @@ import json
 from pathlib import Path
 
 import pytest
+import typer
 
-from drystone.cli.main import run
+from drystone.cli.main import _build_app, run
+from drystone.schedule.policy import POLICIES
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "simulate"
 JOBS, CLUSTER, MARKET = (
@@ -143,3 +145,12 @@ def test_a_wrong_frontier_is_refused(capsys):
     assert run([*files, "--budgets", "x"]) == 2
     assert run([*files, "--budgets", "0"]) == 2
     assert run([*files, "--target-hours", "0.0001"]) == 3
+
+
+def test_the_help_names_policies_that_there_are():
+    simulate = typer.main.get_command(_build_app(["simulate"])).commands["simulate"]
+    told = next(one.help for one in simulate.params if one.name == "policy")
+    named = told.partition(": ")[2].partition(", or a variant")[0].split(", ")
+
+    assert len(named) >= 10
+    assert set(named) <= set(POLICIES)

@@ -5,6 +5,9 @@ where about `--active` jobs wait or run; each policy then decides on every one o
 that remembers is first shown the snapshot before, as it would have seen it. Seconds are CPU seconds
 of one process; `ratio` is the median against that of `prices`.
 
+`cells-plain` is the oracle of `cells` (tests/oracles/plain_cells.py): Crius's procedure as it is
+described, one job, one candidate and one placement at a time. It decides the same as `cells`.
+
 python benchmarks/decision_time.py --active 150 --snapshots 20
 """
 
@@ -13,11 +16,15 @@ from __future__ import annotations
 import argparse
 import gc
 import math
+import sys
 import time
 from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "oracles"))
+from plain_cells import plain_cells
 
 from drystone.describe.trace import load_trace
 from drystone.describe.trace_cluster import load_cluster
@@ -27,11 +34,15 @@ from drystone.run.loop import drive
 from drystone.run.simulator.world import SimulatedWorld
 from drystone.schedule.decision import Decision
 from drystone.schedule.measured import measured_options, types_of
-from drystone.schedule.policy import POLICIES, Memory, find_policy
+from drystone.schedule.policy import POLICIES, Memory, Policy, find_policy
 from drystone.schedule.snapshot import Snapshot, StartupCost
 from figures import print_figures
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
+PLAIN = "cells-plain"
+# The mean of a decision in the run of Crius on this trace that its authors stored with Arena's
+# artifact: their code on their machine, so not to be read like what is measured here.
+STORED_CRIUS_SECONDS = 4.8
 Pair = tuple[Snapshot, Snapshot]  # one decision after the other
 
 
@@ -41,7 +52,7 @@ def main() -> None:
     parser.add_argument("--active", type=int, default=150, help="jobs that wait or run")
     parser.add_argument("--snapshots", type=int, default=20)
     parser.add_argument("--runner", default="cells", help="the policy whose run is looked at")
-    parser.add_argument("--policies", default=",".join(sorted(POLICIES)))
+    parser.add_argument("--policies", default=",".join(sorted([*POLICIES, PLAIN])))
     parser.add_argument("--most-seconds", type=float, default=20.0, help="for each policy")
     given = parser.parse_args()
     pairs = take_pairs(given.runner, given.active, given.snapshots)
@@ -69,6 +80,11 @@ def main() -> None:
             flush=True,
         )
         figures |= {f"{name}_seconds": median, f"{name}_times_prices": median / reference}
+    print(
+        f"the authors' stored run of Crius, on their machine: {STORED_CRIUS_SECONDS:g} s on "
+        f"average, {STORED_CRIUS_SECONDS / reference:.0f} times prices here"
+    )
+    figures["stored_crius_times_prices"] = STORED_CRIUS_SECONDS / reference
     print_figures(figures)
 
 
@@ -102,7 +118,8 @@ def take_pairs(runner: str, active: int, num_snapshots: int) -> list[Pair]:
 
 def time_policy(name: str, pairs: list[Pair], most_seconds: float) -> tuple[list[float], int]:
     """CPU seconds of each decision, and decisions made in all; stops when time is up."""
-    policy, began = find_policy(name), time.process_time()
+    policy: Policy = plain_cells if name == PLAIN else find_policy(name)
+    began = time.process_time()
     policy(*_first(pairs))  # imports and the like are not timed
     seconds: list[float] = []
     num_decisions = 0

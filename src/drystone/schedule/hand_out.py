@@ -62,7 +62,8 @@ class HandOut:
 
     def settled(self) -> dict[int, int]:
         """The option of every job that is settled so far."""
-        return {row: int(self._option[row]) for row in self._placements}
+        rows = list(self._placements)
+        return dict(zip(rows, self._option[rows].tolist(), strict=True))
 
     def value(self) -> float:
         """What everything given out so far is worth."""
@@ -80,15 +81,18 @@ class HandOut:
         values, gpus = self._values[row], self._snapshot.job_num_gpus[row]
         return [int(one) for one in np.lexsort((-values, gpus)) if values[one] > 0]
 
-    def keep(self, row: int) -> None:
-        """Leave a running job where it is."""
-        self._held.discard(row)
-        self._give(row, int(self._jobs.option[row]), self._jobs.placements[row], "it stays")
+    def keep(self, rows: IntArray) -> None:
+        """Leave running jobs where they are."""
+        self._option[rows] = self._jobs.option[rows]
+        kept, placements = rows.tolist(), self._jobs.placements
+        self._held.difference_update(kept)
+        self._placements |= {row: placements[row] for row in kept}
+        self._reasons |= dict.fromkeys(kept, "it stays")
 
-    def leave_alone(self, row: int) -> None:
-        """Leave a running job where it is, whatever is left over later."""
-        self.keep(row)
-        self._left_alone.add(row)
+    def leave_alone(self, rows: IntArray) -> None:
+        """Leave running jobs where they are, whatever is left over later."""
+        self.keep(rows)
+        self._left_alone.update(rows.tolist())
 
     def _give(self, row: int, option: int, placement: Placement, reason: str) -> None:
         self._option[row] = option
@@ -109,23 +113,24 @@ class HandOut:
 
         Whoever picks nothing, or finds no place, keeps its GPUs if nobody took them.
         """
-        jobs = self._jobs
-        for row in sorted(self._held):
-            if picks[row] == jobs.option[row] and self._may_stay(row):
-                self.keep(row)
-            else:
-                self._room.give_back(self._open_part(row))
+        jobs, held = self._jobs, self._held_rows()
+        stays = (picks[held] == jobs.option[held]) & self._may_stay(held)
+        self.keep(held[stays])
+        for row in held[~stays].tolist():
+            self._room.give_back(self._open_part(row))
         rows = np.flatnonzero((picks >= 0) & (self._option < 0))
         gpus = self._counts[rows, picks[rows]].max(axis=1, initial=0)
         order = rows[np.lexsort((rows, -self._surplus[rows, picks[rows]], -gpus))]
         missed = [row for row in order.tolist() if not self._place_pick(row, int(picks[row]))]
         for row in missed:
             self._place_otherwise(row, int(picks[row]))
-        for row in sorted(self._held):
-            is_worth = self._option[row] < 0 and self._values[row, jobs.option[row]] > 0
-            if is_worth and self._may_stay(row) and self._room.has(jobs.placements[row]):
-                self._room.take(jobs.placements[row])
-                self.keep(row)
+        held = self._held_rows()
+        is_worth = (self._option[held] < 0) & (self._values[held, jobs.option[held]] > 0)
+        for at in np.flatnonzero(is_worth & self._may_stay(held)).tolist():
+            placement = jobs.placements[held[at]]
+            if self._room.has(placement):
+                self._room.take(placement)
+                self.keep(held[at : at + 1])
 
     def _open_part(self, row: int) -> Placement:
         """What a running job has on nodes that are not closed."""
@@ -134,8 +139,19 @@ class HandOut:
             return placement
         return tuple(one for one in placement if one[0] not in self._closed)
 
-    def _may_stay(self, row: int) -> bool:
-        return len(self._open_part(row)) == len(self._jobs.placements[row])
+    def _held_rows(self) -> IntArray:
+        """The running jobs that are not settled."""
+        return np.array(sorted(self._held), dtype=np.int64)
+
+    def _may_stay(self, rows: IntArray) -> BoolArray:
+        """Whether no node of each of these running jobs is closed."""
+        if not self._closed:
+            return np.ones(len(rows), dtype=np.bool_)
+        placements = self._jobs.placements
+        return np.array(
+            [self._closed.isdisjoint(node for node, _ in placements[row]) for row in rows.tolist()],
+            dtype=np.bool_,
+        )
 
     def _place_pick(self, row: int, option: int) -> bool:
         placement = self._room.place(self._counts[row, option])
@@ -270,21 +286,22 @@ class HandOut:
             f"price_{gpu}": float(price)
             for gpu, price in zip(self._snapshot.gpu_types, self._prices, strict=True)
         }
-        found = (self._decide(row, numbers) for row in range(len(self._jobs)))
-        return [one for one in found if one is not None]
+        is_same = self._jobs.is_running & (self._option == self._jobs.option)
+        placements = self._jobs.placements
+        for row in np.flatnonzero(is_same).tolist():
+            is_same[row] = self._placements[row] == placements[row]
+        concerned = (self._option >= 0) | self._jobs.is_running
+        return [self._decide(row, numbers) for row in np.flatnonzero(concerned & ~is_same).tolist()]
 
-    def _decide(self, row: int, numbers: Numbers) -> Decision | None:
+    def _decide(self, row: int, numbers: Numbers) -> Decision:
+        """What changes for a job that is given something, or has something."""
         jobs, option, runs = self._jobs, int(self._option[row]), bool(self._jobs.is_running[row])
-        if option < 0 and not runs:
-            return None
         job_id = jobs.specs[row].id
         if option < 0:
             numbers = {**numbers, "value": float(self._values[row, jobs.option[row]])}
             reason = "others are worth more on these GPUs at these prices"
             return Preempt(job_id=job_id, reason=reason, numbers=numbers)
         placement, reason = self._placements[row], self._reasons[row]
-        if runs and option == jobs.option[row] and placement == jobs.placements[row]:
-            return None
         numbers = {**numbers, **self._numbers(row, option)}
         if not runs:
             return Start(

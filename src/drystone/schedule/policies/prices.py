@@ -113,21 +113,20 @@ def _decide(
     view = _look(snapshot, before, settings)
     worth, start = _find_worth(snapshot, view, before)
     protected = _still_protected(snapshot, before)
-    left_alone = _left_alone(snapshot, worth, protected).tolist()
+    left_alone = _left_alone(snapshot, worth, protected)
     rent, closed = None, []
     if rents:
         rent = plan_rent(
             snapshot,
             make_market(snapshot, worth.values),
             before.rent if before is not None else None,
-            {node for row in left_alone for node, _ in snapshot.jobs.placements[row]},
+            {node for row in left_alone.tolist() for node, _ in snapshot.jobs.placements[row]},
         )
         closed = rent.closed.tolist()
     hand_out = HandOut(
         snapshot, worth, spread_speed_share=settings.spread_speed_share, closed=closed
     )
-    for row in left_alone:
-        hand_out.leave_alone(row)
+    hand_out.leave_alone(left_alone)
     for row in overdue(snapshot):
         if hand_out.serve(row, _OVERDUE):
             until = snapshot.now_seconds + PROTECTED_SECONDS

@@ -52,7 +52,7 @@ check: lint  ## format, lint, types, import direction, fast tests
 # The page is tested in Debian's Chromium: where we may install it, we do; elsewhere those tests are skipped.
 browser:
 	@command -v chromium >/dev/null \
-		|| { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } \
+		|| { test "$$(id -u)" = 0 && apt-get update -qq && apt-get -o DPkg::Lock::Timeout=120 install -y -qq chromium >/dev/null; } \
 		|| echo "There is no chromium here: the tests of the page are skipped." >&2
 
 # Tests of the Slurm engine start daemons of their own; the packages come from Debian where we may install them.

@@ -76,7 +76,11 @@ class RayCluster:
                 "object_store_memory": _STORE_BYTES,
                 "_system_config": HEALTH,
             }
-            self._cluster = _retried(lambda: Cluster(initialize_head=True, head_node_args=head))
+            # Ray writes down which cluster is the current one where RAY_TMPDIR says, and takes it
+            # that the folder is there: without this in /tmp/ray, which is not ours to write to.
+            (self._folder / "ray").mkdir()
+            with mock.patch.dict(os.environ, {"RAY_TMPDIR": str(self._folder)}):
+                self._cluster = _retried(lambda: Cluster(initialize_head=True, head_node_args=head))
             for one in nodes:
                 self.add(one)
             # Controllers of this process share one driver: joining takes Ray seconds.

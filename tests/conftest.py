@@ -124,9 +124,6 @@ def postgres_server(tmp_path_factory):
             if shared not in one.resolve().parents:
                 break  # what is above is not ours
             one.chmod(0o777)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     data = folder / "data"
     made = subprocess.run(
         [*user, "initdb", "-D", str(data), "-U", "test", "-A", "trust"],
@@ -135,20 +132,36 @@ def postgres_server(tmp_path_factory):
     if made.returncode:
         pytest.skip(f"PostgreSQL cannot be set up here: {made.stderr[-300:]}")
     with (folder / "log").open("w") as log:
-        server = subprocess.Popen(
-            [
-                *user, "postgres", "-D", str(data), "-p", str(port),
-                "-k", str(folder), "-h", "127.0.0.1",
-            ],
-            stdout=log, stderr=log, cwd=folder, start_new_session=True,
-        )  # fmt: skip
-    url = f"postgresql+psycopg://test@127.0.0.1:{port}/postgres"
-    for _ in range(300):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                break
-        time.sleep(0.1)
-    time.sleep(0.5)  # it listens a moment before it answers
+        server, url = _start_postgres(user, data, log)
     yield url
     server.terminate()
     server.wait(timeout=30)
+
+
+def _start_postgres(user, data, log, seconds=120.0):
+    """The server and its URL, once it answers; on another port if somebody has taken this one."""
+    import psycopg
+
+    deadline, server = time.monotonic() + seconds, None
+    while time.monotonic() < deadline:
+        if server is None or server.poll() is not None:
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                port = probe.getsockname()[1]
+            server = subprocess.Popen(
+                [
+                    *user, "postgres", "-D", str(data), "-p", str(port),
+                    "-k", str(data.parent), "-h", "127.0.0.1",
+                ],
+                stdout=log, stderr=log, cwd=data.parent, start_new_session=True,
+            )  # fmt: skip
+        try:
+            psycopg.connect(
+                f"postgresql://test@127.0.0.1:{port}/postgres", connect_timeout=10
+            ).close()
+        except psycopg.OperationalError:
+            time.sleep(0.2)
+        else:
+            return server, f"postgresql+psycopg://test@127.0.0.1:{port}/postgres"
+    server.terminate()
+    raise RuntimeError(f"PostgreSQL does not answer: {Path(log.name).read_text()[-1000:]}")

@@ -127,9 +127,10 @@ class StartCosts:
         return share * beyond / self.started_dollars_per_hour * HOUR_SECONDS
 
 
-def count_training(costs: StartCosts, snapshot: Snapshot) -> StartCosts:
+def count_training(costs: StartCosts, snapshot: Snapshot, idle_dollars: float = 0.0) -> StartCosts:
     """Add what was trained since the last look, and who has started. Lengths must be known.
 
+    What was paid for nodes that are kept idle on purpose is no cost of starts either.
     A job that is not there any more has done what was left of it, or as much as it could by now: it
     may have been cancelled.
     """
@@ -148,7 +149,7 @@ def count_training(costs: StartCosts, snapshot: Snapshot) -> StartCosts:
     held = _held(snapshot, rows, jobs.option[rows].tolist(), placements)
     return replace(
         costs,
-        trained_dollars=costs.trained_dollars + trained,
+        trained_dollars=costs.trained_dollars + trained + idle_dollars,
         told_dollars=costs.told_dollars + sum(one.told_dollars for one in started),
         started_dollars_per_hour=costs.started_dollars_per_hour
         + sum(one.start_dollars_per_hour for one in started),

@@ -2,7 +2,7 @@
 
 A node is rented when a job is to run on it, and given back at the first decision at which nobody
 uses it or waits for the rest of its nodes: they come one by one, and the first ones are not idle.
-Keeping idle nodes for the next job did not pay where it was tried: docs/log.md.
+Idle nodes are kept for jobs to come only with money that is left (`schedule/budget_spares.py`).
 """
 
 from __future__ import annotations
@@ -126,25 +126,45 @@ def rent_and_release(
     wanted: Mapping[int, int],
     offers: Mapping[int, Offer],
     room: Room,
-) -> list[Rent | Release]:
-    """Rent what jobs need and is not on its way; give back what nobody uses."""
+    spares: Mapping[int, int],
+) -> tuple[list[Rent | Release], dict[int, int]]:
+    """Rent what jobs need and is not on its way; give back what nobody uses or is to have soon.
+
+    Also how many idle nodes are kept, by type.
+    """
     decisions: list[Rent | Release] = []
     cap_left = snapshot.hard_cap_dollars_per_hour - snapshot.committed_dollars_per_hour
+    idle = _idle_rentals(snapshot, room)
     for kind, offer in sorted(offers.items()):
         price, coming = offer.price_dollars_per_hour, num_coming(snapshot, offer)
-        number = 0 if offer.is_short else wanted.get(kind, 0) - coming
+        needed, spare = wanted.get(kind, 0), spares.get(kind, 0)
+        here = int((snapshot.rentals.offer == snapshot.offers.index(offer)).sum())
+        ahead = max(min(spare - len(idle.get(kind, ())), offer.most_nodes - here - needed), 0)
+        number = 0 if offer.is_short else needed + ahead - coming
         if price > 0 and math.isfinite(cap_left):
             number = min(number, int(max(cap_left, 0.0) / price))
         if number <= 0:
             continue
         cap_left -= number * price
-        reason = f"jobs need {wanted.get(kind, 0)} more nodes, {coming} are on their way"
+        reason = f"jobs need {needed} more nodes, {coming} are on their way"
+        if spare:
+            reason += f", and the budget pays for {spare} that wait for the next jobs"
         numbers = {"price_dollars_per_hour": price}
         decisions.append(Rent(offer=offer.name, num_nodes=number, reason=reason, numbers=numbers))
+    num_kept = {kind: min(spares[kind], len(idle.get(kind, ()))) for kind in spares}
+    for kind, rows in idle.items():
+        for row in rows[num_kept.get(kind, 0) :]:
+            decisions.append(Release(node=row, reason="nobody uses it, and it costs money"))
+    return decisions, num_kept
+
+
+def _idle_rentals(snapshot: Snapshot, room: Room) -> dict[int, list[int]]:
+    """Rented nodes that nobody uses, by GPU type."""
+    idle: dict[int, list[int]] = {}
     for row in snapshot.rentals.nodes.tolist():
         if room.free[row] >= snapshot.nodes.num_gpus[row]:
-            decisions.append(Release(node=row, reason="nobody uses it, and it costs money"))
-    return decisions
+            idle.setdefault(int(snapshot.nodes.type_index[row]), []).append(row)
+    return idle
 
 
 def _rank(offer: Offer) -> tuple[bool, float]:

@@ -420,6 +420,26 @@ def test_every_job_ends_and_the_budget_is_kept(fields):
     assert world.spent_dollars / hours <= 75.0 * 1.03
 
 
+@pytest.mark.parametrize("limit", [3.3, 40.0])
+def test_money_that_jobs_cannot_use_keeps_places_for_those_to_come(limit):
+    """A node takes ten minutes to come; jobs of 25 minutes use 3.3 dollars an hour."""
+    offers = (
+        Offer(name="a", gpu="A", num_gpus=1, price_dollars_per_hour=1.0, start_delay_seconds=600.0),
+    )
+    jobs = stream({"m": 1 / 450}, 1500.0, 80, seed=2)
+    world = MarketWorld(jobs, {"m": options(1.0)}, offers, limit)
+    made = world.run()
+
+    ahead = [one for _, one in made if isinstance(one, Rent) and "next jobs" in one.reason]
+    records = list(world.state.jobs.values())[40:]
+    at_once = [one for one in records if one.first_start_seconds - one.spec.submit_seconds < 1.0]
+    assert world.has_ended()
+    assert world.rate == 0.0
+    assert world.spent_dollars <= 1.1 * limit * world.last_submit / HOUR
+    assert bool(ahead) == (limit > 10.0)
+    assert len(at_once) >= (36 if limit > 10.0 else 0)
+
+
 @pytest.mark.slow
 def test_a_budget_below_the_load_makes_jobs_wait_and_not_the_spend_grow():
     world = market(30.0, number=300)  # the load is 40 GPUs at a dollar an hour

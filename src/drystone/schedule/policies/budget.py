@@ -8,7 +8,8 @@ What starts cost is told, and corrected by what was paid for them (`schedule/bud
 mu by that (`schedule/budget_feedback.py`). (3) Every new job picks the option with the least
 (w + mu price) (work / speed + startup): boa.md 2.3, with a start as in 2.4. (4) Picks are packed
 onto the nodes that are here; for those that do not fit, nodes are rented, and what nobody uses and
-nobody waits with is given back. (5) A running job changes its option where that lowers the same
+nobody waits with is given back, but for places that money pays for which jobs cannot use
+(`schedule/budget_spares.py`). (5) A running job changes its option where that lowers the same
 sum for its remaining work, restart and later phases included, but not within `KEEP_STARTUPS` times
 what its start cost.
 
@@ -48,7 +49,14 @@ from drystone.schedule.budget_rental import (
     rent_and_release,
     type_prices,
 )
-from drystone.schedule.decision import Decision, Refuse, Resize, Start
+from drystone.schedule.budget_spares import (
+    Spares,
+    Starts,
+    count_starts,
+    pay_for_spares,
+    plan_spares,
+)
+from drystone.schedule.decision import Decision, Refuse, Resize, Start, Wake
 from drystone.schedule.packing import Room, make_room
 from drystone.schedule.policy import Memory
 from drystone.schedule.snapshot import BoolArray, FloatArray, IntArray, Placement, Snapshot
@@ -77,6 +85,7 @@ class BudgetMemory:
     starts: StartCosts
     extra_start_seconds: float = 0.0  # beyond what is told of a start; learned anew as jobs come
     paths: Paths = field(default_factory=dict)
+    began: Starts = field(default_factory=Starts)  # what spare places are reckoned from
 
 
 def budget(snapshot: Snapshot, memory: Memory) -> tuple[list[Decision], Memory]:
@@ -86,9 +95,11 @@ def budget(snapshot: Snapshot, memory: Memory) -> tuple[list[Decision], Memory]:
     offers = cheapest_offers(snapshot)
     prices = _option_prices(snapshot, type_prices(snapshot, offers))
     costs, extra = before.starts, before.extra_start_seconds
+    has_arrivals = bool(arrivals.active - before.arrivals.active)
     if snapshot.knows_lengths:
-        costs = count_training(before.starts, snapshot)
-        if arrivals.active - before.arrivals.active:  # paths hold for as long as nobody comes
+        idle_dollars = before.began.idle_dollars(snapshot.now_seconds)
+        costs = count_training(before.starts, snapshot, idle_dollars)
+        if has_arrivals:  # paths hold for as long as nobody comes
             extra = costs.extra_seconds(snapshot.spent_dollars)
     startups = np.maximum(snapshot.startup_seconds + extra, 0.0)
     frontier, paths = _believed_frontier(snapshot, arrivals, prices, extra, before.paths)
@@ -105,7 +116,11 @@ def budget(snapshot: Snapshot, memory: Memory) -> tuple[list[Decision], Memory]:
     resizes = (
         _resize(snapshot, rest, startups, room, wanted, numbers) if snapshot.knows_lengths else []
     )
-    rentals = rent_and_release(snapshot, wanted=wanted.num_nodes(), offers=offers, room=room)
+    began = count_starts(before.began, snapshot, offers, starts, has_arrivals=has_arrivals)
+    spares = plan_spares(snapshot, began, offers, frontier, balance)
+    rentals, num_kept = rent_and_release(
+        snapshot, wanted=wanted.num_nodes(), offers=offers, room=room, spares=spares.num_nodes
+    )
     after = BudgetMemory(
         arrivals=arrivals,
         balance=balance,
@@ -113,8 +128,16 @@ def budget(snapshot: Snapshot, memory: Memory) -> tuple[list[Decision], Memory]:
         starts=expect_starts(costs, snapshot, [*starts, *resizes]),
         extra_start_seconds=extra,
         paths=paths,
+        began=pay_for_spares(began, snapshot, offers, num_kept),
     )
-    return [*_refuse(snapshot), *starts, *resizes, *rentals], after
+    return [*_refuse(snapshot), *starts, *resizes, *rentals, *_wakes(spares)], after
+
+
+def _wakes(spares: Spares) -> list[Decision]:
+    """Ask to decide again when places have waited long enough for the next job."""
+    if not spares.num_nodes:
+        return []
+    return [Wake(at_seconds=spares.until_seconds, reason="nobody may have come until then")]
 
 
 def _first_memory(snapshot: Snapshot) -> BudgetMemory:

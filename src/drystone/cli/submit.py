@@ -10,12 +10,15 @@ import typer
 
 from drystone.cli.columns import counted, money
 from drystone.cli.live import Folder, connected, format_gpus, say_emulated
+from drystone.cli.names import complete_models
 from drystone.cli.recipe_options import AsJson
 
 
 def submit(
     file: Annotated[Path | None, typer.Argument(help="A job file (docs/jobs.md).")] = None,
-    model: Annotated[str, typer.Option(help="Without a file: what to train.")] = "",
+    model: Annotated[
+        str, typer.Option(help="Without a file: what to train.", autocompletion=complete_models)
+    ] = "",
     data: Annotated[str, typer.Option(help="A token or text file; none: made-up tokens.")] = "",
     steps: Annotated[str, typer.Option(help="How many steps, e.g. 1000.")] = "",
     tokens: Annotated[str, typer.Option(help="Or how many tokens, e.g. 2B.")] = "",

@@ -106,6 +106,9 @@ def test_a_market_alone_is_enough(capsys):
         (["--trace", JOBS, "--cluster", CLUSTER, "--scaling", "cubic"], "amdahl"),
         (["--trace", JOBS, "--cluster", CLUSTER, "--type-speeds", "odd"], "peak"),
         (["--trace", CLUSTER, "--cluster", CLUSTER], "no known trace"),
+        (["--trace", "/dev/null", "--cluster", CLUSTER], "is empty"),
+        (["--trace", JOBS, "--cluster", CLUSTER, "--report", "/nowhere/o.html"], "no such folder"),
+        (["--trace", JOBS, "--cluster", CLUSTER, "--timeline", "/tmp"], "is a folder"),
     ],
 )
 def test_a_wrong_request_is_refused_with_what_to_try(extra: list[str], says: str, capsys):
@@ -133,7 +136,8 @@ def test_a_frontier_is_read_the_other_way_and_drawn(tmp_path: Path, capsys):
 
     assert run([*files, *wanted, "--plot", str(tmp_path / "f.svg")]) == 0
 
-    shown = capsys.readouterr().out
+    shown, told = capsys.readouterr()
+    assert told.splitlines()[-1] == f"Drawn: {tmp_path / 'f.svg'}"
     assert "in theory at least $" in shown
     assert "best possible" in shown
     assert (tmp_path / "f.svg").stat().st_size > 1000

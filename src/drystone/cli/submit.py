@@ -101,10 +101,15 @@ def _show_plan(plan: dict[str, Any]) -> None:
     print_options(f"{job['name']}: {counted(plan['steps'], 'step')} of {what}", plan["options"])
     console = make_console(stderr=True)
     cost = "" if chosen["dollars"] is None else f", about {money(chosen['dollars'])}"
+    if chosen["is_free"]:
+        begins, note = "Now it would get", "It may grow and shrink while it runs."
+    else:
+        begins, note = "What suffices is taken; alone it would get", "It waits, or others shrink."
+    takes = f"{format_seconds(chosen['seconds'])}{cost}"
     console.print(
-        f"Now it would get {format_gpus(chosen['gpus'])}: "
-        f"{format_seconds(chosen['seconds'])}{cost}. It may grow and shrink while it runs.",
+        f"{begins} {format_gpus(chosen['gpus'])}: {takes}. {note}",
         style="bold",
+        soft_wrap=True,
     )
     if plan["num_waiting"]:
         console.print(f"Already waiting: {counted(plan['num_waiting'], 'job')}.", style="yellow")

@@ -18,7 +18,9 @@ for name in real.gpu_types:
     count = sum(node.num_gpus for node in real.nodes if node.gpu == name)
     price = real.dollars_per_gpu_hour[name]
     rate = (gpu.bf16_flops or gpu.fp16_flops) / TERA
-    print(f"{count:3} x {gpu.name}: {gpu.usable_bytes / GiB:.1f} GiB, {rate:.0f} TF/s, ${price}/h")
+    print(
+        f"{count:3} x {gpu.name}: {gpu.usable_bytes / GiB:.1f} GiB, {rate:.0f} TF/s, ${price:.2f}/h"
+    )
 
 # The same, to try things out on a processor: each device at its pace, with its own memory.
 emulated = load_cluster_file(HERE / "cluster_emulated.yaml")

@@ -54,8 +54,11 @@ class UnknownName(RequestError):
         near = close_names(name, names)
         if near:
             hint = "Did you mean " + " or ".join(repr(one) for one in near) + "?"
+        elif not names:
+            hint = f"There is no {kind} yet"
         else:
-            shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+            is_short = len(names) <= 20  # a list is shown whole where that helps, else its start
+            shown = ", ".join(names if is_short else [*names[:12], "..."])
             hint = f"Known: {shown}"
         super().__init__(f"unknown {kind} {name!r}", where=where, hint=hint)
 

@@ -1,6 +1,7 @@
 """`drystone serve` as a process: how it ends, and what it leaves."""
 
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -47,6 +48,20 @@ def agent_lives(folder: Path) -> bool:
         return False
     finally:
         client.close()
+
+
+def test_nothing_is_announced_that_cannot_be(tmp_path):
+    (tmp_path / "c.yaml").write_text(CLUSTER)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "drystone", "serve", "--cluster", str(tmp_path / "c.yaml")]
+        done = subprocess.run(
+            [*command, "--folder", str(tmp_path / "s"), "--port", str(port)],
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: port {port} of 127.0.0.1 cannot be used")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

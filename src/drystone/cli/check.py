@@ -29,6 +29,9 @@ def check(
         Path | None, typer.Option(help="Draw predicted against measured into this file.")
     ] = None,
     worst: Annotated[int, typer.Option(help="How many of the worst rows to show.", min=0)] = 8,
+    brief: Annotated[
+        bool, typer.Option("--brief", help="Groups only: no datasets, worst or skipped rows.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Judge the estimates by published measurements.
@@ -41,7 +44,7 @@ def check(
     [{run_id, dataset, reason}], results: [{run_id, dataset, group, kind, estimated, measured,
     error}]}; errors are shares of the measurement.
     """
-    from drystone.cli.output import print_json
+    from drystone.cli.output import print_json, say_made
 
     if plot is not None:  # refused now, not after all estimates
         from drystone.observe.plot import load_pyplot, plot_check
@@ -55,9 +58,9 @@ def check(
         return
     from drystone.cli.check_view import print_report
 
-    print_report(report, num_worst=worst)
+    print_report(report, num_worst=worst, is_brief=brief)
     if plot is not None:
-        typer.echo(f"Drawn: {plot}", err=True)
+        say_made("Drawn", plot)
 
 
 def _check(measure: Measure, rows: Path | None) -> CheckReport:

@@ -18,14 +18,17 @@ _ERROR_COLUMNS = (
 )
 
 
-def print_report(report: CheckReport, *, num_worst: int) -> None:
-    """Groups, datasets, out-of-memory counts, the worst rows, the skipped."""
+def print_report(report: CheckReport, *, num_worst: int, is_brief: bool = False) -> None:
+    """Groups and out-of-memory counts; unless it is brief datasets, the worst rows, the skipped."""
     console = make_console()
     _print_groups(report)
-    console.print()
-    _print_datasets(report)
+    if not is_brief:
+        console.print()
+        _print_datasets(report)
     console.print()
     _print_fits(report)
+    if is_brief:
+        return
     if num_worst and report.runs:
         console.print()
         _print_worst(report, num_worst)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from drystone.cli.names import complete_gpus
 from drystone.cli.recipe_options import (
-    MODEL_HELP,
     AsJson,
     AttentionWord,
     ClusterFile,
@@ -17,6 +17,7 @@ from drystone.cli.recipe_options import (
     LauncherName,
     LoraRank,
     LossWord,
+    ModelName,
     OffloadWord,
     OptimizerWord,
     PrecisionWord,
@@ -37,8 +38,13 @@ if TYPE_CHECKING:
 
 
 def estimate(
-    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
-    gpu: Annotated[str, typer.Option("--gpu", help="A GPU type (see `drystone gpus`).")],
+    model: ModelName,
+    gpu: Annotated[
+        str,
+        typer.Option(
+            "--gpu", help="A GPU type (see `drystone gpus`).", autocompletion=complete_gpus
+        ),
+    ],
     layout: Annotated[
         str, typer.Option(help="dp, tp, pp, cp, ep, micro, zero, shard, sp, vpp, schedule, keep.")
     ] = "dp=1",

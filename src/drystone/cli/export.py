@@ -9,13 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
+from drystone.cli.names import words
 from drystone.cli.recipe_options import ClusterFile
 from drystone.errors import DrystoneError, InvalidSpec, UnknownName
 
 
 def export(
     plan: Annotated[Path, typer.Argument(help="A plan, as `drystone plan --save` writes it.")],
-    to: Annotated[str, typer.Option(help="jobset, kueue or job.")] = "jobset",
+    to: Annotated[
+        str,
+        typer.Option(help="jobset, kueue or job.", autocompletion=words("jobset", "kueue", "job")),
+    ] = "jobset",
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The file to write; none: standard output.")
     ] = None,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from drystone.cli.columns import counted
+from drystone.cli.names import complete_policies
 from drystone.errors import InvalidSpec
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ def frontier(
         str,
         typer.Option(
             help="Names, joined by commas. One that does not rent, or is written fixed:NAME, gets "
-            "as many nodes as the budget pays for all the time."
+            "as many nodes as the budget pays for all the time.",
+            autocompletion=complete_policies,
         ),
     ] = "budget,prices",
     budgets: Annotated[
@@ -98,12 +100,15 @@ def frontier(
         _print_json(request, setup, theory, points, names, target_hours)
         return
     from drystone.cli.frontier_view import print_points, print_target
+    from drystone.cli.output import say_made
 
     print_points(
         f"{trace.name}: {counted(len(setup.scenario.jobs), 'job')}", theory, points, setup.notes
     )
     if target_hours:
         print_target(theory, points, names, target_seconds, arrival_hours(setup.scenario))
+    if plot is not None:
+        say_made("Drawn", plot)
 
 
 def _budgets(text: str, theory: Frontier) -> list[float]:

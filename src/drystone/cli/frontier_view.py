@@ -37,8 +37,9 @@ def print_points(
     lines = [
         f"In theory: from {format_seconds(slowest)} for ${least:,.2f} an hour, the least that "
         f"keeps up, to {format_seconds(fastest)} for ${most:,.2f}.",
-        "The best possible is for all the money that was spent, on GPUs rented one by one and at "
-        "once for jobs that arrive for ever at the trace's rates.",
+        "The best possible is for all the money that was spent, over the hours in which jobs "
+        "arrived (so the plot counts too), on GPUs rented one by one and at once for jobs that "
+        "arrive for ever at the trace's rates.",
     ]
     if fixed := [name for name in order if is_fixed(name)]:
         lines.append(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from drystone.cli.columns import counted
+from drystone.cli.names import complete_gpus
 from drystone.cli.recipe_options import ClusterFile
 
 if TYPE_CHECKING:
@@ -15,7 +16,11 @@ if TYPE_CHECKING:
 
 def gpus(
     pattern: Annotated[
-        str, typer.Argument(help="Words that a name, vendor or architecture must contain.")
+        str,
+        typer.Argument(
+            help="Words that a name, vendor or architecture must contain.",
+            autocompletion=complete_gpus,
+        ),
     ] = "",
     cluster: ClusterFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,

@@ -6,12 +6,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from drystone.cli.names import complete_models
+
 if TYPE_CHECKING:
     from drystone.describe.model import ModelSpec
 
 
 def models(
-    pattern: Annotated[str, typer.Argument(help="Words that a name or family must contain.")] = "",
+    pattern: Annotated[
+        str,
+        typer.Argument(
+            help="Words that a name or family must contain.", autocompletion=complete_models
+        ),
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """List the models known by name: shapes and parameters.

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -20,16 +21,19 @@ from drystone.cli.columns import (
     has_width,
     printable,
 )
+from drystone.errors import UnreadableFile
 
 __all__ = [
     "Column",
     "HeadedTable",
+    "check_writable",
     "counted",
     "fit_columns",
     "make_console",
     "print_json",
     "print_table",
     "printable",
+    "say_made",
     "track",
 ]
 
@@ -56,9 +60,24 @@ def make_console(*, stderr: bool = False) -> Console:
     return Console(
         stderr=stderr,
         highlight=False,
+        markup=False,  # brackets are what they are: pip install 'drystone[runtime]', a job's name
         width=None if knows_width else UNKNOWN_WIDTH,
         color_system=None if os.environ.get("NO_COLOR") else "auto",
     )
+
+
+def say_made(what: str, path: Path) -> None:
+    """That a file was written: for the person who looks, not for the pipe."""
+    make_console(stderr=True).print(f"{what}: {path}", style="dim", soft_wrap=True)
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a file that cannot be written before minutes are spent on what it should hold."""
+    if path.is_dir():
+        raise UnreadableFile("is a folder, not a file to write", where=str(path))
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        why = "it may not be written" if path.parent.is_dir() else "there is no such folder"
+        raise UnreadableFile(f"cannot be written: {why}", where=str(path))
 
 
 def print_json(payload: Any) -> None:

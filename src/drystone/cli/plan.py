@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from drystone.cli.names import complete_pool
 from drystone.cli.recipe_options import (
-    MODEL_HELP,
     AsJson,
     AttentionWord,
     Compiled,
@@ -16,6 +16,7 @@ from drystone.cli.recipe_options import (
     LauncherName,
     LoraRank,
     LossWord,
+    ModelName,
     OffloadWord,
     OptimizerWord,
     PrecisionWord,
@@ -31,9 +32,13 @@ if TYPE_CHECKING:
 
 
 def plan(
-    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
+    model: ModelName,
     gpus: Annotated[
-        str, typer.Option(help="GPUs there are, e.g. 8xA100-80G,8xV100-32G; none: which would do?")
+        str,
+        typer.Option(
+            help="GPUs there are, e.g. 8xA100-80G,8xV100-32G; none: which would do?",
+            autocompletion=complete_pool,
+        ),
     ] = "",
     cluster: Annotated[
         Path | None,
@@ -108,14 +113,13 @@ def _plan_pool(
     save: Path | None,
     as_json: bool,
 ) -> None:
-    from drystone.cli.output import make_console, print_json
+    from drystone.cli.output import make_console, print_json, say_made
     from drystone.cli.plan_request import say_own
     from drystone.plan.plan import save_plan
     from drystone.plan.refusal import refuse
     from drystone.plan.search import plan_job
 
-    console = make_console(stderr=True)
-    with console.status(f"Planning {shape.name} on {pool} ..."):
+    with make_console(stderr=True).status(f"Planning {shape.name} on {pool} ..."):
         found = plan_job(
             shape, recipe, pool, dollars_per_gpu_hour=prices, chooses_precision=chooses_precision
         )
@@ -147,7 +151,7 @@ def _plan_pool(
     say_own(group.gpu for group in pool.groups)
     for path, what in ((plot, "Drawn"), (save, "Saved")):
         if path is not None:
-            console.print(f"{what}: {path}", style="dim")
+            say_made(what, path)
 
 
 def _find_gpus(

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from drystone.cli.names import complete_policies, words
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -21,7 +23,12 @@ def serve(
     database: Annotated[
         str, typer.Option(help="Instead of SQLite in the folder, e.g. postgresql+psycopg://...")
     ] = "",
-    policy: Annotated[str, typer.Option(help="How to decide; names as of `simulate`.")] = "prices",
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="How to decide; names as of `simulate`.", autocompletion=complete_policies
+        ),
+    ] = "prices",
     port: Annotated[int, typer.Option(help="Also answer on this port.", min=0, max=65535)] = 0,
     host: Annotated[
         str, typer.Option(help="Of which address; beyond loopback only once a token exists.")
@@ -30,7 +37,13 @@ def serve(
         list[str] | None,
         typer.Option(help="A name that people call this service by, e.g. a proxy's."),
     ] = None,
-    engine: Annotated[str, typer.Option(help="Where jobs run: local, ray or slurm.")] = "local",
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="Where jobs run: local, ray or slurm.",
+            autocompletion=words("local", "ray", "slurm"),
+        ),
+    ] = "local",
     address: Annotated[
         str, typer.Option(help="Ray: host:port of the cluster; none: that of this machine.")
     ] = "",
@@ -103,11 +116,8 @@ def serve(
     kinds = describe_nodes(found)
     if renting is not None:
         kinds = ", ".join(one for one in (kinds, describe_renting(renting, provider)) if one)
-    console.print(f"Serving {kinds}", style="bold", soft_wrap=True)
     page = f", page http://{host}:{port}/" if port else ""
-    console.print(f"Socket {where / SOCKET_NAME}{page}", style="dim", soft_wrap=True)
-    if engine == "local":
-        _say_without_torch(console)
+    lines = (f"Serving {kinds}", f"Socket {where / SOCKET_NAME}{page}")
     names = frozenset(one.lower() for one in allow_host or ())
     run_service(
         ControllerSettings(
@@ -120,15 +130,18 @@ def serve(
         ),
         network=Network(host=host, port=port, doors=Doors(names=names)),
         ends_agents=ends_all,
-        say=lambda text: console.print(text, style="yellow", soft_wrap=True),
+        announce=lambda told: _announce(console, (*lines, told), trains_here=engine == "local"),
     )
     console.print("Ended; what trains goes on." if not ends_all else "Ended.", style="dim")
 
 
-def _say_without_torch(console: Console) -> None:
-    """Better now than in the log of the first job."""
+def _announce(console: Console, lines: tuple[str, ...], *, trains_here: bool) -> None:
+    """What is served where; that torch is missing better now than in the log of the first job."""
     from importlib.util import find_spec
 
-    if find_spec("torch") is None:
+    for line, style in zip(lines, ("bold", "dim", "yellow"), strict=True):
+        if line:
+            console.print(line, style=style, soft_wrap=True)
+    if trains_here and find_spec("torch") is None:
         told = "There is no torch here, which training needs: pip install 'drystone[runtime]'"
         console.print(told, style="yellow", soft_wrap=True)

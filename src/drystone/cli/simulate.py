@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from drystone.cli.columns import counted
+from drystone.cli.names import complete_policies
 from drystone.errors import InvalidSpec
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ def simulate(
         str,
         typer.Option(
             help="Names, joined by commas: prices, budget, cells, serverless, sia, gavel, pollux, "
-            "elasticflow, fifo, shortest, least-attained, or a variant (docs/simulate.md)."
+            "elasticflow, fifo, shortest, least-attained, or a variant (docs/simulate.md).",
+            autocompletion=complete_policies,
         ),
     ] = "prices,fifo",
     part: Annotated[str, typer.Option(help="Which trace, where the file holds several.")] = "",
@@ -111,11 +113,15 @@ def simulate(
     With --json: {trace, format, cluster, market, num_jobs, num_gpus, settings, notes,
     information: {policy: ...}, reports: [...]}.
     """
+    from drystone.cli.output import check_writable
     from drystone.cli.simulate_setup import Request, set_up
     from drystone.run.simulator.faults import FaultSpec
     from drystone.schedule.snapshot import StartupCost
 
     names = find_policies(policy)
+    for path in (report, save_log, timeline):
+        if path is not None:
+            check_writable(path)
     request = Request(
         trace=trace, cluster=cluster, market=market, speeds=speeds, part=part, arena=arena,
         divide_work=divide_work, most_jobs=most_jobs, scaling=find_scaling(scaling, type_speeds),
@@ -252,14 +258,14 @@ def _finite(value: float) -> float | None:
 
 
 def _save_report(path: Path, request: Request, setup: Setup, runs: list[PolicyRun]) -> None:
-    from drystone.cli.output import make_console
+    from drystone.cli.output import say_made
     from drystone.observe.page import render_page
 
     text = render_page(
         setup.scenario, runs, title=_title(request, setup), remarks=_remarks(setup, runs)
     )
     path.write_text(text, encoding="utf-8")
-    make_console(stderr=True).print(f"Written: {path}", style="dim")
+    say_made("Written", path)
 
 
 def _save_log(path: Path, run: PolicyRun) -> None:

@@ -10,12 +10,15 @@ import typer
 
 from drystone.cli.columns import counted, money
 from drystone.cli.live import Folder, connected, format_gpus, say_emulated
+from drystone.cli.names import complete_models
 from drystone.cli.recipe_options import AsJson
 
 
 def submit(
     file: Annotated[Path | None, typer.Argument(help="A job file (docs/jobs.md).")] = None,
-    model: Annotated[str, typer.Option(help="Without a file: what to train.")] = "",
+    model: Annotated[
+        str, typer.Option(help="Without a file: what to train.", autocompletion=complete_models)
+    ] = "",
     data: Annotated[str, typer.Option(help="A token or text file; none: made-up tokens.")] = "",
     steps: Annotated[str, typer.Option(help="How many steps, e.g. 1000.")] = "",
     tokens: Annotated[str, typer.Option(help="Or how many tokens, e.g. 2B.")] = "",
@@ -98,10 +101,15 @@ def _show_plan(plan: dict[str, Any]) -> None:
     print_options(f"{job['name']}: {counted(plan['steps'], 'step')} of {what}", plan["options"])
     console = make_console(stderr=True)
     cost = "" if chosen["dollars"] is None else f", about {money(chosen['dollars'])}"
+    if chosen["is_free"]:
+        begins, note = "Now it would get", "It may grow and shrink while it runs."
+    else:
+        begins, note = "What suffices is taken; alone it would get", "It waits, or others shrink."
+    takes = f"{format_seconds(chosen['seconds'])}{cost}"
     console.print(
-        f"Now it would get {format_gpus(chosen['gpus'])}: "
-        f"{format_seconds(chosen['seconds'])}{cost}. It may grow and shrink while it runs.",
+        f"{begins} {format_gpus(chosen['gpus'])}: {takes}. {note}",
         style="bold",
+        soft_wrap=True,
     )
     if plan["num_waiting"]:
         console.print(f"Already waiting: {counted(plan['num_waiting'], 'job')}.", style="yellow")

@@ -10,7 +10,7 @@ from drystone.describe.catalogue import find_gpu
 from drystone.describe.cluster import Link, Machine
 from drystone.describe.gpu import GpuSpec
 from drystone.describe.links import default_machine
-from drystone.errors import InvalidSpec
+from drystone.errors import InvalidSpec, UnknownName
 
 _MOST_GPUS = 1_000_000
 
@@ -64,13 +64,24 @@ def parse_pool(text: str, *, between: Link | None = None, gpus_per_node: int | N
     for part in filter(None, (one.strip() for one in text.split(","))):
         match = re.fullmatch(r"(?:(\d+)\s*[xX*]\s*)?(.+)", part)
         count, name = (match.group(1), match.group(2)) if match else (None, part)
-        gpu = find_gpu(name)
+        gpu = _find_gpu(name)
         counts[gpu.name] = counts.get(gpu.name, 0) + int(count or 1)
     groups = [
         GpuGroup(machine=default_machine(find_gpu(name), gpus_per_node), count=count)
         for name, count in counts.items()
     ]
     return make_pool(groups, between=between)
+
+
+def _find_gpu(name: str) -> GpuSpec:
+    """The type; where the x after a count was forgotten (`8A100`), the error says so."""
+    try:
+        return find_gpu(name)
+    except UnknownName as error:
+        match = re.fullmatch(r"(\d+)\s*([A-Za-z].*)", name)
+        if match:
+            error.hint = f"{match[1]} of them are written {match[1]}x{match[2]}"
+        raise
 
 
 def make_pool(groups: Sequence[GpuGroup], *, between: Link | None = None) -> Pool:

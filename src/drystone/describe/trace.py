@@ -120,8 +120,9 @@ def _recognise(columns: Sequence[str], path: Path) -> TraceFormat:
             break
     else:
         known = "; ".join(f"{one.name} ({one.says})" for one in FORMATS)
+        told = f"the columns {', '.join(columns[:8])} are of no known trace"
         raise UnreadableFile(
-            f"the columns {', '.join(columns[:8]) or '(none)'} are of no known trace",
+            told if columns else "the file is empty: a trace begins with a line of column names",
             where=str(path),
             hint=f"Known formats: {known}",
         )

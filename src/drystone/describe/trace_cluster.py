@@ -11,16 +11,17 @@ Or from a CSV of nodes with `sn`, `gpu` (how many) and `model`, as Alibaba publi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from drystone.describe.catalogue import all_or_none
 from drystone.describe.own_gpus import SECTION, load_gpu_types
 from drystone.describe.trace_rows import Row, parse_rows, read_table
-from drystone.errors import InvalidSpec, UnknownName, UnreadableFile, reason_of
+from drystone.describe.yaml_file import Document, load_yaml
+from drystone.errors import InvalidSpec, UnknownName, UnreadableFile
 
 _KEYS = ("gpu", "count", "gpus_per_node", "memory_bytes")
 _MOST_NODES = 1_000_000
@@ -45,11 +46,8 @@ def load_cluster(path: Path) -> tuple[NodeSpec, ...]:
     """The nodes that a cluster file names, in its order."""
     if path.suffix.lower() == ".csv":
         return _load_node_list(path)
-    try:
-        table = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = reason_of(error)
-        raise UnreadableFile(f"no cluster can be read: {reason}", where=str(path)) from error
+    document = load_yaml(path)
+    table = document.value
     hint = "Write it like: nodes: [{gpu: A100, count: 2, gpus_per_node: 8}]"
     if not isinstance(table, dict) or not isinstance(table.get("nodes"), list):
         raise UnreadableFile("a cluster file has a list `nodes`", where=str(path), hint=hint)
@@ -57,7 +55,8 @@ def load_cluster(path: Path) -> tuple[NodeSpec, ...]:
         load_gpu_types(path)
     nodes: list[NodeSpec] = []
     for index, row in enumerate(table["nodes"]):
-        nodes.extend(_parse_row(row, first=len(nodes), where=f"{path}: nodes[{index}]"))
+        place = partial(_place, document, index)
+        nodes.extend(_parse_row(row, first=len(nodes), place=place))
     if not nodes:
         raise InvalidSpec("the cluster has no nodes", where=str(path), hint=hint)
     return tuple(nodes)
@@ -100,12 +99,23 @@ def make_nodes(
     ]
 
 
-def _parse_row(row: Any, *, first: int, where: str) -> list[NodeSpec]:
+def _place(document: Document, index: int, *key: str) -> str:
+    return document.place(("nodes", index, *key))
+
+
+def _parse_row(row: Any, *, first: int, place: Callable[..., str]) -> list[NodeSpec]:
+    where = place()
     if not isinstance(row, dict):
         raise InvalidSpec("a row is not a table of keys", where=where)
     for key in row:
+        if key == "emulate":
+            raise InvalidSpec(
+                "emulated devices are for `drystone serve`",
+                where=place(key),
+                hint="Here GPUs are simulated as real ones: leave it out",
+            )
         if key not in _KEYS:
-            raise UnknownName("key", str(key), _KEYS, where=where)
+            raise UnknownName("key", str(key), _KEYS, where=place(key))
     count, per_node = row.get("count", 1), row.get("gpus_per_node", 1)
     if not _is_count(count) or not _is_count(per_node) or not isinstance(row.get("gpu"), str):
         raise InvalidSpec("gpu must be a name, count and gpus_per_node whole numbers", where=where)

@@ -43,13 +43,18 @@ def match_requests(
         matched.append(job if gpu == job.requested_gpu else replace(job, requested_gpu=gpu))
     notes = []
     if foreign:
-        notes.append(f"{foreign:,} jobs asked for types that this cluster has not: any will do")
+        told = f"{_jobs(foreign)} asked for types that this cluster has not: any will do"
+        notes.append(told)
     if assigned:
         notes.append(
-            f"{assigned:,} jobs asked for a number of GPUs only: policies that change nothing "
+            f"{_jobs(assigned)} asked for a number of GPUs only: policies that change nothing "
             "take a type for each, in proportion to the cluster"
         )
     return tuple(matched), tuple(notes)
+
+
+def _jobs(number: int) -> str:
+    return "1 job" if number == 1 else f"{number:,} jobs"
 
 
 def _match(name: str, types: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from drystone.observe.frontier import FrontierPoint
-from drystone.observe.plot import COLOURS, MARKS, load_pyplot, save_figure, tidy
+from drystone.observe.plot import COLOURS, MARKS, load_pyplot, plain_ticks, save_figure, tidy
 from drystone.schedule.budget import Frontier
 
 
@@ -67,18 +67,8 @@ def plot_frontier(
         title=title,
     )
     axes.set_ylabel("mean completion time, hours")
-    _plain_ticks(axes)
+    plain_ticks(axes)
     axes.set_ylim(bottom=float(ys.min()) * 0.8)
     tidy(axes)
     axes.legend(frameon=False)
     save_figure(figure, path, pyplot)
-
-
-def _plain_ticks(axes: object) -> None:
-    """Numbers as people write them, few enough to read."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    for axis in (axes.xaxis, axes.yaxis):  # type: ignore[attr-defined]
-        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.set_minor_formatter(NullFormatter())

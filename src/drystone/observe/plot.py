@@ -35,6 +35,7 @@ def plot_check(report: CheckReport, path: Path) -> None:
         fontsize=11,
     )
     axes.legend(loc="upper left", fontsize=8, frameon=False, markerscale=1.6)
+    plain_ticks(axes, steps=(1.0, 3.0) if report.measure == "memory" else (1.0,))
     tidy(axes)
     save_figure(figure, path, pyplot)
 
@@ -82,6 +83,16 @@ def tidy(axes: Any) -> None:
     axes.set_axisbelow(True)
     axes.grid(visible=True, which="major", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def plain_ticks(axes: Any, *, steps: tuple[float, ...] = (1.0, 2.0, 5.0)) -> None:
+    """Logarithmic axes with numbers as people write them, few enough to read."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=steps))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+        axis.set_minor_formatter(NullFormatter())
 
 
 def save_figure(figure: Any, path: Path, pyplot: Any) -> None:

@@ -17,6 +17,7 @@ from drystone.errors import InvalidSpec, UnreadableFile, reason_of
 from drystone.units import HOUR_SECONDS
 
 FORMAT = 1
+_HOW_TO_SAVE = "Write one with: drystone plan MODEL --gpus ... --save plan.json"
 
 
 class Way(StrEnum):
@@ -162,11 +163,12 @@ def load_plan(path: Path) -> Plan:
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise UnreadableFile(f"is no plan: {reason_of(error)}", where=str(path)) from None
+        told = f"is no plan: {reason_of(error)}"
+        raise UnreadableFile(told, where=str(path), hint=_HOW_TO_SAVE) from None
     if not isinstance(table, dict) or table.get("format") != FORMAT or "plan" not in table:
         raise UnreadableFile(
             f"is no plan of format {FORMAT}",
             where=str(path),
-            hint="Write one with: drystone plan MODEL --gpus ... --save plan.json",
+            hint=_HOW_TO_SAVE,
         )
     return from_plain(Plan, table["plan"], where=str(path))

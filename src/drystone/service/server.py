@@ -46,16 +46,21 @@ def serve(
     *,
     network: Network | None = None,
     ends_agents: bool = False,
-    say: Callable[[str], None] = lambda _: None,
+    announce: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Run until a signal; then let what trains go on, or with `ends_agents` end it all."""
+    """Run until a signal; then let what trains go on, or with `ends_agents` end it all.
+
+    `announce` is called once nothing can be in the way any more (lock, port and socket are ours),
+    with what has to be warned of, or nothing.
+    """
     network = network or Network()
     controller = Controller(settings)
     listeners = []
     try:
         if network.port:
-            listeners.append(_listen_on_port(controller, network, say))
+            listeners.append(_listen_on_port(controller, network))
         listeners.append(listen(settings.folder))
+        announce(_warning(controller, network))
     except BaseException:
         for one in listeners:
             one.close()
@@ -143,9 +148,16 @@ def listen(folder: Path) -> socket.socket:
     return made
 
 
-def _listen_on_port(
-    controller: Controller, network: Network, say: Callable[[str], None]
-) -> socket.socket:
+def _warning(controller: Controller, network: Network) -> str:
+    if not network.port or controller.journal.live.access.has_tokens:
+        return ""
+    return (
+        f"No token exists: port {network.port} answers on loopback only, and everybody on this "
+        "machine may do everything. `drystone token create --role admin` ends that."
+    )
+
+
+def _listen_on_port(controller: Controller, network: Network) -> socket.socket:
     """Beyond loopback only where a token says who may do what."""
     host, port = network.host, network.port
     has_tokens = controller.journal.live.access.has_tokens
@@ -154,11 +166,6 @@ def _listen_on_port(
             f"no token exists, so that everybody who reaches {host} could run anything here",
             hint="Make one first: drystone token create --role admin. "
             "Without a token a service listens on loopback only",
-        )
-    if not has_tokens:
-        say(
-            f"No token exists: port {port} answers on loopback only, and everybody on this "
-            "machine may do everything. `drystone token create --role admin` ends that."
         )
     kind = socket.AF_INET6 if ":" in host else socket.AF_INET
     made = socket.socket(kind, socket.SOCK_STREAM)

@@ -147,10 +147,12 @@ def _waiting_sentence(
             return f"The nodes {', '.join(drained)} are drained, and what is left does not suffice."
         return "GPUs that suffice are free; the next decision takes it up, or serves a better use."
     num_ahead, start = len(forecast.earlier), forecast.start_seconds
-    ahead = f", and {num_ahead} that wait should start before it" if num_ahead else ""
+    others = "one that waits" if num_ahead == 1 else f"{num_ahead} that wait"
+    ahead = f", and {others} should start before it" if num_ahead else ""
     when, least = "; when it starts is not known", forecast.not_before_seconds
     if least is not None and least > now:
         when = f"; it should not start within {format_seconds(least - now)}"
     if start is not None:
         when = f"; it should start in {format_seconds(max(start - now, 1.0))}"
-    return f"No GPUs that suffice are free: job {', '.join(blocking)} must end{ahead}{when}."
+    ends = f"job{'s' if len(blocking) > 1 else ''} {', '.join(blocking)}"
+    return f"No GPUs that suffice are free: {ends} must end{ahead}{when}."

@@ -45,6 +45,17 @@ def test_people_see_tables_and_a_picture(capsys, tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_brief_report_has_groups_and_what_fits_only(capsys, tmp_path):
+    few_rows(MEMORY_TABLE, tmp_path / "rows.csv")
+    assert run(["check", "memory", "--rows", str(tmp_path / "rows.csv"), "--brief"]) == 0
+
+    shown, told = capsys.readouterr()
+    assert "median" in shown
+    assert "By dataset" not in shown
+    assert "worst" not in shown
+    assert told == ""
+
+
 def test_a_missing_column_is_named(capsys, tmp_path):
     few_rows(MEMORY_TABLE, tmp_path / "rows.csv")
     text = (tmp_path / "rows.csv").read_text().replace("micro_batch", "microbatch", 1)

@@ -1,4 +1,4 @@
-"""Shells complete verbs, options, jobs and nodes, as Typer's protocol has it: real processes."""
+"""Shells complete verbs, options and names, as Typer has it: real processes."""
 
 import os
 import shutil
@@ -54,6 +54,25 @@ def test_the_options_of_a_verb_are_completed_though_verbs_are_imported_late(shel
 
 def test_verbs_of_a_verb_are_completed():
     assert complete("bash", "drystone trace con").stdout.split() == ["convert"]
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("drystone plan llama-3-", "llama-3-8b"),
+        ("drystone plan gpt2 --gpus 8xA100-80GB-SXM,4xV100-32", "8xA100-80GB-SXM,4xV100-32GB-SXM"),
+        ("drystone estimate gpt2 --gpu h100-94", "h100-94GB-NVL"),
+        ("drystone estimate gpt2 --precision fp8", "fp8-mixed"),
+        ("drystone simulate --policy prices,ce", "prices,cells"),
+        ("drystone serve --engine sl", "slurm"),
+        ("drystone submit --model mini-g", "mini-gpt"),
+    ],
+)
+def test_names_are_completed(line: str, offered: str):
+    done = complete("bash", line)
+
+    assert done.stderr == ""
+    assert offered in done.stdout.splitlines()
 
 
 def test_options_before_a_verb_do_not_hide_it():

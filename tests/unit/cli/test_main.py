@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from drystone.cli import main as cli
-from drystone.cli.output import Column, fit_columns, printable
-from drystone.errors import DrystoneError, NothingFits, UnreadableFile
+from drystone.cli.output import Column, fit_columns, make_console, printable
+from drystone.errors import DrystoneError, NothingFits, UnknownName, UnreadableFile
 
 
 def drystone(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -261,6 +261,18 @@ def test_markup_and_control_characters_in_a_name_are_shown_and_not_obeyed():
     assert "\x1b" not in done.stderr
     assert "[bold]" in done.stderr
     assert printable("a\x1b[31m\n") == "a\\x1b[31m\n"
+
+
+def test_a_text_in_brackets_is_no_markup(capsys):
+    make_console(stderr=True).print("pip install 'drystone[runtime]'")
+
+    assert capsys.readouterr().err == "pip install 'drystone[runtime]'\n"
+
+
+def test_an_unknown_name_is_told_all_there_are_if_they_are_few():
+    assert UnknownName("job", "1", []).hint == "There is no job yet"
+    assert UnknownName("key", "?", [f"k{one}" for one in range(13)]).hint.endswith("k9")
+    assert UnknownName("key", "?", [f"k{one}" for one in range(21)]).hint.endswith(", ...")
 
 
 def test_columns_of_the_largest_rank_go_first():

@@ -11,6 +11,7 @@ EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "simulate"
 JOBS, CLUSTER, MARKET = (
     str(EXAMPLES / name) for name in ("jobs.csv", "cluster.yaml", "market.yaml")
 )
+EMULATED = str(EXAMPLES.parent / "cluster_emulated.yaml")
 EXAMPLE = ["simulate", "--trace", JOBS, "--cluster", CLUSTER, "--most-jobs", "8"]
 
 
@@ -106,6 +107,10 @@ def test_a_market_alone_is_enough(capsys):
         (["--trace", JOBS, "--cluster", CLUSTER, "--scaling", "cubic"], "amdahl"),
         (["--trace", JOBS, "--cluster", CLUSTER, "--type-speeds", "odd"], "peak"),
         (["--trace", CLUSTER, "--cluster", CLUSTER], "no known trace"),
+        (["--trace", JOBS, "--cluster", EMULATED], "line 4: nodes[0].emulate"),
+        (["--trace", "/dev/null", "--cluster", CLUSTER], "is empty"),
+        (["--trace", JOBS, "--cluster", CLUSTER, "--report", "/nowhere/o.html"], "no such folder"),
+        (["--trace", JOBS, "--cluster", CLUSTER, "--timeline", "/tmp"], "is a folder"),
     ],
 )
 def test_a_wrong_request_is_refused_with_what_to_try(extra: list[str], says: str, capsys):
@@ -133,7 +138,8 @@ def test_a_frontier_is_read_the_other_way_and_drawn(tmp_path: Path, capsys):
 
     assert run([*files, *wanted, "--plot", str(tmp_path / "f.svg")]) == 0
 
-    shown = capsys.readouterr().out
+    shown, told = capsys.readouterr()
+    assert told.splitlines()[-1] == f"Drawn: {tmp_path / 'f.svg'}"
     assert "in theory at least $" in shown
     assert "best possible" in shown
     assert (tmp_path / "f.svg").stat().st_size > 1000

@@ -36,6 +36,11 @@ def test_no_gpus_and_too_many(text):
         parse_pool(text)
 
 
+def test_a_count_without_its_x_is_understood_by_the_hint():
+    with pytest.raises(UnknownName, match="written 8xA100-80G"):
+        parse_pool("8A100-80G")
+
+
 def test_an_unknown_type_has_a_hint():
     with pytest.raises(UnknownName):
         parse_pool("8xA1000000")

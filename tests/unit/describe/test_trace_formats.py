@@ -173,7 +173,7 @@ def test_requests_are_understood_as_types_of_the_cluster(tmp_path: Path):
     matched, notes = match_requests(jobs, nodes)
 
     assert [job.requested_gpu for job in matched] == ["A100-80G", "A100-80G", "A100-80G"]
-    assert "1 jobs asked for types that this cluster has not: any will do" in notes
+    assert "1 job asked for types that this cluster has not: any will do" in notes
     assert any("2 jobs asked for a number of GPUs only" in note for note in notes)
 
 

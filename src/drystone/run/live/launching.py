@@ -266,17 +266,26 @@ def section_seconds(plan: Plan, cluster: ClusterSpec, gpu: str) -> dict[str, flo
 
 
 def describe_plan(plan: Plan | None, seats: Sequence[Seat]) -> str:
-    """`2 A100 + 4 T4, batches 3/1`: the plan in a few words."""
+    """`1 A100 + 2 T4, uneven, batches 1x6/2x1`: the plan in a few words."""
     counts: dict[str, int] = {}
     for seat in seats:
         counts[seat.gpu] = counts.get(seat.gpu, 0) + 1
     gpus = " + ".join(f"{count} {gpu}" for gpu, count in counts.items())
     if plan is None:
         return f"{gpus}, own script"
-    shares = "/".join(
-        f"{share.count}x{share.batch}" for stage in plan.stages for share in stage.ranks
-    )
-    return f"{gpus}, {plan.way.value}, batches {shares}"
+    ranks = [share for stage in plan.stages for share in stage.ranks]
+    shares = "/".join(f"{share.count}x{share.batch}" for share in ranks)
+    return f"{gpus}, {_way_in_words(plan)}, batches {shares}"
+
+
+def _way_in_words(plan: Plan) -> str:
+    """`cell tp=2`, whose ranks share each of their samples; `even` where all do the same."""
+    shares = [share for stage in plan.stages for share in stage.ranks]
+    if plan.way is Way.UNEVEN and len({(one.batch, one.state_share) for one in shares}) == 1:
+        return "even"
+    degrees = {"tp": max(stage.tp for stage in plan.stages), "pp": len(plan.stages)}
+    split = [f"{name}={degree}" for name, degree in degrees.items() if degree > 1]
+    return " ".join([plan.way.value, *split])
 
 
 def _python_path(environment: Mapping[str, str]) -> str:

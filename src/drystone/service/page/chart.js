@@ -1,7 +1,7 @@
 // Line charts in SVG: as wide as there is room, with a cross-hair for the pointer and for arrow keys.
 import { h, morph } from "./dom.js";
 import { hideTip, showTip } from "./tip.js";
-import { day, shortClock } from "./words.js";
+import { clock, day, shortClock } from "./words.js";
 
 const PAD = { left: 52, right: 16, top: 10, bottom: 26 };
 const specs = new Map();
@@ -48,7 +48,11 @@ export function timeTicks(from, until, wanted) {
   for (let t = Math.ceil((from - zone) / step) * step + zone; t <= until; t += step) ticks.push(t);
   return ticks;
 }
-export const timeText = (from, until) => (t) => (until - from > 2 * 86400 ? day(t) : shortClock(t));
+/** Days, minutes or, where several marks would bear the same minute, seconds. */
+export function timeText(from, until) {
+  if (until - from > 2 * 86400) return day;
+  return until - from < 600 ? clock : shortClock;
+}
 
 function rangeOf(spec) {
   const all = spec.series.flatMap((one) => one.points);

@@ -75,7 +75,7 @@ function take(box, answer, from) {
   const isAtEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 30;
   if (!from) box.replaceChildren();
   if (answer.text) box.append(answer.text);
-  if (!from && !answer.text) box.replaceChildren(h("span", { class: "faint" }, "Nothing was written."));
+  if (!from && !answer.text) box.replaceChildren(h("span", { class: "faint" }, shown.stream === "log" ? "No errors, no messages. The stream “reports” has every step." : "Nothing was written."));
   else if (from && box.querySelector(".faint") && answer.text) box.querySelector(".faint").remove();
   if (box.textContent.length > MOST_CHARACTERS) box.textContent = box.textContent.slice(-MOST_CHARACTERS);
   shown.isOver = answer.is_over && answer.offset === from;

@@ -64,7 +64,7 @@ function runningCard(data) {
   return card("Running now", { hint: data.running.length ? "The largest first. Colours are those of the tiles." : "", name: "running" },
     data.running.length
       ? h("ul", { class: "running-list" }, data.running.map((job) => runningRow(job, data.now_seconds)))
-      : empty("No job runs", data.counts.waiting ? "Some wait; the next decision takes them up." : "Submit one, and it shows up here at once.", "drystone submit job.yaml"),
+      : empty("No job runs", data.counts.waiting ? "Some wait; the next decision takes them up." : "Submit one, and it shows up here at once.", "drystone submit --model mini-gpt --steps 100 --batch 8 --sequence 32"),
     all);
 }
 

@@ -136,7 +136,7 @@ function optionsCard(job, why) {
   return card("Why, and what else it could have", { name: "options" },
     decision && h("p", { class: "hint" }, `Last decision, ${moment(decision.time_seconds)}: ${decision.decision.toLowerCase()}. ${sentence(decision.reason)}`),
     why.blocking.length > 0 && h("p", { class: "hint" }, "It waits for ", why.blocking.slice(0, 12).map((id, at) => [at ? ", " : "", h("a", { href: `#/job/${encodeURIComponent(id)}` }, `job ${id}`)]), why.blocking.length > 12 && ` and ${why.blocking.length - 12} more`, "."),
-    why.options.length > 0 && h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Options" }, h("table", { class: "plain" },
+    why.options.length > 0 && h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Options" }, h("table", { class: "plain choices" },
       h("caption", { class: "hidden" }, "What it can choose from, the best first"),
       h("thead", {}, h("tr", {}, ["GPUs", "Samples/s", "Would take", "Would cost", "Free now", "Speed is"].map((one, at) => h("th", { scope: "col", class: at && at < 4 ? "right" : "" }, one)))),
       h("tbody", {}, why.options.slice(0, 8).map((one) => h("tr", { class: gpus(one.gpus) === gpus(job.gpus) ? "chosen" : "" },

@@ -84,7 +84,7 @@ function nothing(params) {
     ? empty("Nothing found", `No job in this list matches “${params.search}”.`)
     : group === "failed" ? empty("Nothing failed", "Long may it last.")
       : group === "waiting" ? empty("Nobody waits", "Every job that is here has its GPUs.")
-        : empty("No jobs here", "Submit one, and it shows up here at once.", "drystone submit job.yaml");
+        : empty("No jobs here", "Submit one, and it shows up here at once.", "drystone submit --model mini-gpt --steps 100 --batch 8 --sequence 32");
   return h("div", { class: "card", "data-key": "nothing" }, box);
 }
 

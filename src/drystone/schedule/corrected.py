@@ -34,11 +34,16 @@ def update_ratios(snapshot: Snapshot, known: Ratios) -> dict[str, FloatArray]:
         return ratios
     rows = np.flatnonzero((seen > 0) & jobs.is_running)
     said = snapshot.job_speeds[rows, jobs.option[rows]]
-    ratio = np.clip(seen[rows] / np.maximum(said, 1e-300), _LEAST_RATIO, _MOST_RATIO)
-    for row, now in zip(rows.tolist(), ratio.tolist(), strict=True):
+    ratio = seen[rows] / np.maximum(said, 1e-300)
+    ratio = np.minimum(np.maximum(ratio, _LEAST_RATIO), _MOST_RATIO)
+    is_as_said = np.abs(ratio - 1.0) < _AS_SAID
+    if not ratios:  # then nobody is of interest who does as is said
+        rows, ratio, is_as_said = rows[~is_as_said], ratio[~is_as_said], is_as_said[~is_as_said]
+    told = zip(rows.tolist(), ratio.tolist(), is_as_said.tolist(), strict=True)
+    for row, now, as_said in told:
         job_id = jobs.specs[row].id
         before = ratios.get(job_id)
-        if before is None and abs(now - 1) < _AS_SAID:
+        if before is None and as_said:
             continue
         kinds = snapshot.counts(row, int(jobs.option[row])) > 0
         if before is None:

@@ -34,6 +34,7 @@ _STEP_CUT: Final = 0.25
 # A step that improves the smooth bound by less than this part of its share is the last.
 _GOOD_ENOUGH: Final = 1e-3
 _DAMPING: Final = 1e-3
+_MOST_PLAIN: Final = 8  # types for which plain numbers are quicker than a library
 _LEAST_HEAT: Final = 1e-280  # its inverse, times squares of counts of GPUs, is still a number
 
 
@@ -68,9 +69,11 @@ def solve_prices(market: Market, start: FloatArray | None = None) -> Prices:
     smooth = _SmoothDual(menu, market.capacity)
     prices = np.zeros(num_types) if start is None else start.astype(np.float64)
     known = start is not None and bool((start > 0).any())
-    for share in _SHARES[_FIRST_SHARE_WHEN_KNOWN if known else 0 :]:
-        smooth.cool(share)
-        prices = _descend(smooth, prices, share)
+    # What no job could pay, in units of one of tiny worth, may be no number: then it is infinite.
+    with np.errstate(over="ignore"):
+        for share in _SHARES[_FIRST_SHARE_WHEN_KNOWN if known else 0 :]:
+            smooth.cool(share)
+            prices = _descend(smooth, prices, share)
     bound = smooth.bound(prices)
     if start is not None:
         before = smooth.bound(start)
@@ -137,13 +140,11 @@ class _SmoothDual:
     def value(self, prices: FloatArray) -> float:
         """The smooth dual at these prices."""
         picked: FloatArray = self._cold_values - prices @ self._cold_counts
-        most = np.maximum.reduceat(picked, self._starts)
-        picked -= most.take(self._row)
-        # In what proportion each is picked; by nobody, if it is worse by more than a number can say
+        # How often each is picked against nothing: at most exp(1 / share), which is a number, and
+        # never, if it is worse by more than a number can say.
         self._picked = np.exp(picked, out=picked)
         self._total = np.add.reduceat(picked, self._starts)
-        most += np.log(self._total)
-        return float(self._heat @ most + prices @ self._capacity)
+        return float(self._heat @ np.log(self._total) + prices @ self._capacity)
 
     def curve(self) -> tuple[FloatArray, FloatArray]:
         """Slope by type, and curvature (types x types), where the value was asked for last."""
@@ -199,5 +200,27 @@ def _newton_step(prices: FloatArray, slope: FloatArray, curvature: FloatArray) -
         for other in range(len(rows)):
             rows[kind][other] = rows[other][kind] = 0.0
         rows[kind][kind], down[kind] = 1.0, 0.0
-    step: FloatArray = np.linalg.solve(rows, down)
-    return step
+    return _solve(rows, down)
+
+
+def _solve(rows: list[list[float]], right: list[float]) -> FloatArray:
+    """Gauss's elimination: all rows are dominated by what is on the diagonal, or nearly so."""
+    size = len(rows)
+    if size > _MOST_PLAIN:
+        step: FloatArray = np.linalg.solve(rows, right)
+        return step
+    for one in range(size):
+        row, pivot = rows[one], rows[one][one]
+        for other in range(one + 1, size):
+            factor = rows[other][one] / pivot
+            if factor:
+                below = rows[other]
+                for at in range(one + 1, size):
+                    below[at] -= factor * row[at]
+                right[other] -= factor * right[one]
+    for one in range(size - 1, -1, -1):
+        row = rows[one]
+        for at in range(one + 1, size):
+            right[one] -= row[at] * right[at]
+        right[one] /= row[one]
+    return np.array(right)

@@ -137,7 +137,7 @@ def _decide(
     hand_out.price(solution.prices)
     hand_out.place(choose_within(market, solution))
     hand_out.leave_nothing_over()
-    decisions = [_with_warning(one, snapshot, view) for one in hand_out.decisions()]
+    decisions = [_with_warning(one, row, snapshot, view) for row, one in hand_out.decisions()]
     if rent is not None:
         decisions += rent_and_release(snapshot, rent, hand_out.room())
     decisions += _wakes(snapshot, view, protected, hand_out.settled())
@@ -205,27 +205,27 @@ def _find_worth(
 def make_market(
     snapshot: Snapshot,
     values: FloatArray,
-    settled: Mapping[int, int] | None = None,
+    settled: IntArray | None = None,
     closed: Sequence[int] = (),
 ) -> Market:
     """The problem of prices: what options are worth and take, without jobs that are settled.
 
-    The GPUs of the nodes in `closed` are not to be given out.
+    `settled` has their options, -1 for the others. The GPUs of the nodes in `closed` are not to be
+    given out.
     """
-    by_type = np.ascontiguousarray(snapshot.options.counts.transpose(2, 0, 1), dtype=np.float64)
+    jobs = snapshot.jobs
     capacity = snapshot.capacity.astype(np.float64)
     for node in closed:
         capacity[snapshot.nodes.type_index[node]] -= snapshot.nodes.num_gpus[node]
     left = values
-    if settled:
-        rows = np.fromiter(settled, dtype=np.int64, count=len(settled))
-        options = np.fromiter(settled.values(), dtype=np.int64, count=len(settled))
+    rows = (settled >= 0).nonzero()[0] if settled is not None else ()
+    if settled is not None and len(rows):
         left = values.copy()
         left[rows] = 0.0
-        capacity -= snapshot.options.counts[snapshot.jobs.option_set[rows], options].sum(axis=0)
+        capacity -= snapshot.options.counts[jobs.option_set[rows], settled[rows]].sum(axis=0)
     return Market(
         values=left,
-        counts=tuple(by_type[:, snapshot.jobs.option_set]),
+        counts=tuple(snapshot.options.by_type.take(jobs.option_set, axis=1)),
         capacity=np.maximum(capacity, 0.0),
     )
 
@@ -233,17 +233,18 @@ def make_market(
 def overdue(snapshot: Snapshot) -> list[int]:
     """The jobs that have waited too long, the longest first."""
     waited = snapshot.now_seconds - snapshot.jobs.waiting_since_seconds
-    rows = np.flatnonzero(np.nan_to_num(waited, nan=-1.0) >= PATIENCE_SECONDS)
-    return [int(row) for row in rows[np.argsort(-waited[rows], kind="stable")]]
+    rows = (waited >= PATIENCE_SECONDS).nonzero()[0]  # nobody who runs: that is not a number
+    ordered: list[int] = rows[np.argsort(-waited[rows], kind="stable")].tolist()
+    return ordered
 
 
 def _wakes(
-    snapshot: Snapshot, view: _View, protected: Mapping[str, float], given: Mapping[int, int]
+    snapshot: Snapshot, view: _View, protected: Mapping[str, float], given: IntArray
 ) -> list[Decision]:
     """Ask to decide again when somebody will have waited, run or been protected long enough."""
     jobs, now = snapshot.jobs, snapshot.now_seconds
-    waits = np.asarray((view.speeds > 0).any(axis=1))
-    waits[list(given)] = False
+    waits = (given < 0).nonzero()[0]
+    waits = waits[(view.speeds[waits] > 0).any(axis=1)]
     since = np.nan_to_num(jobs.waiting_since_seconds[waits], nan=now)
     times = [now + one for one in view.limits.left_seconds]
     times += (since + PATIENCE_SECONDS).tolist()
@@ -257,11 +258,10 @@ def _wakes(
     return [Wake(at_seconds=min(coming), reason="somebody has waited or run long enough then")]
 
 
-def _with_warning(decision: Decision, snapshot: Snapshot, view: _View) -> Decision:
+def _with_warning(decision: Decision, row: int, snapshot: Snapshot, view: _View) -> Decision:
     """A start says early if the deadline cannot be met."""
     if not isinstance(decision, Start):
         return decision
-    row = snapshot.jobs.row_of[decision.job_id]
     late = seconds_late(snapshot, row, view.speeds)
     if late <= 0:
         return decision
@@ -274,10 +274,10 @@ def _with_warning(decision: Decision, snapshot: Snapshot, view: _View) -> Decisi
 
 def _refusals(snapshot: Snapshot, view: _View) -> list[Decision]:
     """Refuse the jobs that can never run."""
-    hopeless = ~snapshot.jobs.is_running & ~(snapshot.job_speeds > 0).any(axis=1)
-    reasons = dict.fromkeys(
-        np.flatnonzero(hopeless).tolist(), "it has no option on this cluster"
-    ) | dict(view.limits.refused)
+    waits = (~snapshot.jobs.is_running).nonzero()[0]
+    hopeless = waits[~(snapshot.job_speeds[waits] > 0).any(axis=1)]
+    reasons = dict.fromkeys(hopeless.tolist(), "it has no option on this cluster")
+    reasons |= view.limits.refused
     return [
         Refuse(job_id=snapshot.jobs.specs[row].id, reason=reason)
         for row, reason in sorted(reasons.items())
@@ -296,9 +296,9 @@ def _still_protected(snapshot: Snapshot, memory: PricesMemory | None) -> dict[st
 def _left_alone(snapshot: Snapshot, worth: Worth, protected: Mapping[str, float]) -> IntArray:
     """Rows of running jobs that keep what they have, as long as they may have it at all."""
     jobs = snapshot.jobs
-    ran = snapshot.now_seconds - np.nan_to_num(jobs.running_since_seconds, nan=-np.inf)
+    ran = snapshot.now_seconds - jobs.running_since_seconds  # of who waits: not a number
     stays = jobs.is_running & (ran < KEEP_SECONDS)
     for name in protected:
         stays[jobs.row_of[name]] |= jobs.is_running[jobs.row_of[name]]
-    rows = np.flatnonzero(stays)
+    rows = stays.nonzero()[0]
     return rows[worth.values[rows, jobs.option[rows]] > 0]

@@ -32,18 +32,18 @@ def update_ratios(snapshot: Snapshot, known: Ratios) -> dict[str, FloatArray]:
     seen = jobs.measured_speeds
     if seen is None:
         return ratios
-    rows = np.flatnonzero((seen > 0) & jobs.is_running)
-    said = snapshot.job_speeds[rows, jobs.option[rows]]
-    ratio = seen[rows] / np.maximum(said, 1e-300)
-    ratio = np.minimum(np.maximum(ratio, _LEAST_RATIO), _MOST_RATIO)
-    is_as_said = np.abs(ratio - 1.0) < _AS_SAID
-    if not ratios:  # then nobody is of interest who does as is said
-        rows, ratio, is_as_said = rows[~is_as_said], ratio[~is_as_said], is_as_said[~is_as_said]
-    told = zip(rows.tolist(), ratio.tolist(), is_as_said.tolist(), strict=True)
-    for row, now, as_said in told:
+    rows, said = snapshot.running, snapshot.job_speeds.take(snapshot.running_cells)
+    seen = seen.take(rows)
+    # Of whom nothing is known yet, only those are of interest who do not do just as is said.
+    told = ((seen > 0) if ratios else (seen > 0) & (seen != said)).nonzero()[0]
+    if not len(told):
+        return ratios
+    rows, seen = rows.take(told), seen.take(told)
+    ratio = np.clip(seen / np.maximum(said.take(told), 1e-300), _LEAST_RATIO, _MOST_RATIO)
+    for row, now in zip(rows.tolist(), ratio.tolist(), strict=True):
         job_id = jobs.specs[row].id
         before = ratios.get(job_id)
-        if before is None and as_said:
+        if before is None and abs(now - 1) < _AS_SAID:
             continue
         kinds = snapshot.counts(row, int(jobs.option[row])) > 0
         if before is None:

@@ -58,6 +58,7 @@ class HandOut:
         self._on_node: dict[int, list[int]] | None = None
         self._left_alone: set[int] = set()
         self._num_clearings = 0
+        self._is_as_picked = False  # everybody has what it picked, and only that
 
     def settled(self) -> IntArray:
         """The option of every job that is settled so far, -1 for the others."""
@@ -71,9 +72,12 @@ class HandOut:
 
     def price(self, prices: FloatArray) -> None:
         """From now on, GPUs have these prices."""
-        self._prices = prices
-        self._surplus = self._values - self._snapshot.options.paid(prices).take(self._set, axis=0)
-        self._surplus[self._values <= 0] = -np.inf
+        self._prices, self._paid = prices, self._snapshot.options.paid(prices)
+
+    def _surplus(self, rows: IntArray) -> FloatArray:
+        """What the options of these jobs leave after their GPUs are paid."""
+        values = self._values[rows]
+        return np.where(values > 0, values - self._paid[self._set[rows]], -np.inf)
 
     def _counts(self, row: int, option: int) -> IntArray:
         """GPUs by type that an option of a job takes."""
@@ -134,11 +138,14 @@ class HandOut:
             if self._room.has(placement):
                 self._room.take(placement)
                 self.keep(np.array([row]))
+        self._is_as_picked = bool((self._option == picks).all())
 
     def _place_picks(self, rows: IntArray, picks: IntArray) -> None:
         """The widest first; then whoever found no place."""
-        gpus = self._table[self._set[rows], picks].max(axis=1, initial=0)
-        order = np.lexsort((rows, -self._surplus[rows, picks], -gpus))
+        sets = self._set[rows]
+        gpus = self._table[sets, picks].max(axis=1, initial=0)
+        surplus = self._values[rows, picks] - self._paid[sets, picks]
+        order = np.lexsort((rows, -surplus, -gpus))
         ordered = list(zip(rows[order].tolist(), picks[order].tolist(), strict=True))
         for row, pick in [one for one in ordered if not self._place_pick(*one)]:
             self._place_otherwise(row, pick)
@@ -187,10 +194,11 @@ class HandOut:
     def _next_best(self, row: int, option: int) -> int:
         """The best of the other options that has a place now; -1: none."""
         fits = (self._table[self._set[row]] <= self._room.free_by_type).all(axis=1)
-        fits &= self._surplus[row] >= 0
+        surplus = self._surplus(np.array([row]))[0]
+        fits &= surplus >= 0
         fits[option] = False
         options = np.flatnonzero(fits)
-        for one in options[np.argsort(-self._surplus[row, options], kind="stable")].tolist():
+        for one in options[np.argsort(-surplus[options], kind="stable")].tolist():
             if self._room.find(self._counts(row, one)) is not None:
                 return int(one)
         return -1
@@ -235,12 +243,19 @@ class HandOut:
             found.append(Lodger(row=row, num_gpus=placement[0][1], cost=cost))
         return found
 
-    def leave_nothing_over(self) -> None:
-        """Give what is free to whoever still waits; then let jobs take better options."""
+    def leave_nothing_over(self, most_gain: float = np.inf) -> None:
+        """Give what is free to whoever still waits; then let jobs take better options.
+
+        As long as all have what they picked, none gains more than `most_gain` by that.
+        """
+        if self._is_as_picked and most_gain < np.inf:
+            values = self._values[self._values > 0]
+            if most_gain <= (_WORTH_GROWING - 1.0) * float(values.min(initial=np.inf)):
+                return
         if self._room.free_by_type.max(initial=0) > 0:
             rows = ((self._option < 0) & ~self._jobs.is_running).nonzero()[0]
             fits = (self._table[self._set[rows]] <= self._room.free_by_type).all(axis=2)
-            surplus = np.where(fits, self._surplus[rows], -np.inf)
+            surplus = np.where(fits, self._surplus(rows), -np.inf)
             can_start = rows[np.isfinite(surplus).any(axis=1)]
             for row in self._highest_first(can_start):
                 self._start_with(row, surplus[rows.searchsorted(row)])
@@ -261,7 +276,7 @@ class HandOut:
         """By the surplus of their best options, in order of submission where it is equal."""
         if len(rows) == 0:
             return []
-        best = self._surplus[rows].max(axis=1)
+        best = self._surplus(rows).max(axis=1)
         ordered: list[int] = rows[np.argsort(-best, kind="stable")].tolist()
         return ordered
 
@@ -335,7 +350,7 @@ class HandOut:
 
     def _numbers(self, row: int, option: int) -> Numbers:
         """What the option is worth and costs, and the best of those that lost."""
-        value, left = float(self._values[row, option]), self._surplus[row].copy()
+        value, left = float(self._values[row, option]), self._surplus(np.array([row]))[0]
         found = {"value": value, "paid": value - float(left[option])}
         left[option] = -np.inf
         second = int(left.argmax())

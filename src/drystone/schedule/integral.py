@@ -8,6 +8,9 @@ job steps back so that another can step up, if the two together gain.
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -28,10 +31,24 @@ _TINY: Final = 1e-9
 _GOOD_ENOUGH: Final = 1e-3  # this near to the bound, no exchange is looked for
 
 
-def choose_within(market: Market, solution: Prices) -> IntArray:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Picks:
     """The option of each job, -1 for none; together they take no more than there is."""
+
+    options: IntArray
+    # By numbers alone no job could gain more than this with what is left over.
+    most_gain: float = math.inf
+
+
+def choose_within(market: Market, solution: Prices) -> IntArray:
+    """The option of each job, -1 for none."""
+    return choose(market, solution).options
+
+
+def choose(market: Market, solution: Prices) -> Picks:
+    """Who gets which option, near the best that there is at these prices."""
     if market.values.shape[1] == 0:
-        return np.full(len(market.values), -1, dtype=np.int64)
+        return Picks(options=np.full(len(market.values), -1, dtype=np.int64))
     best = _choose_at(market, solution.prices)
     if len(market.values) <= _MOST_JOBS_TRIED and market.values.size <= _MOST_CELLS_TRIED:
         for factors in _other_factors(len(solution.prices)):
@@ -41,7 +58,9 @@ def choose_within(market: Market, solution: Prices) -> IntArray:
             best = other if other.worth > best.worth else best
     if best.exchange(solution) or not best.is_done:
         best.step_up()
-    return best.picks()
+    return Picks(
+        options=best.picks(), most_gain=_TINY * best.worth if best.is_done else math.inf
+    )
 
 
 def _choose_at(market: Market, prices: FloatArray) -> _Choice:
@@ -52,6 +71,7 @@ def _choose_at(market: Market, prices: FloatArray) -> _Choice:
     return choice
 
 
+@cache
 def _other_factors(num_types: int) -> FloatArray:
     """Prices a few percent off, spread evenly: from elsewhere one arrives elsewhere."""
     steps = np.arange(1, _NUM_OTHER_STARTS + 1)[:, None] * np.sqrt(2.0 + np.arange(num_types))

@@ -329,6 +329,19 @@ class Snapshot:
         return total
 
     @cached_property
+    def running(self) -> IntArray:
+        """The rows of the jobs that run."""
+        rows: IntArray = self.jobs.is_running.nonzero()[0]
+        return rows
+
+    @cached_property
+    def running_cells(self) -> IntArray:
+        """What each of them runs, as a cell of a table (jobs, options) read row by row."""
+        width = self.options.samples_per_second.shape[1]
+        cells: IntArray = self.running * width + self.jobs.option.take(self.running)
+        return cells
+
+    @cached_property
     def startup_seconds(self) -> FloatArray:
         """Seconds without progress after a start, (jobs, options): the job's own, or the rule's."""
         table, own = self.options.startup_seconds(self.startup), self.jobs.own_startup_seconds

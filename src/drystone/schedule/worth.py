@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 
 from drystone.schedule.hand_out import Worth
-from drystone.schedule.snapshot import FloatArray, IntArray, Snapshot
+from drystone.schedule.snapshot import FloatArray, Snapshot
 
 # How long a decision is expected to hold; a restart must pay for itself in that time.
 HOLD_SECONDS: Final = 300.0
@@ -52,15 +52,14 @@ def worth_of_options(
     left = jobs.remaining_samples if remaining_samples is None else remaining_samples
     remaining = np.maximum(left, 1e-9)[:, None]
     seconds = remaining / usable
-    running = jobs.is_running.nonzero()[0]
-    current = running * speeds.shape[1] + jobs.option.take(running)  # cells of a table
     full = _sample_costs(weights[:, None], paid, usable, seconds)[:, None] * speeds
-    full *= _deadline_factors(snapshot, seconds, current)
+    _raise_by_deadlines(full, snapshot, seconds)
     held = np.minimum(seconds, HOLD_SECONDS)
     after_start = full * held
     held += snapshot.startup_seconds
     after_start /= held
     values = after_start.copy()
+    current = snapshot.running_cells
     values.put(current, full.take(current))
     return Worth(values=values, after_start=after_start)
 
@@ -87,32 +86,27 @@ def _still_there(turn: FloatArray, weights: FloatArray) -> FloatArray:
 
     Jobs end in the order of time over weight: Smith's rule (1956) for the least weighted delay.
     """
-    order = np.argsort(turn, kind="stable")
-    before = np.concatenate(([0.0], np.cumsum(weights[order])))
-    part: FloatArray = 1.0 - before[np.searchsorted(turn[order], turn, side="left")] / before[-1]
+    order = turn.argsort(kind="stable")
+    before = np.zeros(len(order) + 1)
+    weights.take(order).cumsum(out=before[1:])
+    first = turn.take(order).searchsorted(turn)
+    part: FloatArray = 1.0 - before.take(first) / before[-1]
     return part
 
 
-def _deadline_factors(
-    snapshot: Snapshot, seconds: FloatArray, current: IntArray
-) -> FloatArray | float:
-    """How much more options count that keep the deadline: the more, the less time is to spare.
-
-    `current` are the cells of what jobs run now. Without a deadline there is no hurry.
-    """
+def _raise_by_deadlines(full: FloatArray, snapshot: Snapshot, seconds: FloatArray) -> None:
+    """Options that keep the deadline count more: the more, the less time is to spare."""
     deadlines = snapshot.jobs.deadline_seconds
-    if not np.isfinite(deadlines).any():
-        return 1.0
+    if not len(deadlines) or not deadlines.min() < np.inf:
+        return
+    current = snapshot.running_cells
     needed = seconds + snapshot.startup_seconds
     needed.put(current, seconds.take(current))
-    there = deadlines - snapshot.now_seconds
+    there = deadlines - snapshot.now_seconds  # without a deadline for ever, so there is no hurry
     spare = there / np.maximum(needed.min(axis=1), 1e-9)
     hurry = np.minimum(np.maximum((_AMPLE - spare) / (_AMPLE - 1.0), 0.0), 1.0)
-    if not hurry.any():
-        return 1.0
     more = 1.0 + (DEADLINE_FACTOR - 1.0) * hurry
-    factors: FloatArray = np.where(needed <= there[:, None], more[:, None], 1.0)
-    return factors
+    np.multiply(full, more[:, None], out=full, where=needed <= there[:, None])
 
 
 def seconds_late(snapshot: Snapshot, row: int, speeds: FloatArray) -> float:

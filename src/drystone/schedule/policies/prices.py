@@ -15,6 +15,7 @@ not protected, and is then protected for `PROTECTED_SECONDS`. So a job waits lon
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -25,7 +26,7 @@ from drystone.schedule.corrected import Ratios, corrected_speeds, update_ratios
 from drystone.schedule.decision import Decision, Refuse, Start, Wake
 from drystone.schedule.fair_shares import owner_weights, type_values, update_usage
 from drystone.schedule.hand_out import HandOut, Worth
-from drystone.schedule.integral import choose_within
+from drystone.schedule.integral import choose
 from drystone.schedule.lengths import LengthMemory, guess_remaining, update_lengths
 from drystone.schedule.limits import Limits, Used, check_limits
 from drystone.schedule.policy import Memory, Policy
@@ -135,8 +136,9 @@ def _decide(
     settled_value = hand_out.value()
     solution = solve_prices(market, start)
     hand_out.price(solution.prices)
-    hand_out.place(choose_within(market, solution))
-    hand_out.leave_nothing_over()
+    picks = choose(market, solution)
+    hand_out.place(picks.options)
+    hand_out.leave_nothing_over(picks.most_gain)
     decisions = [_with_warning(one, row, snapshot, view) for row, one in hand_out.decisions()]
     if rent is not None:
         decisions += rent_and_release(snapshot, rent, hand_out.room())
@@ -161,7 +163,8 @@ def _look(snapshot: Snapshot, before: PricesMemory | None, settings: Settings) -
     ratios = update_ratios(snapshot, before.ratios if before is not None else {})
     speeds = corrected_speeds(snapshot, ratios)
     dollars = {one.gpu: one.price_dollars_per_hour / one.num_gpus for one in snapshot.offers}
-    dollars |= dict(snapshot.gpu_dollars_per_hour) | dict(settings.dollars_per_gpu_hour)
+    dollars |= snapshot.gpu_dollars_per_hour
+    dollars |= settings.dollars_per_gpu_hour
     limits = check_limits(
         snapshot,
         speeds,
@@ -245,14 +248,14 @@ def _wakes(
     jobs, now = snapshot.jobs, snapshot.now_seconds
     waits = (given < 0).nonzero()[0]
     waits = waits[(view.speeds[waits] > 0).any(axis=1)]
-    since = np.nan_to_num(jobs.waiting_since_seconds[waits], nan=now)
+    since = jobs.waiting_since_seconds[waits].tolist()
     times = [now + one for one in view.limits.left_seconds]
-    times += (since + PATIENCE_SECONDS).tolist()
-    if len(since):
-        times += protected.values()
-        if float(since.min()) + PATIENCE_SECONDS <= now:
+    times += [(now if math.isnan(one) else one) + PATIENCE_SECONDS for one in since]
+    if since:
+        if min(times[-len(since) :]) <= now:
             times.append(now + KEEP_SECONDS)
-    coming = [one for one in times if now < one < np.inf]
+        times += protected.values()
+    coming = [one for one in times if now < one < math.inf]
     if not coming:
         return []
     return [Wake(at_seconds=min(coming), reason="somebody has waited or run long enough then")]

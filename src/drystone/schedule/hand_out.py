@@ -350,12 +350,13 @@ class HandOut:
 
     def _numbers(self, row: int, option: int) -> Numbers:
         """What the option is worth and costs, and the best of those that lost."""
-        value, left = float(self._values[row, option]), self._surplus(np.array([row]))[0]
-        found = {"value": value, "paid": value - float(left[option])}
-        left[option] = -np.inf
-        second = int(left.argmax())
-        if np.isfinite(left[second]):
-            found |= {"second_option": float(second), "second_left": float(left[second])}
+        values, paid = self._values[row].tolist(), self._paid[self._set[row]].tolist()
+        left = [one - cost for one, cost in zip(values, paid, strict=True)]
+        found = {"value": values[option], "paid": values[option] - left[option]}
+        others = [one for one, value in enumerate(values) if value > 0 and one != option]
+        if others:
+            second = max(others, key=left.__getitem__)
+            found |= {"second_option": float(second), "second_left": left[second]}
         return found
 
     def _evict_for(self, counts: IntArray) -> Placement | None:

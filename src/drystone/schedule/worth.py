@@ -78,7 +78,7 @@ def _sample_costs(
     costs = still_there[:, None] * paid
     costs += weights
     costs /= speeds
-    return costs.take(first + costs.argmin(axis=1))  # quicker than min() along short rows
+    return costs.take(first + costs.argmin(axis=1))
 
 
 def _still_there(turn: FloatArray, weights: FloatArray) -> FloatArray:
@@ -97,13 +97,15 @@ def _still_there(turn: FloatArray, weights: FloatArray) -> FloatArray:
 def _raise_by_deadlines(full: FloatArray, snapshot: Snapshot, seconds: FloatArray) -> None:
     """Options that keep the deadline count more: the more, the less time is to spare."""
     deadlines = snapshot.jobs.deadline_seconds
-    if not len(deadlines) or not deadlines.min() < np.inf:
+    if not full.size or not deadlines.min() < np.inf:
         return
     current = snapshot.running_cells
     needed = seconds + snapshot.startup_seconds
     needed.put(current, seconds.take(current))
     there = deadlines - snapshot.now_seconds  # without a deadline for ever, so there is no hurry
-    spare = there / np.maximum(needed.min(axis=1), 1e-9)
+    first = np.arange(0, needed.size, needed.shape[1])
+    fastest = needed.take(first + needed.argmin(axis=1))  # quicker than min() along short rows
+    spare = there / np.maximum(fastest, 1e-9)
     hurry = np.minimum(np.maximum((_AMPLE - spare) / (_AMPLE - 1.0), 0.0), 1.0)
     more = 1.0 + (DEADLINE_FACTOR - 1.0) * hurry
     np.multiply(full, more[:, None], out=full, where=needed <= there[:, None])

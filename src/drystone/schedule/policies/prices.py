@@ -128,12 +128,15 @@ def _decide(
         snapshot, worth, spread_speed_share=settings.spread_speed_share, closed=closed
     )
     hand_out.leave_alone(left_alone)
-    for row in overdue(snapshot):
+    waits_too_long = overdue(snapshot)
+    for row in waits_too_long:
         if hand_out.serve(row, _OVERDUE):
             until = snapshot.now_seconds + PROTECTED_SECONDS
             protected[snapshot.jobs.specs[row].id] = until
-    market = make_market(snapshot, worth.values, hand_out.settled(), closed)
-    settled_value = hand_out.value()
+    is_settled = len(left_alone) > 0 or len(waits_too_long) > 0
+    settled = hand_out.settled() if is_settled else None
+    market = make_market(snapshot, worth.values, settled, closed)
+    settled_value = hand_out.value() if is_settled else 0.0
     solution = solve_prices(market, start)
     hand_out.price(solution.prices)
     picks = choose(market, solution)

@@ -145,7 +145,8 @@ class LazyJobTable(JobTable):
 
     @cached_property
     def is_limited(self) -> BoolArray:
-        return self._columns.index(Index.IS_LIMITED) != 0
+        is_limited: BoolArray = self._columns.index(Index.IS_LIMITED) != 0
+        return is_limited
 
     @cached_property
     def _ran_seconds(self) -> FloatArray:

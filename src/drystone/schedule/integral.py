@@ -58,9 +58,7 @@ def choose(market: Market, solution: Prices) -> Picks:
             best = other if other.worth > best.worth else best
     if best.exchange(solution) or not best.is_done:
         best.step_up()
-    return Picks(
-        options=best.picks(), most_gain=_TINY * best.worth if best.is_done else math.inf
-    )
+    return Picks(options=best.picks(), most_gain=_TINY * best.worth if best.is_done else math.inf)
 
 
 def _choose_at(market: Market, prices: FloatArray) -> _Choice:

@@ -28,7 +28,7 @@ class Menu:
     def best_at(self, score: FloatArray) -> IntArray:
         """By job: its choice with the highest score; of equals the first."""
         highest = np.maximum.reduceat(score, self.starts)
-        found = (score == highest.take(self.row)).nonzero()[0]
+        found: IntArray = (score == highest.take(self.row)).nonzero()[0]
         if len(found) > len(self.starts):  # somebody has equals: the first is written last
             best = np.empty(len(self.starts), dtype=np.int64)
             best[self.row[found[::-1]]] = found[::-1]

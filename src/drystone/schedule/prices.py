@@ -161,15 +161,22 @@ def _descend(smooth: _SmoothDual, prices: FloatArray, share: float) -> FloatArra
     Where every job is sure of its option nothing curves, and a step would be endless: it then ends
     at the most that anybody pays, and is cut from there.
     """
+    most = smooth.most_prices.tolist()  # plain numbers: for a handful of types they are quicker
     prices = np.minimum(prices, smooth.most_prices)
     value = smooth.value(prices)
     for _ in range(_MOST_STEPS):
-        step = _newton_step(prices, *smooth.curve())
+        now = prices.tolist()
+        step = _newton_step(now, *smooth.curve())
         if step is None:
             break
         before, length = value, 1.0
         for _ in range(_MOST_HALVINGS):
-            trial = np.minimum(np.maximum(prices + length * step, 0.0), smooth.most_prices)
+            trial = np.array(
+                [
+                    min(max(price + length * change, 0.0), limit)
+                    for price, change, limit in zip(now, step, most, strict=True)
+                ]
+            )
             value = smooth.value(trial)
             if value < before:
                 break
@@ -182,11 +189,12 @@ def _descend(smooth: _SmoothDual, prices: FloatArray, share: float) -> FloatArra
     return prices
 
 
-def _newton_step(prices: FloatArray, slope: FloatArray, curvature: FloatArray) -> FloatArray | None:
+def _newton_step(
+    prices: list[float], slope: FloatArray, curvature: FloatArray
+) -> list[float] | None:
     """Where to, for the prices that can move; None where none can."""
-    # Plain numbers: for a handful of types they are quicker.
     down, rows = (-slope).tolist(), curvature.tolist()
-    is_free = [price > 0 or one > 0 for price, one in zip(prices.tolist(), down, strict=True)]
+    is_free = [price > 0 or one > 0 for price, one in zip(prices, down, strict=True)]
     if not any(is_free):
         return None
     most = max(rows[kind][kind] for kind, can_move in enumerate(is_free) if can_move)
@@ -203,12 +211,12 @@ def _newton_step(prices: FloatArray, slope: FloatArray, curvature: FloatArray) -
     return _solve(rows, down)
 
 
-def _solve(rows: list[list[float]], right: list[float]) -> FloatArray:
+def _solve(rows: list[list[float]], right: list[float]) -> list[float]:
     """Gauss's elimination: all rows are dominated by what is on the diagonal, or nearly so."""
     size = len(rows)
     if size > _MOST_PLAIN:
-        step: FloatArray = np.linalg.solve(rows, right)
-        return step
+        found: list[float] = np.linalg.solve(rows, right).tolist()
+        return found
     for one in range(size):
         row, pivot = rows[one], rows[one][one]
         for other in range(one + 1, size):
@@ -223,4 +231,4 @@ def _solve(rows: list[list[float]], right: list[float]) -> FloatArray:
         for at in range(one + 1, size):
             right[one] -= row[at] * right[at]
         right[one] /= row[one]
-    return np.array(right)
+    return right

@@ -70,6 +70,16 @@ class OptionTable:
         return np.ascontiguousarray(self.counts.transpose(2, 0, 1), dtype=np.float64)
 
     @cached_property
+    def empty_sets(self) -> BoolArray:
+        """Which sets have no option at all."""
+        return np.asarray(~(self.samples_per_second > 0).any(axis=1))
+
+    @cached_property
+    def has_empty_sets(self) -> bool:
+        """Whether there is such a set."""
+        return bool(self.empty_sets.any())
+
+    @cached_property
     def _known_startups(self) -> dict[StartupCost, FloatArray]:
         return {}
 

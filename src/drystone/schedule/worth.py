@@ -78,7 +78,8 @@ def _sample_costs(
     costs = still_there[:, None] * paid
     costs += weights
     costs /= speeds
-    return costs.take(first + costs.argmin(axis=1))
+    least: FloatArray = costs.take(first + costs.argmin(axis=1))
+    return least
 
 
 def _still_there(turn: FloatArray, weights: FloatArray) -> FloatArray:

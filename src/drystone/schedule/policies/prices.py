@@ -39,6 +39,7 @@ from drystone.units import HOUR_SECONDS
 PATIENCE_SECONDS: Final = 24 * 3600.0
 PROTECTED_SECONDS: Final = 2 * 3600.0
 KEEP_SECONDS: Final = 60.0
+_NO_OPTION: Final = "it has no option on this cluster"
 _OVERDUE: Final = f"it has waited for {PATIENCE_SECONDS / 3600:.0f} h, and nobody waits longer"
 
 
@@ -240,6 +241,8 @@ def overdue(snapshot: Snapshot) -> list[int]:
     """The jobs that have waited too long, the longest first."""
     waited = snapshot.now_seconds - snapshot.jobs.waiting_since_seconds
     rows = (waited >= PATIENCE_SECONDS).nonzero()[0]  # nobody who runs: that is not a number
+    if not len(rows):
+        return []
     ordered: list[int] = rows[np.argsort(-waited[rows], kind="stable")].tolist()
     return ordered
 
@@ -280,9 +283,10 @@ def _with_warning(decision: Decision, row: int, snapshot: Snapshot, view: _View)
 
 def _refusals(snapshot: Snapshot, view: _View) -> list[Decision]:
     """Refuse the jobs that can never run."""
-    waits = (~snapshot.jobs.is_running).nonzero()[0]
-    hopeless = waits[~(snapshot.job_speeds[waits] > 0).any(axis=1)]
-    reasons = dict.fromkeys(hopeless.tolist(), "it has no option on this cluster")
+    reasons: dict[int, str] = {}
+    if snapshot.options.has_empty_sets:
+        hopeless = snapshot.options.empty_sets[snapshot.jobs.option_set] & ~snapshot.jobs.is_running
+        reasons = dict.fromkeys(np.flatnonzero(hopeless).tolist(), _NO_OPTION)
     reasons |= view.limits.refused
     return [
         Refuse(job_id=snapshot.jobs.specs[row].id, reason=reason)

@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from drystone.schedule.menu import Menu
+from drystone.schedule.menu import Menu, weighted_sum
 from drystone.schedule.prices import Market, Prices
 from drystone.schedule.snapshot import FloatArray, IntArray
 
@@ -89,7 +89,7 @@ class _Choice:
     def __init__(self, menu: Menu, capacity: FloatArray, prices: FloatArray) -> None:
         self._menu, self._values, self._counts = menu, menu.values, menu.counts
         self._paid = np.maximum(prices, prices.max(initial=0.0) * 1e-3 + 1e-30)
-        self._now = menu.best_at(menu.values - prices @ menu.counts)
+        self._now = menu.best_at(menu.values - weighted_sum(prices, menu.counts))
         self.is_done = False  # whether nobody can step up any more
         self._look()
         self._slack = capacity - self._own.sum(axis=1)
@@ -126,13 +126,13 @@ class _Choice:
             can_help = (self._own[over > 0] > 0).any(axis=0)
             choices = can_help.take(self._menu.row).nonzero()[0]
             more = self._more(choices)
-            relief = self._paid @ np.minimum(np.maximum(-more, 0.0), over[:, None])
+            relief = weighted_sum(self._paid, np.minimum(np.maximum(-more, 0.0), over[:, None]))
             # It takes no more of any type than is left, or nothing of it.
             room = np.maximum(self._slack, 0.0)[:, None]
             may = ((relief > 0) & (more <= room + _TINY).all(axis=0)).nonzero()[0]
             choices, more = choices.take(may), more.take(may, axis=1)
             loss = np.maximum(-self._gain().take(choices), 0.0)
-            loss += self._paid @ np.maximum(more, 0.0)
+            loss += weighted_sum(self._paid, np.maximum(more, 0.0))
             loss /= relief.take(may)
             self._take(choices, loss, more, is_relief=True)
 
@@ -148,7 +148,7 @@ class _Choice:
                 self.is_done = True
                 return
             choices, more = choices.take(fits), more.take(fits, axis=1)
-            cost = self._paid @ np.maximum(more, 0.0) + self._paid.min()
+            cost = weighted_sum(self._paid, np.maximum(more, 0.0)) + self._paid.min()
             # Where every move needs a GPU and none is left, nobody can follow. Nor can those that
             # moved: what is worth more and takes no more would have been taken instead.
             all_need = bool((more.max(axis=0) > 2 * _TINY).all())
@@ -168,13 +168,12 @@ class _Choice:
     ) -> None:
         """Make the best move of each job, the best first, as long as they help and fit."""
         order = badness.argsort(kind="stable")
-        choices, moves = choices.take(order), more.T.take(order, axis=0)
+        choices = choices.take(order)
         left = self._slack.tolist()  # plain numbers: for a handful of types they are quicker
         tried: set[int] = set()
         rows = self._menu.row.take(choices).tolist()
+        moves = more.T.take(order, axis=0)
         for at, row in enumerate(rows):
-            if (is_relief and min(left) >= -_TINY) or (all_need and max(left) <= _TINY):
-                break
             if row in tried:
                 continue
             tried.add(row)
@@ -184,6 +183,8 @@ class _Choice:
             if all(change <= 0 or have - change >= -_TINY for have, change in changes):
                 self._now[row] = choices[at]
                 left = [have - change for have, change in changes]
+                if (is_relief and min(left) >= -_TINY) or (all_need and max(left) <= _TINY):
+                    break
         self._slack = np.array(left)
         self._look()
 
@@ -204,7 +205,7 @@ class _Choice:
         a move that loses more than that.
         """
         row, starts = self._menu.row, self._menu.starts
-        at_prices = self._values - solution.prices @ self._counts
+        at_prices = self._values - weighted_sum(solution.prices, self._counts)
         loss = np.maximum.reduceat(at_prices, starts).take(row) - at_prices
         loss[self._now] = np.inf
         near = (loss <= solution.bound - self.worth).nonzero()[0]

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from drystone.schedule.snapshot import FloatArray, IntArray
+
+# For more numbers than this BLAS starts threads, which cost far more than they save here.
+_MOST_FOR_BLAS: Final = 4_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -55,3 +59,19 @@ def make_menu(values: FloatArray, counts: Sequence[FloatArray]) -> Menu:
             table.take(cell, out=to, mode="clip")
         taken[:, ends] = 0.0
     return Menu(row=row, option=option, starts=starts, values=taken[0], counts=taken[1:])
+
+
+def weighted_sum(weights: FloatArray, rows: FloatArray) -> FloatArray:
+    """The sum of all rows, each times its weight."""
+    if rows.shape[1] > _MOST_FOR_BLAS:
+        total: FloatArray = np.einsum("k,kc->c", weights, rows)
+        return total
+    return weights @ rows
+
+
+def inner_products(rows: FloatArray, others: FloatArray) -> FloatArray:
+    """Of every row with every other row."""
+    if rows.shape[1] > _MOST_FOR_BLAS:
+        products: FloatArray = np.einsum("kc,lc->kl", rows, others)
+        return products
+    return rows @ others.T

@@ -21,7 +21,7 @@ from typing import Final
 
 import numpy as np
 
-from drystone.schedule.menu import Menu, make_menu
+from drystone.schedule.menu import Menu, inner_products, make_menu, weighted_sum
 from drystone.schedule.snapshot import FloatArray, IntArray
 
 # Shares of smoothing, one after another, and the most Newton steps at each. Prices that are known
@@ -134,24 +134,26 @@ class _SmoothDual:
 
     def bound(self, prices: FloatArray) -> float:
         """The dual itself: what no allocation can exceed."""
-        left = self._values - prices @ self._counts
+        left = self._values - weighted_sum(prices, self._counts)
         return float(np.maximum.reduceat(left, self._starts).sum() + prices @ self._capacity)
 
     def value(self, prices: FloatArray) -> float:
         """The smooth dual at these prices."""
-        picked: FloatArray = self._cold_values - prices @ self._cold_counts
+        picked: FloatArray = self._cold_values - weighted_sum(prices, self._cold_counts)
         # How often each is picked against nothing: at most exp(1 / share), which is a number, and
         # never, if it is worse by more than a number can say.
         self._picked = np.exp(picked, out=picked)
         self._total = np.add.reduceat(picked, self._starts)
-        return float(self._heat @ np.log(self._total) + prices @ self._capacity)
+        heat = np.log(self._total)
+        heat *= self._heat
+        return float(heat.sum() + prices @ self._capacity)
 
     def curve(self) -> tuple[FloatArray, FloatArray]:
         """Slope by type, and curvature (types x types), where the value was asked for last."""
         taken = self._counts * (self._picked / self._total.take(self._row))
         demand = np.add.reduceat(taken, self._starts, axis=1)
-        curvature: FloatArray = taken @ self._cold_counts.T
-        curvature -= (demand * self._cold) @ demand.T
+        curvature = inner_products(taken, self._cold_counts)
+        curvature -= inner_products(demand * self._cold, demand)
         return self._capacity - demand.sum(axis=1), curvature
 
 

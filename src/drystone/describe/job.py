@@ -58,6 +58,18 @@ class JobSpec:
             return f"seq_len {self.seq_len} or global_batch {self.global_batch} is too small"
         return ""
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether its owner limits types, numbers, money or time."""
+        return (
+            self.max_cost_dollars != math.inf
+            or self.max_duration_seconds != math.inf
+            or bool(self.allowed_gpus)
+            or bool(self.denied_gpus)
+            or self.min_gpus > 1
+            or self.max_gpus < 1_000_000
+        )
+
     def names(self, gpu: str) -> bool:
         """Whether the job may run on this type."""
         return (not self.allowed_gpus or gpu in self.allowed_gpus) and gpu not in self.denied_gpus

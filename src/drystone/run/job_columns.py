@@ -32,6 +32,8 @@ class Number(IntEnum):
     STARTED = 6
     WAITING = 7
     WEIGHT = 8
+    DEADLINE = 9
+    STARTUP = 10
 
 
 class Index(IntEnum):
@@ -41,6 +43,7 @@ class Index(IntEnum):
     REQUESTED = 1
     OPTION = 2
     NUM_STARTS = 3
+    IS_LIMITED = 4
 
 
 class JobColumns:
@@ -157,10 +160,11 @@ class JobColumns:
             spec.total_samples, record.done_samples, record.counted_seconds,
             record.samples_per_second, record.attained_gpu_seconds, record.num_gpus,
             record.started_seconds, record.waiting_seconds, spec.priority,
+            spec.deadline_seconds, spec.startup_seconds,
         )  # fmt: skip
         self._indices[:, sequence] = (
             self.book.row_of(spec, record.phase), self.book.requested(spec), record.option,
-            record.num_starts,
+            record.num_starts, spec.is_limited,
         )  # fmt: skip
         self._placements[sequence] = record.placement
 

@@ -18,6 +18,7 @@ from drystone.describe.job import JobSpec
 from drystone.run.job_columns import Index, JobColumns, Number
 from drystone.run.node_columns import NodeColumns
 from drystone.schedule.snapshot import (
+    BoolArray,
     FloatArray,
     IntArray,
     JobStatus,
@@ -133,6 +134,19 @@ class LazyJobTable(JobTable):
     @cached_property
     def weights(self) -> FloatArray:
         return self._columns.number(Number.WEIGHT)
+
+    @cached_property
+    def deadline_seconds(self) -> FloatArray:
+        return self._columns.number(Number.DEADLINE)
+
+    @cached_property
+    def own_startup_seconds(self) -> FloatArray:
+        return self._columns.number(Number.STARTUP)
+
+    @cached_property
+    def is_limited(self) -> BoolArray:
+        is_limited: BoolArray = self._columns.index(Index.IS_LIMITED) != 0
+        return is_limited
 
     @cached_property
     def _ran_seconds(self) -> FloatArray:

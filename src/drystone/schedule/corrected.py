@@ -32,9 +32,14 @@ def update_ratios(snapshot: Snapshot, known: Ratios) -> dict[str, FloatArray]:
     seen = jobs.measured_speeds
     if seen is None:
         return ratios
-    rows = np.flatnonzero((seen > 0) & jobs.is_running)
-    said = snapshot.job_speeds[rows, jobs.option[rows]]
-    ratio = np.clip(seen[rows] / np.maximum(said, 1e-300), _LEAST_RATIO, _MOST_RATIO)
+    rows, said = snapshot.running, snapshot.job_speeds.take(snapshot.running_cells)
+    seen = seen.take(rows)
+    # Of whom nothing is known yet, only those are of interest who do not do just as is said.
+    told = ((seen > 0) if ratios else (seen > 0) & (seen != said)).nonzero()[0]
+    if not len(told):
+        return ratios
+    rows, seen = rows.take(told), seen.take(told)
+    ratio = np.clip(seen / np.maximum(said.take(told), 1e-300), _LEAST_RATIO, _MOST_RATIO)
     for row, now in zip(rows.tolist(), ratio.tolist(), strict=True):
         job_id = jobs.specs[row].id
         before = ratios.get(job_id)

@@ -45,36 +45,48 @@ class HandOut:
     ) -> None:
         self._snapshot, self._jobs, self._worth = snapshot, snapshot.jobs, worth
         self._values = worth.values
-        self._counts = snapshot.options.counts[self._jobs.option_set]
+        self._table, self._set = snapshot.options.counts, self._jobs.option_set
         self._spread_speed_share = spread_speed_share
         free = snapshot.nodes.free
         self._room, self._closed = make_room(snapshot), frozenset(closed)
         self._room.take(tuple((node, int(free[node])) for node in closed))
         self._option = np.full(len(self._jobs), -1, dtype=np.int64)
+        # Who is settled and not here stays where it is.
         self._placements: dict[int, Placement] = {}
         self._reasons: dict[int, str] = {}
-        self._held = {int(row) for row in np.flatnonzero(self._jobs.is_running)}
+        self._is_held = self._jobs.is_running.copy()  # runs, and is not settled
         self._on_node: dict[int, list[int]] | None = None
-        self._prices = np.zeros(len(snapshot.gpu_types))
-        self._surplus = np.where(self._values > 0, self._values, -np.inf)
         self._left_alone: set[int] = set()
         self._num_clearings = 0
+        self._is_as_picked = False  # everybody has what it picked, and only that
 
-    def settled(self) -> dict[int, int]:
-        """The option of every job that is settled so far."""
-        rows = list(self._placements)
-        return dict(zip(rows, self._option[rows].tolist(), strict=True))
+    def settled(self) -> IntArray:
+        """The option of every job that is settled so far, -1 for the others."""
+        return self._option
 
     def value(self) -> float:
         """What everything given out so far is worth."""
-        rows = np.flatnonzero(self._option >= 0)
-        return float(self._values[rows, self._option[rows]].sum())
+        rows = (self._option >= 0).nonzero()[0]
+        cells = rows * self._values.shape[1] + self._option.take(rows)
+        return float(self._values.take(cells).sum())
 
     def price(self, prices: FloatArray) -> None:
         """From now on, GPUs have these prices."""
-        self._prices = prices
-        paid = self._counts @ prices
-        self._surplus = np.where(self._values > 0, self._values - paid, -np.inf)
+        self._prices, self._paid = prices, self._snapshot.options.paid(prices)
+
+    def _surplus(self, rows: IntArray) -> FloatArray:
+        """What the options of these jobs leave after their GPUs are paid."""
+        values = self._values[rows]
+        return np.where(values > 0, values - self._paid[self._set[rows]], -np.inf)
+
+    def _counts(self, row: int, option: int) -> IntArray:
+        """GPUs by type that an option of a job takes."""
+        counts: IntArray = self._table[self._set[row], option]
+        return counts
+
+    def _placement(self, row: int) -> Placement:
+        """Where a job is that is settled."""
+        return self._placements.get(row) or self._jobs.placements[row]
 
     def least_first(self, row: int) -> list[int]:
         """The options of a job, those with the fewest GPUs first, and of equals the best."""
@@ -84,10 +96,7 @@ class HandOut:
     def keep(self, rows: IntArray) -> None:
         """Leave running jobs where they are."""
         self._option[rows] = self._jobs.option[rows]
-        kept, placements = rows.tolist(), self._jobs.placements
-        self._held.difference_update(kept)
-        self._placements |= {row: placements[row] for row in kept}
-        self._reasons |= dict.fromkeys(kept, "it stays")
+        self._is_held[rows] = False
 
     def leave_alone(self, rows: IntArray) -> None:
         """Leave running jobs where they are, whatever is left over later."""
@@ -101,7 +110,7 @@ class HandOut:
     def serve(self, row: int, reason: str) -> bool:
         """Give a waiting job the least that it can run on, from whoever is not settled."""
         for option in self.least_first(row):
-            counts = self._counts[row, option]
+            counts = self._counts(row, option)
             placement = self._room.place(counts) or self._evict_for(counts)
             if placement is not None:
                 self._give(row, option, placement, reason)
@@ -113,24 +122,33 @@ class HandOut:
 
         Whoever picks nothing, or finds no place, keeps its GPUs if nobody took them.
         """
-        jobs, held = self._jobs, self._held_rows()
-        stays = (picks[held] == jobs.option[held]) & self._may_stay(held)
+        jobs, held = self._jobs, self._is_held.nonzero()[0]
+        stays = self._may_stay(held)
+        stays &= picks.take(held) == jobs.option.take(held)
         self.keep(held[stays])
         for row in held[~stays].tolist():
             self._room.give_back(self._open_part(row))
-        rows = np.flatnonzero((picks >= 0) & (self._option < 0))
-        gpus = self._counts[rows, picks[rows]].max(axis=1, initial=0)
-        order = rows[np.lexsort((rows, -self._surplus[rows, picks[rows]], -gpus))]
-        missed = [row for row in order.tolist() if not self._place_pick(row, int(picks[row]))]
-        for row in missed:
-            self._place_otherwise(row, int(picks[row]))
-        held = self._held_rows()
-        is_worth = (self._option[held] < 0) & (self._values[held, jobs.option[held]] > 0)
-        for at in np.flatnonzero(is_worth & self._may_stay(held)).tolist():
-            placement = jobs.placements[held[at]]
+        rows = ((picks >= 0) & (self._option < 0)).nonzero()[0]
+        if len(rows):
+            self._place_picks(rows, picks[rows])
+        held = (self._is_held & (self._option < 0)).nonzero()[0]
+        is_worth = self._values[held, jobs.option[held]] > 0
+        for row in held[is_worth & self._may_stay(held)].tolist():
+            placement = jobs.placements[row]
             if self._room.has(placement):
                 self._room.take(placement)
-                self.keep(held[at : at + 1])
+                self.keep(np.array([row]))
+        self._is_as_picked = bool((self._option == picks).all())
+
+    def _place_picks(self, rows: IntArray, picks: IntArray) -> None:
+        """The widest first; then whoever found no place."""
+        sets = self._set[rows]
+        gpus = self._table[sets, picks].max(axis=1, initial=0)
+        surplus = self._values[rows, picks] - self._paid[sets, picks]
+        order = np.lexsort((rows, -surplus, -gpus))
+        ordered = list(zip(rows[order].tolist(), picks[order].tolist(), strict=True))
+        for row, pick in [one for one in ordered if not self._place_pick(*one)]:
+            self._place_otherwise(row, pick)
 
     def _open_part(self, row: int) -> Placement:
         """What a running job has on nodes that are not closed."""
@@ -138,10 +156,6 @@ class HandOut:
         if not self._closed:
             return placement
         return tuple(one for one in placement if one[0] not in self._closed)
-
-    def _held_rows(self) -> IntArray:
-        """The running jobs that are not settled."""
-        return np.array(sorted(self._held), dtype=np.int64)
 
     def _may_stay(self, rows: IntArray) -> BoolArray:
         """Whether no node of each of these running jobs is closed."""
@@ -154,7 +168,7 @@ class HandOut:
         )
 
     def _place_pick(self, row: int, option: int) -> bool:
-        placement = self._room.place(self._counts[row, option])
+        placement = self._room.place(self._counts(row, option))
         if placement is not None:
             self._give(row, option, placement, _PICKED)
         return placement is not None
@@ -167,30 +181,31 @@ class HandOut:
             return
         share = self._spread_speed_share
         if share > 0 and float(self._values[row, option]) * share > floor:
-            placement = self._room.place(self._counts[row, option], spread=True)
+            placement = self._room.place(self._counts(row, option), spread=True)
             if placement is not None:
                 reason = f"spread over more nodes than it needs, at {share:.0%} of its speed"
                 self._give(row, option, placement, reason)
                 return
         if next_best >= 0:
-            placement = self._room.place(self._counts[row, next_best])
+            placement = self._room.place(self._counts(row, next_best))
             if placement is not None:
                 self._give(row, next_best, placement, "its pick fits on no node; this one does")
 
     def _next_best(self, row: int, option: int) -> int:
         """The best of the other options that has a place now; -1: none."""
-        fits = (self._counts[row] <= self._room.free_by_type).all(axis=1)
-        fits &= self._surplus[row] >= 0
+        fits = (self._table[self._set[row]] <= self._room.free_by_type).all(axis=1)
+        surplus = self._surplus(np.array([row]))[0]
+        fits &= surplus >= 0
         fits[option] = False
         options = np.flatnonzero(fits)
-        for one in options[np.argsort(-self._surplus[row, options], kind="stable")].tolist():
-            if self._room.find(self._counts[row, one]) is not None:
+        for one in options[np.argsort(-surplus[options], kind="stable")].tolist():
+            if self._room.find(self._counts(row, one)) is not None:
                 return int(one)
         return -1
 
     def _clear_for(self, row: int, option: int, gain: float) -> bool:
         """Move smaller jobs off a node, if that costs less than the job gains."""
-        counts = self._counts[row, option]
+        counts = self._counts(row, option)
         kinds = np.flatnonzero(counts)
         if len(kinds) != 1 or self._num_clearings >= _MOST_CLEARINGS:
             return False
@@ -214,12 +229,12 @@ class HandOut:
         """Who is on a node, with what a move costs; None where somebody must not move."""
         if self._on_node is None:
             self._on_node = {}
-            for row, placement in self._placements.items():
-                for one, _ in placement:
+            for row in (self._option >= 0).nonzero()[0].tolist():
+                for one, _ in self._placement(row):
                     self._on_node.setdefault(one, []).append(row)
         found = []
         for row in self._on_node.get(node, ()):
-            placement = self._placements[row]
+            placement = self._placement(row)
             if row in self._left_alone or len(placement) != 1:
                 return None
             option = int(self._option[row])
@@ -228,46 +243,68 @@ class HandOut:
             found.append(Lodger(row=row, num_gpus=placement[0][1], cost=cost))
         return found
 
-    def leave_nothing_over(self) -> None:
-        """Give what is free to whoever still waits; then let jobs take better options."""
-        best = self._surplus.max(axis=1, initial=-np.inf)
+    def leave_nothing_over(self, most_gain: float = np.inf) -> None:
+        """Give what is free to whoever still waits; then let jobs take better options.
+
+        As long as all have what they picked, none gains more than `most_gain` by that.
+        """
+        if self._is_as_picked and most_gain < np.inf:
+            values = self._values[self._values > 0]
+            if most_gain <= (_WORTH_GROWING - 1.0) * float(values.min(initial=np.inf)):
+                return
         if self._room.free_by_type.max(initial=0) > 0:
-            fits = self._fits_free() & np.isfinite(self._surplus)
-            waits = (self._option < 0) & ~self._jobs.is_running & _any_option(fits)
-            for row in _highest_first(waits, best):
-                options = np.flatnonzero(fits[row])
-                for one in options[np.argsort(-self._surplus[row, options], kind="stable")]:
-                    placement = self._room.place(self._counts[row, one])
-                    if placement is not None:
-                        self._give(row, int(one), placement, "GPUs were left over")
-                        break
-        better = self._better()
-        for row in _highest_first(_any_option(better), best):
-            self._grow(row, np.flatnonzero(better[row]))
+            rows = ((self._option < 0) & ~self._jobs.is_running).nonzero()[0]
+            fits = (self._table[self._set[rows]] <= self._room.free_by_type).all(axis=2)
+            surplus = np.where(fits, self._surplus(rows), -np.inf)
+            can_start = rows[np.isfinite(surplus).any(axis=1)]
+            for row in self._highest_first(can_start):
+                self._start_with(row, surplus[rows.searchsorted(row)])
+        rows, options = self._better()
+        for row in self._highest_first(np.unique(rows)):
+            self._grow(row, options[rows == row])
 
-    def _fits_free(self, own: IntArray | None = None) -> BoolArray:
-        """By counts alone: which options fit into what is free, and into what each job has."""
-        free = self._room.free_by_type if own is None else self._room.free_by_type + own[:, None]
-        return np.asarray((self._counts <= free).all(axis=2), dtype=np.bool_)
+    def _start_with(self, row: int, surplus: FloatArray) -> None:
+        """Give a waiting job the best of these options that has a place."""
+        options = np.isfinite(surplus).nonzero()[0]
+        for one in options[np.argsort(-surplus[options], kind="stable")].tolist():
+            placement = self._room.place(self._counts(row, one))
+            if placement is not None:
+                self._give(row, one, placement, "GPUs were left over")
+                return
 
-    def _better(self) -> BoolArray:
-        """Which options are clearly better than what each job is given, and might fit."""
-        rows = np.flatnonzero(self._option >= 0)
-        alone = np.array(sorted(self._left_alone), dtype=np.int64)
-        own = np.zeros((len(self._jobs), len(self._prices)), dtype=np.int64)
+    def _highest_first(self, rows: IntArray) -> list[int]:
+        """By the surplus of their best options, in order of submission where it is equal."""
+        if len(rows) == 0:
+            return []
+        best = self._surplus(rows).max(axis=1)
+        ordered: list[int] = rows[np.argsort(-best, kind="stable")].tolist()
+        return ordered
+
+    def _better(self) -> tuple[IntArray, IntArray]:
+        """Rows and options clearly better than what each job is given, that might fit."""
+        width = self._values.shape[1]
+        given = (self._option >= 0).nonzero()[0]
+        cells = given * width + self._option.take(given)
         least = np.full(len(self._jobs), np.inf)
-        own[rows] = self._counts[rows, self._option[rows]]
-        least[rows] = self._values[rows, self._option[rows]] * _WORTH_GROWING
-        least[alone] = np.inf
-        better: BoolArray = (self._values > least[:, None]) & self._fits_free(own)
-        return better
+        least[given] = self._values.take(cells) * _WORTH_GROWING
+        least[list(self._left_alone)] = np.inf
+        found = (self._values > least[:, None]).ravel().nonzero()[0]
+        rows = found // max(width, 1)
+        # By counts alone: what fits into what is free, and into what the job has.
+        sets = self._set.take(rows)
+        counts = self._table.reshape(-1, self._table.shape[2])
+        needs = counts.take(found + (sets - rows) * width, axis=0)
+        needs -= counts.take(sets * width + self._option.take(rows), axis=0)
+        fits = (needs <= self._room.free_by_type).all(axis=1).nonzero()[0]
+        rows = rows.take(fits)
+        return rows, found.take(fits) - rows * width
 
     def _grow(self, row: int, better: IntArray) -> None:
         """Let a job take a better option, if one fits into its own GPUs and what is left."""
-        given, values = self._placements[row], self._values[row]
+        given, values = self._placement(row), self._values[row]
         self._room.give_back(given)
         for option in better[np.argsort(-values[better], kind="stable")].tolist():
-            placement = self._room.place(self._counts[row, option])
+            placement = self._room.place(self._counts(row, option))
             if placement is not None:
                 reason = "better than its pick, and the GPUs were left over"
                 self._give(row, option, placement, reason)
@@ -280,18 +317,16 @@ class HandOut:
         self._room.give_back(tuple((node, int(nodes.num_gpus[node])) for node in self._closed))
         return self._room
 
-    def decisions(self) -> list[Decision]:
-        """Everything that changes."""
+    def decisions(self) -> list[tuple[int, Decision]]:
+        """Everything that changes, with the rows of the jobs."""
         numbers = {
-            f"price_{gpu}": float(price)
-            for gpu, price in zip(self._snapshot.gpu_types, self._prices, strict=True)
+            f"price_{gpu}": price
+            for gpu, price in zip(self._snapshot.gpu_types, self._prices.tolist(), strict=True)
         }
-        is_same = self._jobs.is_running & (self._option == self._jobs.option)
-        placements = self._jobs.placements
-        for row in np.flatnonzero(is_same).tolist():
-            is_same[row] = self._placements[row] == placements[row]
-        concerned = (self._option >= 0) | self._jobs.is_running
-        return [self._decide(row, numbers) for row in np.flatnonzero(concerned & ~is_same).tolist()]
+        before = self._jobs.placements
+        moved = [row for row, placement in self._placements.items() if placement != before[row]]
+        rows = {*moved, *(self._option != self._jobs.option).nonzero()[0].tolist()}
+        return [(row, self._decide(row, numbers)) for row in sorted(rows)]
 
     def _decide(self, row: int, numbers: Numbers) -> Decision:
         """What changes for a job that is given something, or has something."""
@@ -315,12 +350,13 @@ class HandOut:
 
     def _numbers(self, row: int, option: int) -> Numbers:
         """What the option is worth and costs, and the best of those that lost."""
-        value, left = float(self._values[row, option]), self._surplus[row].copy()
-        found = {"value": value, "paid": value - float(left[option])}
-        left[option] = -np.inf
-        second = int(left.argmax())
-        if np.isfinite(left[second]):
-            found |= {"second_option": float(second), "second_left": float(left[second])}
+        values, paid = self._values[row].tolist(), self._paid[self._set[row]].tolist()
+        left = [one - cost for one, cost in zip(values, paid, strict=True)]
+        found = {"value": values[option], "paid": values[option] - left[option]}
+        others = [one for one, value in enumerate(values) if value > 0 and one != option]
+        if others:
+            second = max(others, key=left.__getitem__)
+            found |= {"second_option": float(second), "second_left": left[second]}
         return found
 
     def _evict_for(self, counts: IntArray) -> Placement | None:
@@ -329,7 +365,7 @@ class HandOut:
         types = self._snapshot.nodes.type_index
         victims = [
             row
-            for row in sorted(self._held)
+            for row in self._is_held.nonzero()[0].tolist()
             if any(int(types[node]) in kinds for node, _ in jobs.placements[row])
         ]
         victims.sort(key=lambda row: float(self._values[row, jobs.option[row]]))
@@ -346,17 +382,5 @@ class HandOut:
             if self._room.has(part):
                 self._room.take(part)
             else:
-                self._held.discard(row)
+                self._is_held[row] = False
         return placement
-
-
-def _highest_first(rows: BoolArray, score: FloatArray) -> list[int]:
-    """The rows that are marked, by score, in order of submission where it is equal."""
-    found = np.flatnonzero(rows)
-    ordered: list[int] = found[np.argsort(-score[found], kind="stable")].tolist()
-    return ordered
-
-
-def _any_option(table: BoolArray) -> BoolArray:
-    """Of a table (jobs, options): which jobs have any."""
-    return np.asarray(table.any(axis=1), dtype=np.bool_)

@@ -8,12 +8,16 @@ job steps back so that another can step up, if the two together gain.
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 import numpy as np
 
-from drystone.schedule.prices import Market, Prices, choose_options
-from drystone.schedule.snapshot import BoolArray, FloatArray, IntArray
+from drystone.schedule.menu import Menu, weighted_sum
+from drystone.schedule.prices import Market, Prices
+from drystone.schedule.snapshot import FloatArray, IntArray
 
 _MOST_ROUNDS: Final = 12
 _MOST_EXCHANGES: Final = 8
@@ -27,30 +31,45 @@ _TINY: Final = 1e-9
 _GOOD_ENOUGH: Final = 1e-3  # this near to the bound, no exchange is looked for
 
 
-def choose_within(market: Market, solution: Prices) -> IntArray:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Picks:
     """The option of each job, -1 for none; together they take no more than there is."""
+
+    options: IntArray
+    # By numbers alone no job could gain more than this with what is left over.
+    most_gain: float = math.inf
+
+
+def choose_within(market: Market, solution: Prices) -> IntArray:
+    """The option of each job, -1 for none."""
+    return choose(market, solution).options
+
+
+def choose(market: Market, solution: Prices) -> Picks:
+    """Who gets which option, near the best that there is at these prices."""
     if market.values.shape[1] == 0:
-        return np.full(len(market.values), -1, dtype=np.int64)
+        return Picks(options=np.full(len(market.values), -1, dtype=np.int64))
     best = _choose_at(market, solution.prices)
     if len(market.values) <= _MOST_JOBS_TRIED and market.values.size <= _MOST_CELLS_TRIED:
         for factors in _other_factors(len(solution.prices)):
-            if best.worth() >= (1 - _NEAR) * solution.bound:
+            if best.worth >= (1 - _NEAR) * solution.bound:
                 break
             other = _choose_at(market, solution.prices * factors)
-            best = other if other.worth() > best.worth() else best
-    best.exchange(solution)
-    best.step_up()
-    return best.picks()
+            best = other if other.worth > best.worth else best
+    if best.exchange(solution) or not best.is_done:
+        best.step_up()
+    return Picks(options=best.picks(), most_gain=_TINY * best.worth if best.is_done else math.inf)
 
 
 def _choose_at(market: Market, prices: FloatArray) -> _Choice:
     """What is picked at these prices, made to fit."""
-    choice = _Choice(market, prices, choose_options(market, prices)[0])
+    choice = _Choice(market.menu, market.capacity, prices)
     choice.step_back()
     choice.step_up()
     return choice
 
 
+@cache
 def _other_factors(num_types: int) -> FloatArray:
     """Prices a few percent off, spread evenly: from elsewhere one arrives elsewhere."""
     steps = np.arange(1, _NUM_OTHER_STARTS + 1)[:, None] * np.sqrt(2.0 + np.arange(num_types))
@@ -65,35 +84,37 @@ def value_of(market: Market, picks: IntArray) -> float:
 
 
 class _Choice:
-    """The options taken, and what they leave over. The last column stands for no option."""
+    """What each job takes of the menu, and what that leaves over."""
 
-    def __init__(self, market: Market, prices: FloatArray, picks: IntArray) -> None:
-        num_jobs, self._nothing = market.values.shape
-        self._rows = np.arange(num_jobs)
-        values = np.where(market.values > 0, market.values, -np.inf)
-        self._values = np.concatenate((values, np.zeros((num_jobs, 1))), axis=1)
-        self._counts = np.zeros((len(prices), num_jobs, self._nothing + 1))
-        for kind, counts in enumerate(market.counts):
-            self._counts[kind, :, :-1] = counts
+    def __init__(self, menu: Menu, capacity: FloatArray, prices: FloatArray) -> None:
+        self._menu, self._values, self._counts = menu, menu.values, menu.counts
         self._paid = np.maximum(prices, prices.max(initial=0.0) * 1e-3 + 1e-30)
-        self._now = np.where(picks >= 0, picks, self._nothing)
-        self._slack = market.capacity - self._taken()
+        self._now = menu.best_at(menu.values - weighted_sum(prices, menu.counts))
+        self.is_done = False  # whether nobody can step up any more
+        self._look()
+        self._slack = capacity - self._own.sum(axis=1)
 
     def picks(self) -> IntArray:
-        return np.where(self._now == self._nothing, -1, self._now)
+        """The option of each job, -1 for none."""
+        picks: IntArray = self._menu.option.take(self._now)
+        return picks
 
-    def _taken(self) -> FloatArray:
-        total: FloatArray = self._counts[:, self._rows, self._now].sum(axis=1)
-        return total
+    def _look(self) -> None:
+        """What each job has now."""
+        self._own = self._counts.take(self._now, axis=1)
+        self._own_values = self._values.take(self._now)
+        self.worth = float(self._own_values.sum())
 
-    def _more(self) -> FloatArray:
-        """By type, job and option: the GPUs that it takes beyond what the job has now."""
-        now = self._counts[:, self._rows, self._now]
-        more: FloatArray = self._counts - now[:, :, None]
+    def _more(self, choices: IntArray) -> FloatArray:
+        """By type and choice: the GPUs that it takes beyond what the job has now."""
+        rows = self._menu.row.take(choices)
+        more = self._counts.take(choices, axis=1)
+        more -= self._own.take(rows, axis=1)
         return more
 
     def _gain(self) -> FloatArray:
-        gain: FloatArray = self._values - self._values[self._rows, self._now][:, None]
+        """By choice: what it is worth beyond what the job has now."""
+        gain: FloatArray = self._values - self._own_values.take(self._menu.row)
         return gain
 
     def step_back(self) -> None:
@@ -102,64 +123,79 @@ class _Choice:
             over = np.maximum(-self._slack, 0.0)
             if over.max(initial=0.0) <= _TINY:
                 return
-            more = self._more()
-            relief = np.einsum("k,kjo->jo", self._paid, np.clip(-more, 0.0, over[:, None, None]))
-            worse = np.einsum("k,kjo->jo", self._paid, np.clip(more, 0.0, None))
-            may = (relief > 0) & np.isfinite(self._values) & self._fits_beside(more)
-            loss = np.maximum(-self._gain(), 0.0) + worse
-            self._take(_ratio(loss, relief, may), more, is_relief=True)
+            can_help = (self._own[over > 0] > 0).any(axis=0)
+            choices = can_help.take(self._menu.row).nonzero()[0]
+            more = self._more(choices)
+            relief = weighted_sum(self._paid, np.minimum(np.maximum(-more, 0.0), over[:, None]))
+            # It takes no more of any type than is left, or nothing of it.
+            room = np.maximum(self._slack, 0.0)[:, None]
+            may = ((relief > 0) & (more <= room + _TINY).all(axis=0)).nonzero()[0]
+            choices, more = choices.take(may), more.take(may, axis=1)
+            loss = np.maximum(-self._gain().take(choices), 0.0)
+            loss += weighted_sum(self._paid, np.maximum(more, 0.0))
+            loss /= relief.take(may)
+            self._take(choices, loss, more, is_relief=True)
 
     def step_up(self) -> None:
         """Let jobs take what is left over, the most gain for each GPU's price first."""
+        self.is_done = False
         for _ in range(_MOST_ROUNDS):
-            more, gain = self._more(), self._gain()
-            may = gain > _TINY * self.worth()
-            may &= (more <= self._slack[:, None, None] + _TINY).all(axis=0)
-            if not may.any():
+            gain = self._gain()
+            choices = (gain > _TINY * self.worth).nonzero()[0]
+            more = self._more(choices)
+            fits = (more <= self._slack[:, None] + _TINY).all(axis=0).nonzero()[0]
+            if not len(fits):
+                self.is_done = True
                 return
-            cost = np.einsum("k,kjo->jo", self._paid, np.clip(more, 0.0, None))
-            self._take(_ratio(-gain, cost + self._paid.min(), may), more, is_relief=False)
+            choices, more = choices.take(fits), more.take(fits, axis=1)
+            cost = weighted_sum(self._paid, np.maximum(more, 0.0)) + self._paid.min()
+            # Where every move needs a GPU and none is left, nobody can follow. Nor can those that
+            # moved: what is worth more and takes no more would have been taken instead.
+            all_need = bool((more.max(axis=0) > 2 * _TINY).all())
+            self._take(choices, -gain.take(choices) / cost, more, all_need=all_need)
+            if all_need and self._slack.max(initial=0.0) <= _TINY:
+                self.is_done = True
+                return
 
-    def _fits_beside(self, more: FloatArray) -> BoolArray:
-        """Whether a move takes no more of any type than is left, or nothing of it."""
-        room = np.maximum(self._slack, 0.0)[:, None, None]
-        return np.asarray((more <= room + _TINY).all(axis=0), dtype=np.bool_)
-
-    def _take(self, badness: FloatArray, more: FloatArray, *, is_relief: bool) -> None:
+    def _take(
+        self,
+        choices: IntArray,
+        badness: FloatArray,
+        more: FloatArray,
+        *,
+        is_relief: bool = False,
+        all_need: bool = False,
+    ) -> None:
         """Make the best move of each job, the best first, as long as they help and fit."""
-        best = badness.argmin(axis=1)
-        of_best = badness[self._rows, best]
-        order = np.argsort(of_best, kind="stable")
-        order = order[np.isfinite(of_best[order])]
-        moves = more[:, order, best[order]].T.tolist()
+        order = badness.argsort(kind="stable")
+        choices = choices.take(order)
         left = self._slack.tolist()  # plain numbers: for a handful of types they are quicker
-        for row, move in zip(order.tolist(), moves, strict=True):
-            if is_relief:
-                if min(left) >= -_TINY:
+        tried: set[int] = set()
+        rows = self._menu.row.take(choices).tolist()
+        moves = more.T.take(order, axis=0)
+        for at, row in enumerate(rows):
+            if row in tried:
+                continue
+            tried.add(row)
+            changes = list(zip(left, moves[at].tolist(), strict=True))
+            if is_relief and not any(have < -_TINY and change < 0 for have, change in changes):
+                continue
+            if all(change <= 0 or have - change >= -_TINY for have, change in changes):
+                self._now[row] = choices[at]
+                left = [have - change for have, change in changes]
+                if (is_relief and min(left) >= -_TINY) or (all_need and max(left) <= _TINY):
                     break
-                may = any(
-                    have < -_TINY and change < 0 for have, change in zip(left, move, strict=True)
-                )
-            else:
-                may = True
-            if may and all(
-                change <= 0 or have - change >= -_TINY
-                for have, change in zip(left, move, strict=True)
-            ):
-                self._now[row] = best[row]
-                left = [have - change for have, change in zip(left, move, strict=True)]
         self._slack = np.array(left)
+        self._look()
 
-    def exchange(self, solution: Prices) -> None:
-        """Let one job step back for another while the two together gain."""
-        for _ in range(_MOST_EXCHANGES):
-            if self.worth() >= (1 - _GOOD_ENOUGH) * solution.bound or not self._exchange_once(
+    def exchange(self, solution: Prices) -> bool:
+        """Let one job step back for another while the two together gain; whether any did."""
+        for number in range(_MOST_EXCHANGES):
+            if self.worth >= (1 - _GOOD_ENOUGH) * solution.bound or not self._exchange_once(
                 solution
             ):
-                return
-
-    def worth(self) -> float:
-        return float(self._values[self._rows, self._now].sum())
+                return number > 0
+        return True
 
     def _exchange_once(self, solution: Prices) -> bool:
         """Make the best pair of moves that fits.
@@ -168,29 +204,24 @@ class _Choice:
         left over times its price, are the distance to the bound: no way to a better choice has
         a move that loses more than that.
         """
-        more, gain = self._more(), self._gain()
-        at_prices = gain - np.einsum("k,kjo->jo", solution.prices, more)
-        loss = at_prices.max(axis=1)[:, None] - at_prices
-        loss[self._rows, self._now] = np.inf
-        near = np.flatnonzero(loss.ravel() <= solution.bound - self.worth())
+        row, starts = self._menu.row, self._menu.starts
+        at_prices = self._values - weighted_sum(solution.prices, self._counts)
+        loss = np.maximum.reduceat(at_prices, starts).take(row) - at_prices
+        loss[self._now] = np.inf
+        near = (loss <= solution.bound - self.worth).nonzero()[0]
         if len(near) > _MOST_CANDIDATES:
-            near = near[np.argpartition(loss.ravel()[near], _MOST_CANDIDATES)[:_MOST_CANDIDATES]]
-        row, option = np.divmod(np.sort(near), loss.shape[1])
-        gain, more = gain[row, option], more[:, row, option]
+            near = near[np.argpartition(loss[near], _MOST_CANDIDATES)[:_MOST_CANDIDATES]]
+            near.sort()
+        row, gain, more = row.take(near), self._gain().take(near), self._more(near)
         net = gain[:, None] + gain
         net[row[:, None] == row] = -np.inf
         for kind, left in enumerate(self._slack):
             net[more[kind][:, None] + more[kind] > left + _TINY] = -np.inf
         best = int(net.argmax()) if net.size else 0
-        if not net.size or net.flat[best] <= _TINY * self.worth():
+        if not net.size or net.flat[best] <= _TINY * self.worth:
             return False
         for move in divmod(best, len(row)):
             self._slack -= more[:, move]
-            self._now[row[move]] = option[move]
+            self._now[row[move]] = near[move]
+        self._look()
         return True
-
-
-def _ratio(top: FloatArray, bottom: FloatArray, where: BoolArray) -> FloatArray:
-    """One by the other where that is asked for, infinity elsewhere."""
-    result: FloatArray = np.divide(top, bottom, out=np.full(top.shape, np.inf), where=where)
-    return result

@@ -49,11 +49,11 @@ def check_limits(
     elapsed_seconds: float,
 ) -> Limits:
     """The limits of all jobs that have any. `used` is what was known one decision before."""
-    rows = [row for row, spec in enumerate(snapshot.jobs.specs) if _has_limit(spec)]
-    if not rows:
+    rows = snapshot.jobs.is_limited.nonzero()[0]
+    if not len(rows):
         return Limits(allowed=None)
     rates = np.array([dollars_per_hour.get(gpu, 0.0) for gpu in snapshot.gpu_types])
-    jobs = _LimitedJobs(snapshot, np.array(rows), speeds[rows], rates / HOUR_SECONDS)
+    jobs = _LimitedJobs(snapshot, rows, speeds[rows], rates / HOUR_SECONDS)
     spent = jobs.add(used, elapsed_seconds)
     allowed = np.ones(speeds.shape, dtype=np.bool_)
     allowed[rows], reasons = jobs.left(*spent)
@@ -63,17 +63,6 @@ def check_limits(
         refused={row: why for row, why in reasons.items() if not snapshot.jobs.is_running[row]},
         used={spec.id: Used(*one) for spec, one in jobs.with_specs(*spent)},
         left_seconds=tuple(left[left > 0].tolist()),
-    )
-
-
-def _has_limit(spec: JobSpec) -> bool:
-    return (
-        spec.max_cost_dollars != math.inf
-        or spec.max_duration_seconds != math.inf
-        or bool(spec.allowed_gpus)
-        or bool(spec.denied_gpus)
-        or spec.min_gpus > 1
-        or spec.max_gpus < 1_000_000
     )
 
 

@@ -16,10 +16,12 @@ out, D itself is taken at them, so the bound holds.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
 
+from drystone.schedule.menu import Menu, inner_products, make_menu, weighted_sum
 from drystone.schedule.snapshot import FloatArray, IntArray
 
 # Shares of smoothing, one after another, and the most Newton steps at each. Prices that are known
@@ -32,16 +34,22 @@ _STEP_CUT: Final = 0.25
 # A step that improves the smooth bound by less than this part of its share is the last.
 _GOOD_ENOUGH: Final = 1e-3
 _DAMPING: Final = 1e-3
+_MOST_PLAIN: Final = 8  # types for which plain numbers are quicker than a library
 _LEAST_HEAT: Final = 1e-280  # its inverse, times squares of counts of GPUs, is still a number
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Market:
     """The problem: what options are worth, what they take, and what there is."""
 
     values: FloatArray  # (jobs, options); not above 0: no option
     counts: tuple[FloatArray, ...]  # by type, (jobs, options)
     capacity: FloatArray  # by type
+
+    @cached_property
+    def menu(self) -> Menu:
+        """The same as one list of choices."""
+        return make_menu(self.values, self.counts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -55,18 +63,21 @@ class Prices:
 def solve_prices(market: Market, start: FloatArray | None = None) -> Prices:
     """Prices whose dual bound is near its least."""
     num_types = len(market.capacity)
-    prices = np.zeros(num_types) if start is None else start.astype(np.float64)
-    is_alive = (market.values > 0).any(axis=1) if market.values.shape[1] else np.zeros(0, bool)
-    if not is_alive.any():
+    menu = market.menu
+    if len(menu.row) == len(menu.starts):  # there is nothing but "nothing"
         return Prices(prices=np.zeros(num_types), bound=0.0)
-    smooth = _SmoothDual(market, np.flatnonzero(is_alive))
+    smooth = _SmoothDual(menu, market.capacity)
+    prices = np.zeros(num_types) if start is None else start.astype(np.float64)
     known = start is not None and bool((start > 0).any())
-    for share in _SHARES[_FIRST_SHARE_WHEN_KNOWN if known else 0 :]:
-        prices = _descend(smooth, prices, share)
+    # What no job could pay, in units of one of tiny worth, may be no number: then it is infinite.
+    with np.errstate(over="ignore"):
+        for share in _SHARES[_FIRST_SHARE_WHEN_KNOWN if known else 0 :]:
+            smooth.cool(share)
+            prices = _descend(smooth, prices, share)
     bound = smooth.bound(prices)
     if start is not None:
         before = smooth.bound(start)
-        if before <= bound:
+        if before <= bound * (1 + 1e-12):
             return Prices(prices=start.astype(np.float64), bound=before)
     return Prices(prices=prices, bound=bound)
 
@@ -99,70 +110,51 @@ def _surplus(market: Market, prices: FloatArray) -> FloatArray:
 
 
 class _SmoothDual:
-    """The smooth neighbour of the dual: its value, slope and curvature at given prices.
+    """The smooth neighbour of the dual: its value, and then its slope and curvature there.
 
-    Arrays are (options, jobs): sums and maxima over options then run along whole rows.
+    Everything is a list of choices, "nothing" among them, so what a job has at least is 0.
     """
 
-    def __init__(self, market: Market, rows: IntArray) -> None:
-        values = np.where(market.values > 0, market.values, -np.inf)[rows]
-        self._values = np.ascontiguousarray(values.T)
-        kinds = len(market.counts)
-        # The counts by type, then their squares.
-        self._moments = np.empty((2 * kinds, *self._values.shape))
-        for kind, one in enumerate(market.counts):
-            self._moments[kind] = one[rows].T
-        counts = self._moments[:kinds]
-        np.square(counts, out=self._moments[kinds:])
-        self._counts, self._flat = counts, counts.reshape(kinds, -1)
-        self._best: FloatArray = self._values.max(axis=0)
-        self._capacity = market.capacity
-        takes = counts > 0
+    def __init__(self, menu: Menu, capacity: FloatArray) -> None:
+        self._row, self._starts = menu.row, menu.starts
+        self._values, self._counts, self._capacity = menu.values, menu.counts, capacity
+        self._best: FloatArray = np.maximum.reduceat(menu.values, menu.starts)
         # Above these nobody takes any of a type, so that no bound is least there.
-        worth = np.where(takes, self._values / np.maximum(counts, 1.0), 0.0)
-        self.most_prices: FloatArray = worth.max(axis=(1, 2), initial=0.0)
-        self._pairs = [
-            (one, other)
-            for one in range(kinds)
-            for other in range(one)
-            if (takes[one] & takes[other]).any()
-        ]
+        worth = np.zeros(menu.counts.shape)
+        np.divide(menu.values, menu.counts, out=worth, where=menu.counts > 0)
+        self.most_prices: FloatArray = worth.max(axis=1, initial=0.0)
 
-    def _left(self, prices: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """What each option leaves after its GPUs are paid, and the best of each job, or 0."""
-        left: FloatArray = self._values - (prices @ self._flat).reshape(self._values.shape)
-        most: FloatArray = left.max(axis=0)
-        return left, np.maximum(most, 0.0, out=most)
+    def cool(self, share: float) -> None:
+        """From now on, smooth by this share of the best value of each job."""
+        self._heat = np.maximum(share * self._best, _LEAST_HEAT)
+        self._cold = 1.0 / self._heat
+        cold = self._cold.take(self._row)
+        # What a choice is worth and takes, by the heat of its job.
+        self._cold_values, self._cold_counts = self._values * cold, self._counts * cold
 
     def bound(self, prices: FloatArray) -> float:
         """The dual itself: what no allocation can exceed."""
-        return float(self._left(prices)[1].sum() + prices @ self._capacity)
+        left = self._values - weighted_sum(prices, self._counts)
+        return float(np.maximum.reduceat(left, self._starts).sum() + prices @ self._capacity)
 
-    def at(self, prices: FloatArray, share: float) -> tuple[float, FloatArray, FloatArray]:
-        """Value, slope by type, and curvature (types x types)."""
-        heat = np.maximum(share * self._best, _LEAST_HEAT)
-        cold = 1.0 / heat
-        picked, most = self._left(prices)
-        picked -= most
-        # What is worse by more than a number can say is picked by nobody: exp(-inf) is 0.
-        with np.errstate(over="ignore"):
-            picked *= cold
-        np.exp(picked, out=picked)  # in what proportion each option is picked
-        total = picked.sum(axis=0)
-        total += np.exp(-most * cold)
-        value = float(most.sum() + heat @ np.log(total) + prices @ self._capacity)
-        picked /= total
-        kinds = len(prices)
-        moments = np.einsum("oj,koj->kj", picked, self._moments)
-        demand = moments[:kinds]
-        slope = self._capacity - demand.sum(axis=1)
-        curvature = -(demand * cold) @ demand.T
-        curvature.flat[:: kinds + 1] += moments[kinds:] @ cold
-        for one, other in self._pairs:
-            both = np.einsum("oj,oj,oj->j", picked, self._counts[one], self._counts[other])
-            curvature[one, other] += both @ cold
-            curvature[other, one] = curvature[one, other]
-        return value, slope, curvature
+    def value(self, prices: FloatArray) -> float:
+        """The smooth dual at these prices."""
+        picked: FloatArray = self._cold_values - weighted_sum(prices, self._cold_counts)
+        # How often each is picked against nothing: at most exp(1 / share), which is a number, and
+        # never, if it is worse by more than a number can say.
+        self._picked = np.exp(picked, out=picked)
+        self._total = np.add.reduceat(picked, self._starts)
+        heat = np.log(self._total)
+        heat *= self._heat
+        return float(heat.sum() + prices @ self._capacity)
+
+    def curve(self) -> tuple[FloatArray, FloatArray]:
+        """Slope by type, and curvature (types x types), where the value was asked for last."""
+        taken = self._counts * (self._picked / self._total.take(self._row))
+        demand = np.add.reduceat(taken, self._starts, axis=1)
+        curvature = inner_products(taken, self._cold_counts)
+        curvature -= inner_products(demand * self._cold, demand)
+        return self._capacity - demand.sum(axis=1), curvature
 
 
 def _descend(smooth: _SmoothDual, prices: FloatArray, share: float) -> FloatArray:
@@ -171,16 +163,23 @@ def _descend(smooth: _SmoothDual, prices: FloatArray, share: float) -> FloatArra
     Where every job is sure of its option nothing curves, and a step would be endless: it then ends
     at the most that anybody pays, and is cut from there.
     """
+    most = smooth.most_prices.tolist()  # plain numbers: for a handful of types they are quicker
     prices = np.minimum(prices, smooth.most_prices)
-    value, slope, curvature = smooth.at(prices, share)
+    value = smooth.value(prices)
     for _ in range(_MOST_STEPS):
-        step = _newton_step(prices, slope, curvature)
+        now = prices.tolist()
+        step = _newton_step(now, *smooth.curve())
         if step is None:
             break
         before, length = value, 1.0
         for _ in range(_MOST_HALVINGS):
-            trial = np.clip(prices + length * step, 0.0, smooth.most_prices)
-            value, slope, curvature = smooth.at(trial, share)
+            trial = np.array(
+                [
+                    min(max(price + length * change, 0.0), limit)
+                    for price, change, limit in zip(now, step, most, strict=True)
+                ]
+            )
+            value = smooth.value(trial)
             if value < before:
                 break
             length *= _STEP_CUT
@@ -192,17 +191,46 @@ def _descend(smooth: _SmoothDual, prices: FloatArray, share: float) -> FloatArra
     return prices
 
 
-def _newton_step(prices: FloatArray, slope: FloatArray, curvature: FloatArray) -> FloatArray | None:
+def _newton_step(
+    prices: list[float], slope: FloatArray, curvature: FloatArray
+) -> list[float] | None:
     """Where to, for the prices that can move; None where none can."""
-    is_free = (prices > 0) | (slope < 0)
-    if not is_free.any():
+    down, rows = (-slope).tolist(), curvature.tolist()
+    is_free = [price > 0 or one > 0 for price, one in zip(prices, down, strict=True)]
+    if not any(is_free):
         return None
-    # The others stay: their rows say that they move by nothing.
-    part = np.where(is_free[:, None] & is_free, curvature, 0.0)
-    diagonal = part.diagonal()
+    most = max(rows[kind][kind] for kind, can_move in enumerate(is_free) if can_move)
     # A price to which nobody reacts moves by as much as the least of the others would.
-    floor = max(float(diagonal.max()) * 1e-9, 1e-300)
-    damped = (1.0 + _DAMPING) * diagonal + floor
-    part.flat[:: len(prices) + 1] = np.where(is_free, damped, 1.0)
-    step: FloatArray = np.linalg.solve(part, np.where(is_free, -slope, 0.0))
-    return step
+    floor = max(most * 1e-9, 1e-300)
+    for kind, can_move in enumerate(is_free):
+        if can_move:
+            rows[kind][kind] = (1.0 + _DAMPING) * rows[kind][kind] + floor
+            continue
+        # It stays: its row says that it moves by nothing.
+        for other in range(len(rows)):
+            rows[kind][other] = rows[other][kind] = 0.0
+        rows[kind][kind], down[kind] = 1.0, 0.0
+    return _solve(rows, down)
+
+
+def _solve(rows: list[list[float]], right: list[float]) -> list[float]:
+    """Gauss's elimination: all rows are dominated by what is on the diagonal, or nearly so."""
+    size = len(rows)
+    if size > _MOST_PLAIN:
+        found: list[float] = np.linalg.solve(rows, right).tolist()
+        return found
+    for one in range(size):
+        row, pivot = rows[one], rows[one][one]
+        for other in range(one + 1, size):
+            factor = rows[other][one] / pivot
+            if factor:
+                below = rows[other]
+                for at in range(one + 1, size):
+                    below[at] -= factor * row[at]
+                right[other] -= factor * right[one]
+    for one in range(size - 1, -1, -1):
+        row = rows[one]
+        for at in range(one + 1, size):
+            right[one] -= row[at] * right[at]
+        right[one] /= row[one]
+    return right

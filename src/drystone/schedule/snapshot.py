@@ -65,6 +65,38 @@ class OptionTable:
         return total
 
     @cached_property
+    def by_type(self) -> FloatArray:
+        """`counts` as (types, sets, options)."""
+        return np.ascontiguousarray(self.counts.transpose(2, 0, 1), dtype=np.float64)
+
+    @cached_property
+    def empty_sets(self) -> BoolArray:
+        """Which sets have no option at all."""
+        return np.asarray(~(self.samples_per_second > 0).any(axis=1))
+
+    @cached_property
+    def has_empty_sets(self) -> bool:
+        """Whether there is such a set."""
+        return bool(self.empty_sets.any())
+
+    @cached_property
+    def _known_startups(self) -> dict[StartupCost, FloatArray]:
+        return {}
+
+    def paid(self, prices: FloatArray) -> FloatArray:
+        """What options cost at these prices of the types, (sets, options)."""
+        flat = self.by_type.reshape(len(prices), -1)
+        paid: FloatArray = (prices @ flat).reshape(self.samples_per_second.shape)
+        return paid
+
+    def startup_seconds(self, rule: StartupCost) -> FloatArray:
+        """Seconds without progress after a start by a rule, (sets, options)."""
+        known = self._known_startups.get(rule)
+        if known is None:
+            known = self._known_startups[rule] = rule.seconds(self.num_gpus)
+        return known
+
+    @cached_property
     def _known_facts(self) -> dict[tuple[int, int], OptionFacts]:
         return {}
 
@@ -174,6 +206,9 @@ class JobTable:
     waiting_since_seconds: FloatArray  # nan while it runs
     running_since_seconds: FloatArray  # nan while it waits
     weights: FloatArray  # the priority of each job
+    deadline_seconds: FloatArray  # infinity where there is none
+    own_startup_seconds: FloatArray  # after every start; below 0: as the cluster says
+    is_limited: BoolArray  # whether its owner limits types, numbers, money or time
     # Samples a second that each job was last seen to make: 0 while it waits or starts up.
     measured_speeds: FloatArray | None = None  # None: nobody measures
 
@@ -294,20 +329,35 @@ class Snapshot:
     @cached_property
     def job_speeds(self) -> FloatArray:
         """Samples a second, (jobs, options); 0 where there is no such option."""
-        speeds: FloatArray = self.options.samples_per_second[self.jobs.option_set]
+        speeds: FloatArray = self.options.samples_per_second.take(self.jobs.option_set, axis=0)
         return speeds
 
     @cached_property
     def job_num_gpus(self) -> IntArray:
         """GPUs of any type, (jobs, options)."""
-        total: IntArray = self.options.num_gpus[self.jobs.option_set]
+        total: IntArray = self.options.num_gpus.take(self.jobs.option_set, axis=0)
         return total
+
+    @cached_property
+    def running(self) -> IntArray:
+        """The rows of the jobs that run."""
+        rows: IntArray = self.jobs.is_running.nonzero()[0]
+        return rows
+
+    @cached_property
+    def running_cells(self) -> IntArray:
+        """What each of them runs, as a cell of a table (jobs, options) read row by row."""
+        width = self.options.samples_per_second.shape[1]
+        cells: IntArray = self.running * width + self.jobs.option.take(self.running)
+        return cells
 
     @cached_property
     def startup_seconds(self) -> FloatArray:
         """Seconds without progress after a start, (jobs, options): the job's own, or the rule's."""
-        own = np.array([spec.startup_seconds for spec in self.jobs.specs])[:, None]
-        seconds: FloatArray = np.where(own >= 0, own, self.startup.seconds(self.job_num_gpus))
+        table, own = self.options.startup_seconds(self.startup), self.jobs.own_startup_seconds
+        seconds: FloatArray = table.take(self.jobs.option_set, axis=0)
+        if (own >= 0).any():
+            seconds = np.where(own[:, None] >= 0, own[:, None], seconds)
         return seconds
 
     def job_status(self, job_id: str) -> JobStatus | None:

@@ -18,6 +18,7 @@ job. What a job runs already has no start to pay for: a change must pay for itse
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import numpy as np
@@ -46,18 +47,20 @@ def worth_of_options(
     `remaining_samples` is what is left of each job, where one knows better than the snapshot.
     """
     jobs = snapshot.jobs
-    usable = np.where(speeds > 0, speeds, 1e-100)
-    paid = snapshot.options.counts[jobs.option_set] @ prices
+    usable = np.maximum(speeds, 1e-100)
+    paid = snapshot.options.paid(prices).take(jobs.option_set, axis=0)
     left = jobs.remaining_samples if remaining_samples is None else remaining_samples
     remaining = np.maximum(left, 1e-9)[:, None]
     seconds = remaining / usable
     full = _sample_costs(weights[:, None], paid, usable, seconds)[:, None] * speeds
-    full *= _deadline_factors(snapshot, seconds)
+    _raise_by_deadlines(full, snapshot, seconds)
     held = np.minimum(seconds, HOLD_SECONDS)
-    after_start: FloatArray = full * held / (held + snapshot.startup_seconds)
+    after_start = full * held
+    held += snapshot.startup_seconds
+    after_start /= held
     values = after_start.copy()
-    running = np.flatnonzero(jobs.is_running)
-    values[running, jobs.option[running]] = full[running, jobs.option[running]]
+    current = snapshot.running_cells
+    values.put(current, full.take(current))
     return Worth(values=values, after_start=after_start)
 
 
@@ -65,13 +68,18 @@ def _sample_costs(
     weights: FloatArray, paid: FloatArray, speeds: FloatArray, seconds: FloatArray
 ) -> FloatArray:
     """By job: what a sample costs at the prices of the time when the job will end."""
-    if seconds.shape[1] == 0:
-        return np.zeros(len(seconds))
+    num_jobs, width = seconds.shape
+    if width == 0:
+        return np.zeros(num_jobs)
+    first = np.arange(0, num_jobs * width, width)
     best = ((weights + paid) / speeds).argmin(axis=1)
-    end = np.maximum(seconds[np.arange(len(best)), best], _SHORTEST_SECONDS)
+    end = np.maximum(seconds.take(first + best), _SHORTEST_SECONDS)
     still_there = _still_there(end / weights[:, 0], weights[:, 0])
-    costs: FloatArray = ((weights + still_there[:, None] * paid) / speeds).min(axis=1)
-    return costs
+    costs = still_there[:, None] * paid
+    costs += weights
+    costs /= speeds
+    least: FloatArray = costs.take(first + costs.argmin(axis=1))
+    return least
 
 
 def _still_there(turn: FloatArray, weights: FloatArray) -> FloatArray:
@@ -79,34 +87,36 @@ def _still_there(turn: FloatArray, weights: FloatArray) -> FloatArray:
 
     Jobs end in the order of time over weight: Smith's rule (1956) for the least weighted delay.
     """
-    order = np.argsort(turn, kind="stable")
-    before = np.concatenate(([0.0], np.cumsum(weights[order])))
-    part: FloatArray = 1.0 - before[np.searchsorted(turn[order], turn, side="left")] / before[-1]
+    order = turn.argsort(kind="stable")
+    before = np.zeros(len(order) + 1)
+    weights.take(order).cumsum(out=before[1:])
+    first = turn.take(order).searchsorted(turn)
+    part: FloatArray = 1.0 - before.take(first) / before[-1]
     return part
 
 
-def _deadline_factors(snapshot: Snapshot, seconds: FloatArray) -> FloatArray | float:
-    """How much more options count that keep the deadline: the more, the less time is to spare."""
-    deadlines = np.array([spec.deadline_seconds for spec in snapshot.jobs.specs])
-    rows = np.flatnonzero(np.isfinite(deadlines))
-    if len(rows) == 0:
-        return 1.0
-    jobs = snapshot.jobs
-    needed = seconds[rows] + snapshot.startup_seconds[rows]
-    runs = np.flatnonzero(jobs.is_running[rows])
-    current = jobs.option[rows[runs]]
-    needed[runs, current] = seconds[rows[runs], current]
-    there = (deadlines[rows] - snapshot.now_seconds)[:, None]
-    spare = there / np.maximum(needed.min(axis=1, keepdims=True), 1e-9)
-    hurry = np.clip((_AMPLE - spare) / (_AMPLE - 1.0), 0.0, 1.0)
-    factors = np.ones(seconds.shape)
-    factors[rows] = np.where(needed <= there, 1.0 + (DEADLINE_FACTOR - 1.0) * hurry, 1.0)
-    return factors
+def _raise_by_deadlines(full: FloatArray, snapshot: Snapshot, seconds: FloatArray) -> None:
+    """Options that keep the deadline count more: the more, the less time is to spare."""
+    deadlines = snapshot.jobs.deadline_seconds
+    if not full.size or not deadlines.min() < np.inf:
+        return
+    current = snapshot.running_cells
+    needed = seconds + snapshot.startup_seconds
+    needed.put(current, seconds.take(current))
+    there = deadlines - snapshot.now_seconds  # without a deadline for ever, so there is no hurry
+    first = np.arange(0, needed.size, needed.shape[1])
+    fastest = needed.take(first + needed.argmin(axis=1))  # quicker than min() along short rows
+    spare = there / np.maximum(fastest, 1e-9)
+    hurry = np.minimum(np.maximum((_AMPLE - spare) / (_AMPLE - 1.0), 0.0), 1.0)
+    more = 1.0 + (DEADLINE_FACTOR - 1.0) * hurry
+    np.multiply(full, more[:, None], out=full, where=needed <= there[:, None])
 
 
 def seconds_late(snapshot: Snapshot, row: int, speeds: FloatArray) -> float:
     """By how much a job misses its deadline, even if its fastest option started now."""
     spec = snapshot.jobs.specs[row]
+    if spec.deadline_seconds == math.inf:
+        return 0.0
     fastest = int(speeds[row].argmax()) if speeds.shape[1] else -1
     if fastest < 0 or speeds[row, fastest] <= 0:
         return 0.0

@@ -15,6 +15,7 @@ not protected, and is then protected for `PROTECTED_SECONDS`. So a job waits lon
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -25,7 +26,7 @@ from drystone.schedule.corrected import Ratios, corrected_speeds, update_ratios
 from drystone.schedule.decision import Decision, Refuse, Start, Wake
 from drystone.schedule.fair_shares import owner_weights, type_values, update_usage
 from drystone.schedule.hand_out import HandOut, Worth
-from drystone.schedule.integral import choose_within
+from drystone.schedule.integral import choose
 from drystone.schedule.lengths import LengthMemory, guess_remaining, update_lengths
 from drystone.schedule.limits import Limits, Used, check_limits
 from drystone.schedule.policy import Memory, Policy
@@ -38,6 +39,7 @@ from drystone.units import HOUR_SECONDS
 PATIENCE_SECONDS: Final = 24 * 3600.0
 PROTECTED_SECONDS: Final = 2 * 3600.0
 KEEP_SECONDS: Final = 60.0
+_NO_OPTION: Final = "it has no option on this cluster"
 _OVERDUE: Final = f"it has waited for {PATIENCE_SECONDS / 3600:.0f} h, and nobody waits longer"
 
 
@@ -127,17 +129,21 @@ def _decide(
         snapshot, worth, spread_speed_share=settings.spread_speed_share, closed=closed
     )
     hand_out.leave_alone(left_alone)
-    for row in overdue(snapshot):
+    waits_too_long = overdue(snapshot)
+    for row in waits_too_long:
         if hand_out.serve(row, _OVERDUE):
             until = snapshot.now_seconds + PROTECTED_SECONDS
             protected[snapshot.jobs.specs[row].id] = until
-    market = make_market(snapshot, worth.values, hand_out.settled(), closed)
-    settled_value = hand_out.value()
+    is_settled = len(left_alone) > 0 or len(waits_too_long) > 0
+    settled = hand_out.settled() if is_settled else None
+    market = make_market(snapshot, worth.values, settled, closed)
+    settled_value = hand_out.value() if is_settled else 0.0
     solution = solve_prices(market, start)
     hand_out.price(solution.prices)
-    hand_out.place(choose_within(market, solution))
-    hand_out.leave_nothing_over()
-    decisions = [_with_warning(one, snapshot, view) for one in hand_out.decisions()]
+    picks = choose(market, solution)
+    hand_out.place(picks.options)
+    hand_out.leave_nothing_over(picks.most_gain)
+    decisions = [_with_warning(one, row, snapshot, view) for row, one in hand_out.decisions()]
     if rent is not None:
         decisions += rent_and_release(snapshot, rent, hand_out.room())
     decisions += _wakes(snapshot, view, protected, hand_out.settled())
@@ -161,7 +167,8 @@ def _look(snapshot: Snapshot, before: PricesMemory | None, settings: Settings) -
     ratios = update_ratios(snapshot, before.ratios if before is not None else {})
     speeds = corrected_speeds(snapshot, ratios)
     dollars = {one.gpu: one.price_dollars_per_hour / one.num_gpus for one in snapshot.offers}
-    dollars |= dict(snapshot.gpu_dollars_per_hour) | dict(settings.dollars_per_gpu_hour)
+    dollars |= snapshot.gpu_dollars_per_hour
+    dollars |= settings.dollars_per_gpu_hour
     limits = check_limits(
         snapshot,
         speeds,
@@ -205,27 +212,27 @@ def _find_worth(
 def make_market(
     snapshot: Snapshot,
     values: FloatArray,
-    settled: Mapping[int, int] | None = None,
+    settled: IntArray | None = None,
     closed: Sequence[int] = (),
 ) -> Market:
     """The problem of prices: what options are worth and take, without jobs that are settled.
 
-    The GPUs of the nodes in `closed` are not to be given out.
+    `settled` has their options, -1 for the others. The GPUs of the nodes in `closed` are not to be
+    given out.
     """
-    by_type = np.ascontiguousarray(snapshot.options.counts.transpose(2, 0, 1), dtype=np.float64)
+    jobs = snapshot.jobs
     capacity = snapshot.capacity.astype(np.float64)
     for node in closed:
         capacity[snapshot.nodes.type_index[node]] -= snapshot.nodes.num_gpus[node]
     left = values
-    if settled:
-        rows = np.fromiter(settled, dtype=np.int64, count=len(settled))
-        options = np.fromiter(settled.values(), dtype=np.int64, count=len(settled))
+    rows = (settled >= 0).nonzero()[0] if settled is not None else ()
+    if settled is not None and len(rows):
         left = values.copy()
         left[rows] = 0.0
-        capacity -= snapshot.options.counts[snapshot.jobs.option_set[rows], options].sum(axis=0)
+        capacity -= snapshot.options.counts[jobs.option_set[rows], settled[rows]].sum(axis=0)
     return Market(
         values=left,
-        counts=tuple(by_type[:, snapshot.jobs.option_set]),
+        counts=tuple(snapshot.options.by_type.take(jobs.option_set, axis=1)),
         capacity=np.maximum(capacity, 0.0),
     )
 
@@ -233,35 +240,37 @@ def make_market(
 def overdue(snapshot: Snapshot) -> list[int]:
     """The jobs that have waited too long, the longest first."""
     waited = snapshot.now_seconds - snapshot.jobs.waiting_since_seconds
-    rows = np.flatnonzero(np.nan_to_num(waited, nan=-1.0) >= PATIENCE_SECONDS)
-    return [int(row) for row in rows[np.argsort(-waited[rows], kind="stable")]]
+    rows = (waited >= PATIENCE_SECONDS).nonzero()[0]  # nobody who runs: that is not a number
+    if not len(rows):
+        return []
+    ordered: list[int] = rows[np.argsort(-waited[rows], kind="stable")].tolist()
+    return ordered
 
 
 def _wakes(
-    snapshot: Snapshot, view: _View, protected: Mapping[str, float], given: Mapping[int, int]
+    snapshot: Snapshot, view: _View, protected: Mapping[str, float], given: IntArray
 ) -> list[Decision]:
     """Ask to decide again when somebody will have waited, run or been protected long enough."""
     jobs, now = snapshot.jobs, snapshot.now_seconds
-    waits = np.asarray((view.speeds > 0).any(axis=1))
-    waits[list(given)] = False
-    since = np.nan_to_num(jobs.waiting_since_seconds[waits], nan=now)
+    waits = (given < 0).nonzero()[0]
+    waits = waits[(view.speeds[waits] > 0).any(axis=1)]
+    since = jobs.waiting_since_seconds[waits].tolist()
     times = [now + one for one in view.limits.left_seconds]
-    times += (since + PATIENCE_SECONDS).tolist()
-    if len(since):
-        times += protected.values()
-        if float(since.min()) + PATIENCE_SECONDS <= now:
+    times += [(now if math.isnan(one) else one) + PATIENCE_SECONDS for one in since]
+    if since:
+        if min(times[-len(since) :]) <= now:
             times.append(now + KEEP_SECONDS)
-    coming = [one for one in times if now < one < np.inf]
+        times += protected.values()
+    coming = [one for one in times if now < one < math.inf]
     if not coming:
         return []
     return [Wake(at_seconds=min(coming), reason="somebody has waited or run long enough then")]
 
 
-def _with_warning(decision: Decision, snapshot: Snapshot, view: _View) -> Decision:
+def _with_warning(decision: Decision, row: int, snapshot: Snapshot, view: _View) -> Decision:
     """A start says early if the deadline cannot be met."""
     if not isinstance(decision, Start):
         return decision
-    row = snapshot.jobs.row_of[decision.job_id]
     late = seconds_late(snapshot, row, view.speeds)
     if late <= 0:
         return decision
@@ -274,10 +283,11 @@ def _with_warning(decision: Decision, snapshot: Snapshot, view: _View) -> Decisi
 
 def _refusals(snapshot: Snapshot, view: _View) -> list[Decision]:
     """Refuse the jobs that can never run."""
-    hopeless = ~snapshot.jobs.is_running & ~(snapshot.job_speeds > 0).any(axis=1)
-    reasons = dict.fromkeys(
-        np.flatnonzero(hopeless).tolist(), "it has no option on this cluster"
-    ) | dict(view.limits.refused)
+    reasons: dict[int, str] = {}
+    if snapshot.options.has_empty_sets:
+        hopeless = snapshot.options.empty_sets[snapshot.jobs.option_set] & ~snapshot.jobs.is_running
+        reasons = dict.fromkeys(np.flatnonzero(hopeless).tolist(), _NO_OPTION)
+    reasons |= view.limits.refused
     return [
         Refuse(job_id=snapshot.jobs.specs[row].id, reason=reason)
         for row, reason in sorted(reasons.items())
@@ -296,9 +306,9 @@ def _still_protected(snapshot: Snapshot, memory: PricesMemory | None) -> dict[st
 def _left_alone(snapshot: Snapshot, worth: Worth, protected: Mapping[str, float]) -> IntArray:
     """Rows of running jobs that keep what they have, as long as they may have it at all."""
     jobs = snapshot.jobs
-    ran = snapshot.now_seconds - np.nan_to_num(jobs.running_since_seconds, nan=-np.inf)
+    ran = snapshot.now_seconds - jobs.running_since_seconds  # of who waits: not a number
     stays = jobs.is_running & (ran < KEEP_SECONDS)
     for name in protected:
         stays[jobs.row_of[name]] |= jobs.is_running[jobs.row_of[name]]
-    rows = np.flatnonzero(stays)
+    rows = stays.nonzero()[0]
     return rows[worth.values[rows, jobs.option[rows]] > 0]

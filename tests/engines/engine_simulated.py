@@ -92,7 +92,7 @@ class SimulatedSystem(System):
             faults=faults or FaultSpec(checkpoint_seconds=0.15),
         )
         # Another job that never comes keeps the world waiting for more.
-        self.world._runs.num_to_come = self.world._runs.num_unsettled = 1
+        self.world._runs.num_to_come = 1
 
     def _options_of(self, spec: JobSpec) -> OptionSet:
         pace = BATCH / float(spec.model.removeprefix("m") or 1)
@@ -115,7 +115,6 @@ class SimulatedSystem(System):
             total_samples=float(steps * BATCH), global_batch=BATCH,
         )  # fmt: skip
         self.world._runs.num_to_come += 1
-        self.world._runs.num_unsettled += 1
         self.world._runs.submit(self.world.now_seconds, spec)
         return spec.id
 

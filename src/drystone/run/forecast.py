@@ -122,7 +122,7 @@ class _World:
             present.startup,
         )
         self._time = VirtualTime(state, self._maker)
-        self._time.now_seconds = present.now_seconds
+        state.now_seconds = present.now_seconds
         for record in state.active.values():
             self._maker.update(record)
             if record.state is JobState.RUNNING and record.samples_per_second > 0:
@@ -131,22 +131,23 @@ class _World:
             self._time.later(retry_seconds, self._come_back, record)
         self._wakes: set[float] = set()
         self._num_held, self._num_idle = len(present.held), 0
-        self._is_over = False
+        self._is_done = False
 
-    def has_work(self) -> bool:
-        """Until the job starts, nothing more can happen, or it takes too long to find out."""
+    @property
+    def is_over(self) -> bool:
+        """Once the job starts, nothing more can happen, or it takes too long to find out."""
         is_late = time.thread_time() > self._stop_at
-        return self.start_seconds is None and not self._is_over and not is_late
+        return self.start_seconds is not None or self._is_done or is_late
 
     @property
     def not_before_seconds(self) -> float | None:
         """Until when the job waits for certain, where it took too long to look further."""
-        is_known = self.start_seconds is not None or self._is_over
+        is_known = self.start_seconds is not None or self._is_done
         return None if is_known else self._time.now_seconds
 
     def observe(self) -> Snapshot:
         """What will be the case."""
-        return self._maker.look(self._time.state, self._time.now_seconds)
+        return self._maker.look()
 
     def launch(self, job_id: str, option: int, placement: Placement, reason: str) -> None:
         """Start a waiting job."""
@@ -177,7 +178,7 @@ class _World:
 
     def refuse(self, job_id: str, reason: str) -> None:
         """Turn a waiting job away."""
-        self._is_over = self._is_over or job_id == self._wanted
+        self._is_done = self._is_done or job_id == self._wanted
         now = self._time.now_seconds
         self._time.record(Refused(time_seconds=now, job_id=job_id, reason=reason))
 
@@ -201,7 +202,7 @@ class _World:
         is_idle = self._time.state.num_running == 0 and self._num_held == 0
         self._num_idle = self._num_idle + 1 if is_idle else 0
         if then == float("inf") or self._num_idle > _MOST_IDLE_ROUNDS:
-            self._is_over = True
+            self._is_done = True
         else:
             self._time.run_until(then)
 

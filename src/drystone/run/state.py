@@ -48,7 +48,7 @@ _DONE: Final = JobState.DONE
 
 @dataclass(init=False, eq=False, slots=True)
 class JobRecord:
-    """One job as the events left it."""
+    """One job as the events left it; `ClusterState._submit` gives it its first values."""
 
     spec: JobSpec
     state: JobState
@@ -64,18 +64,8 @@ class JobRecord:
     end_seconds: float
     attained_gpu_seconds: float  # of the runs that ended
     num_starts: int
-    num_changes: int  # how often it started, or went on at another speed
+    num_changes: int  # how often it started, stopped, or went on at another speed
     phase: int  # which of its phases it is in, if it has any
-    history: tuple[Event, ...]
-
-    def __init__(self, spec: JobSpec, waiting_seconds: float) -> None:
-        self.spec, self.waiting_seconds = spec, waiting_seconds
-        self.state, self.option, self.placement = _QUEUED, -1, ()
-        self.num_gpus = self.num_starts = self.num_changes = self.phase = 0
-        self.done_samples = self.counted_seconds = self.samples_per_second = 0.0
-        self.attained_gpu_seconds = 0.0
-        self.started_seconds = self.first_start_seconds = self.end_seconds = _NEVER
-        self.history = ()
 
     def done_at(self, now_seconds: float) -> float:
         """Samples done by now."""
@@ -106,7 +96,6 @@ class ClusterState:
     rentals: RentalState = field(default_factory=RentalState)
     num_node_changes: int = 0  # of which nodes there are and can be used
     speed_share: dict[int, float] = field(default_factory=dict)  # of nodes that are slow
-    keeps_history: bool = False
     # For whoever keeps a log, or tables of what was: `record` fills them, and calls before it.
     log: list[Event] | None = field(default=None, repr=False, compare=False)
     changed: list[JobRecord] = field(default_factory=list, repr=False, compare=False)
@@ -118,15 +107,14 @@ class ClusterState:
 
     def record(self, event: Event) -> JobRecord | None:
         """Fold one event into the state; returns the job that it touched."""
-        if self.before_change is not None:
-            self.before_change()
-        time_seconds = event.time_seconds
-        if time_seconds > self.now_seconds:
+        before_change = self.before_change
+        if before_change is not None:
+            before_change()
+        time_seconds, now = event.time_seconds, self.now_seconds
+        if time_seconds > now:
             self.now_seconds = time_seconds
-        elif time_seconds < self.now_seconds - 1e-6:
-            raise DrystoneError(
-                f"{type(event).__name__} at {time_seconds} s comes after {self.now_seconds} s"
-            )
+        elif time_seconds < now and time_seconds < now - 1e-6:
+            raise DrystoneError(f"{type(event).__name__} at {time_seconds} s comes after {now} s")
         moves, fold = _RULES[type(event)]
         job: JobRecord | None
         if moves is None:
@@ -138,11 +126,10 @@ class ClusterState:
                 job.state = moves[job.state]
             except KeyError:
                 raise self._refusal(event) from None
-            if self.keeps_history:
-                job.history = (*job.history, event)
             fold(self, job, event)
-        if self.log is not None:
-            self.log.append(event)
+        log = self.log
+        if log is not None:
+            log.append(event)
             if job is not None:
                 self.changed.append(job)
         return job
@@ -152,15 +139,23 @@ class ClusterState:
         job = self.jobs.get(event.job_id)
         if job is None:
             return DrystoneError(f"{type(event).__name__}: there is no job {event.job_id!r}")
-        return IllegalTransition(event.job_id, job.state, event, job.history)
+        history = [one for one in self.log or () if getattr(one, "job_id", "") == event.job_id]
+        return IllegalTransition(event.job_id, job.state, event, history)
 
     def _submit(self, event: Submitted) -> JobRecord:
-        job, jobs = event.job, self.jobs
-        job_id = job.id
+        spec, jobs = event.job, self.jobs
+        job_id = spec.id
         if job_id in jobs:
             raise DrystoneError(f"job {job_id} is submitted twice")
-        record = jobs[job_id] = self.active[job_id] = JobRecord(job, event.time_seconds)
-        return record
+        # Filled in here: to call a constructor takes as long as to set all its fields.
+        job = jobs[job_id] = self.active[job_id] = JobRecord()
+        job.spec, job.waiting_seconds = spec, event.time_seconds
+        job.state, job.option, job.placement = _QUEUED, -1, ()
+        job.num_gpus = job.num_starts = job.num_changes = job.phase = 0
+        job.done_samples = job.counted_seconds = job.samples_per_second = 0.0
+        job.attained_gpu_seconds = 0.0
+        job.started_seconds = job.first_start_seconds = job.end_seconds = _NEVER
+        return job
 
     def _change_rentals(
         self, event: RentalAsked | RentalFailed | PriceChanged | BillSettled
@@ -288,6 +283,7 @@ class ClusterState:
             else:
                 lost = event.lost_samples if isinstance(event, Interrupted) else 0.0
                 job.done_samples = job.done_at(time_seconds) - lost
+                job.num_changes += 1
             free = self.free
             for node, count in job.placement:
                 free[node] += count

@@ -24,8 +24,9 @@ _STARTS: Final = frozenset((Start,))
 class World(Protocol):
     """A cluster that can be looked at, changed, and waited for."""
 
-    def has_work(self) -> bool:
-        """Whether anything is left to decide, now or later."""
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to decide, now or later."""
         ...
 
     def observe(self) -> Snapshot:

@@ -37,12 +37,19 @@ class JobRuns:
         startup: StartupCost,
     ) -> None:
         self._time, self._dice, self._startup = time, dice, startup
+        self._record = time.state.record
         self._gpu_types, self._book = gpu_types, time.maker.book
         self._errs = dice.spec.speed_error_share > 0
         self._can_fail = dice.spec.failed_start_share > 0
-        self.num_to_come = self.num_unsettled = num_jobs
+        self._takes_time = startup.most_seconds > 0
+        self.num_to_come = num_jobs
         self._speed_factors: dict[str, dict[str, float]] = {}  # by job and GPU type
         self._on_end: Callable[[float, JobRecord], None] = self._finish
+
+    @property
+    def num_unsettled(self) -> int:
+        """Jobs that are to come, wait or run."""
+        return self.num_to_come + len(self._time.state.active)
 
     def submit(self, time_seconds: float, job: JobSpec) -> None:
         """A job comes in."""
@@ -50,27 +57,29 @@ class JobRuns:
         if self._errs:
             factors = self._dice.speed_factors(len(self._gpu_types)).tolist()
             self._speed_factors[job.id] = dict(zip(self._gpu_types, factors, strict=True))
-        self._time.record(Submitted(time_seconds, job))
+        record = self._record
+        record(Submitted(time_seconds, job))
 
     def launch(self, job_id: str, option: int, placement: Placement, reason: str) -> None:
         """Start a waiting job."""
-        time = self._time
-        now, record = time.now_seconds, time.state.jobs[job_id]
-        spec = record.spec
-        facts = self._book.run_facts(spec, record.phase)
+        state = self._time.state
+        now, job = state.now_seconds, state.jobs[job_id]
+        facts = self._book.first_runs.get(job_id)
+        if facts is None or job.phase:
+            facts = self._book.run_facts(job.spec, job.phase)
         speed = facts.samples_per_second[option]
-        if self._errs or time.state.speed_share:
-            speed = self._true_speed(record, facts, option, placement)
-        delay = spec.startup_seconds
-        if delay < 0:
+        if self._errs or state.speed_share:
+            speed = self._true_speed(job, facts, option, placement)
+        delay = job.spec.startup_seconds
+        if delay < 0.0:
             delay = 0.0
-            if self._startup.most_seconds > 0:
+            if self._takes_time:
                 delay = self._startup.seconds_on(sum([count for _, count in placement]))
-        time.record(Started(now, job_id, option, placement, speed, now + delay, reason))
+        state.record(Started(now, job_id, option, placement, speed, now + delay, reason))
         if self._can_fail and self._dice.start_fails():
-            time.later_in_run(now + delay, self._fail, record)
+            self._time.later_in_run(now + delay, self._fail, job)
         else:
-            self._plan_end(record, facts)
+            self._plan_end(job, facts)
 
     def stop(self, job_id: str, reason: str) -> None:
         """Take a running job's GPUs; its progress is kept."""
@@ -81,7 +90,6 @@ class JobRuns:
         """Turn a waiting job away."""
         now = self._time.now_seconds
         self._time.record(Refused(time_seconds=now, job_id=job_id, reason=reason))
-        self.num_unsettled -= 1
 
     def interrupt_on(self, node: int, time_seconds: float, reason: str) -> None:
         """A node is about to go: its jobs lose their GPUs, and the work since a checkpoint."""
@@ -113,7 +121,7 @@ class JobRuns:
         if facts.end_samples < total:
             action, total = self._enter_next_phase, facts.end_samples
         left, end = total - record.done_samples, record.counted_seconds
-        if left > 0:
+        if left > 0.0:
             end += left / record.samples_per_second
         self._time.later_in_run(end, action, record)
 
@@ -123,8 +131,8 @@ class JobRuns:
         )
 
     def _finish(self, time_seconds: float, record: JobRecord) -> None:
-        self._time.record(Finished(time_seconds, record.spec.id))
-        self.num_unsettled -= 1
+        fold = self._record
+        fold(Finished(time_seconds, record.spec.id))
 
     def _enter_next_phase(self, time_seconds: float, record: JobRecord) -> None:
         spec, phase = record.spec, record.phase + 1

@@ -60,7 +60,8 @@ class SimulatedWorld:
             budget_dollars_per_hour=budget_dollars_per_hour,
             hard_cap_dollars_per_hour=hard_cap_dollars_per_hour,
         )
-        self._time = VirtualTime(ClusterState(list(nodes)), self._maker)
+        self.state = ClusterState(list(nodes))  # what all that is in the log led to
+        self._time = VirtualTime(self.state, self._maker)
         dice = Dice(faults or FaultSpec())
         self._runs = JobRuns(
             self._time, dice, num_jobs=len(jobs), gpu_types=tuple(gpu_types), startup=startup
@@ -72,7 +73,9 @@ class SimulatedWorld:
         self._decides_every_round = decides_every_round
         self._on_time = on_time
         self._wakes: set[float] = set()
-        self._is_over = not jobs  # nothing is left that could change anything
+        # Over is a run without unsettled jobs and rented nodes, without time, or without a future.
+        self.is_over = not jobs
+        self.observe: Callable[[], Snapshot] = self._maker.look  # what is the case now
         if jobs:
             self.advance()
 
@@ -82,28 +85,14 @@ class SimulatedWorld:
         return self._time.log
 
     @property
-    def state(self) -> ClusterState:
-        """What it led to."""
-        return self._time.state
-
-    @property
     def now_seconds(self) -> float:
         """What time it is."""
-        return self._time.now_seconds
+        return self.state.now_seconds
 
     @property
     def spent_dollars(self) -> float:
         """What rented nodes have cost so far."""
         return self.state.rentals.spent_dollars(self.now_seconds)
-
-    def has_work(self) -> bool:
-        """Whether a job is unsettled or a node rented, time is left, and something can happen."""
-        return not self._is_over
-
-    def observe(self) -> Snapshot:
-        """What is the case now."""
-        time = self._time
-        return self._maker.look(time.state, time.now_seconds)
 
     def launch(self, job_id: str, option: int, placement: Placement, reason: str) -> None:
         """Start a waiting job."""
@@ -133,19 +122,19 @@ class SimulatedWorld:
 
     def advance(self) -> None:
         """Jump to the next event, or to the first round boundary after it."""
-        time, state, horizon = self._time, self._time.state, self._horizon_seconds
+        state, horizon = self.state, self._horizon_seconds
         if not state.num_running and self._waits_for_nothing():
-            self._is_over = True
+            self.is_over = True
             return
-        if self._round_seconds > 0:
-            time.run_until(min(self._next_round(), horizon))
+        if self._round_seconds > 0.0:
+            self._time.run_until(min(self._next_round(), horizon))
         else:
-            time.step(0.0, horizon)
-        if time.now_seconds >= horizon or not state.num_running:
+            self._time.step(0.0, horizon)
+        if not state.num_running or state.now_seconds >= horizon:
             is_settled = self._runs.num_unsettled == 0 and not state.rentals.rented
-            self._is_over = is_settled or time.now_seconds >= horizon
+            self.is_over = is_settled or state.now_seconds >= horizon
         if self._on_time is not None:
-            self._on_time(time.now_seconds, self._runs.num_unsettled)
+            self._on_time(state.now_seconds, self._runs.num_unsettled)
 
     def _next_round(self) -> float:
         """The first round boundary after the next event, or the next one if every one counts."""
@@ -160,7 +149,7 @@ class SimulatedWorld:
 
     def _waits_for_nothing(self) -> bool:
         """If nobody runs: whether all is done, or none will come and no node or call is due."""
-        state = self._time.state
+        state = self.state
         return self._runs.num_unsettled == 0 or (
             self._runs.num_to_come == 0
             and not state.lost

@@ -55,7 +55,11 @@ class OptionBook:
         """The speeds of a job in a phase, and when the phase ends."""
         first = self.first_runs.get(job.id)
         if first is None:
-            first = self.first_runs[job.id] = self._facts_of(self._options_of(job), 0)
+            options_of = self._options_of
+            options = options_of(job)
+            # Most jobs have options that others had before.
+            first = self._runs.get((id(options), 0)) or self._facts_of(options, 0)
+            self.first_runs[job.id] = first
         return first if phase == 0 else self._facts_of(first.options, phase)
 
     def _facts_of(self, options: Options, phase: int) -> RunFacts:

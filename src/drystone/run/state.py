@@ -6,7 +6,8 @@ Nothing else changes the state, so a world that keeps its log can be started aga
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from drystone.errors import DrystoneError
 from drystone.run.events import (
     BillSettled,
     Event,
+    Finished,
     Interrupted,
     NodeAdded,
     NodeBack,
@@ -35,7 +37,13 @@ from drystone.run.events import (
     Started,
     Submitted,
 )
-from drystone.run.lifecycle import TERMINAL, TRANSITIONS, IllegalTransition, JobState
+from drystone.run.lifecycle import (
+    TERMINAL,
+    TRANSITIONS,
+    IllegalTransition,
+    JobState,
+    moves_on,
+)
 from drystone.run.rentals import RentalState
 from drystone.schedule.snapshot import Placement
 
@@ -43,7 +51,6 @@ _NEVER: Final = math.nan
 # Looked up once: a member of an enumeration takes longer to find than the rest of a fold's line.
 _QUEUED: Final = JobState.QUEUED
 _RUNNING: Final = JobState.RUNNING
-_DONE: Final = JobState.DONE
 
 
 @dataclass(init=False, eq=False, slots=True)
@@ -79,6 +86,11 @@ class JobRecord:
         return self.attained_gpu_seconds + self.num_gpus * held
 
 
+def _nowhere() -> deque[Any]:
+    """Takes all, and keeps nothing."""
+    return deque(maxlen=0)
+
+
 @dataclass(slots=True)
 class ClusterState:
     """Jobs, nodes and rentals, changed by `record` alone."""
@@ -96,9 +108,9 @@ class ClusterState:
     rentals: RentalState = field(default_factory=RentalState)
     num_node_changes: int = 0  # of which nodes there are and can be used
     speed_share: dict[int, float] = field(default_factory=dict)  # of nodes that are slow
-    # For whoever keeps a log, or tables of what was: `record` fills them, and calls before it.
-    log: list[Event] | None = field(default=None, repr=False, compare=False)
-    changed: list[JobRecord] = field(default_factory=list, repr=False, compare=False)
+    # For whoever keeps a log, or tables of what was: filled with every event, and called before.
+    log: MutableSequence[Event] = field(default_factory=_nowhere, repr=False, compare=False)
+    changed: MutableSequence[JobRecord] = field(default_factory=_nowhere, repr=False, compare=False)
     before_change: Callable[[], None] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -107,42 +119,19 @@ class ClusterState:
 
     def record(self, event: Event) -> JobRecord | None:
         """Fold one event into the state; returns the job that it touched."""
+        job: JobRecord | None = _FOLDS[type(event)](self, event)
+        return job
+
+    # What happens to every job, it comes, starts and ends, has a method each that does all there is
+    # to do: a world of many jobs calls them by their names. All else goes the long way below.
+
+    def submit(self, event: Submitted) -> JobRecord:
+        """A job came in, and waits."""
         before_change = self.before_change
         if before_change is not None:
             before_change()
-        time_seconds, now = event.time_seconds, self.now_seconds
-        if time_seconds > now:
-            self.now_seconds = time_seconds
-        elif time_seconds < now and time_seconds < now - 1e-6:
-            raise DrystoneError(f"{type(event).__name__} at {time_seconds} s comes after {now} s")
-        moves, fold = _RULES[type(event)]
-        job: JobRecord | None
-        if moves is None:
-            job = fold(self, event)
-        else:  # it happens to a job that is there already
-            try:
-                # Every kind of event that moves a job names it, which the type of all does not say.
-                job = self.jobs[event.job_id]  # type: ignore[attr-defined]
-                job.state = moves[job.state]
-            except KeyError:
-                raise self._refusal(event) from None
-            fold(self, job, event)
-        log = self.log
-        if log is not None:
-            log.append(event)
-            if job is not None:
-                self.changed.append(job)
-        return job
-
-    def _refusal(self, event: Any) -> DrystoneError:
-        """Why an event cannot happen to its job."""
-        job = self.jobs.get(event.job_id)
-        if job is None:
-            return DrystoneError(f"{type(event).__name__}: there is no job {event.job_id!r}")
-        history = [one for one in self.log or () if getattr(one, "job_id", "") == event.job_id]
-        return IllegalTransition(event.job_id, job.state, event, history)
-
-    def _submit(self, event: Submitted) -> JobRecord:
+        if event.time_seconds != self.now_seconds:
+            self._move_clock(event)
         spec, jobs = event.job, self.jobs
         job_id = spec.id
         if job_id in jobs:
@@ -155,7 +144,109 @@ class ClusterState:
         job.done_samples = job.counted_seconds = job.samples_per_second = 0.0
         job.attained_gpu_seconds = 0.0
         job.started_seconds = job.first_start_seconds = job.end_seconds = _NEVER
+        self.log.append(event)
+        self.changed.append(job)
         return job
+
+    def start(self, event: Started) -> JobRecord:
+        """A waiting job got GPUs."""
+        before_change = self.before_change
+        if before_change is not None:
+            before_change()
+        time_seconds, placement = event.time_seconds, event.placement
+        if time_seconds != self.now_seconds:
+            self._move_clock(event)
+        try:
+            job = self.jobs[event.job_id]
+            job.state = _ON_START[job.state]
+        except KeyError:
+            raise self._refusal(event) from None
+        free, num_gpus = self.free, 0
+        for node, count in placement:
+            num_gpus += count
+            free[node] -= count
+        job.option, job.placement, job.num_gpus = event.option, placement, num_gpus
+        job.samples_per_second = event.samples_per_second
+        job.counted_seconds = event.productive_seconds
+        job.started_seconds, job.waiting_seconds = time_seconds, _NEVER
+        if not job.num_starts:
+            job.first_start_seconds = time_seconds
+        job.num_starts += 1
+        job.num_changes += 1
+        self.num_running += 1
+        self.log.append(event)
+        self.changed.append(job)
+        return job
+
+    def finish(self, event: Finished) -> JobRecord:
+        """A running job did all its work; its GPUs are free again."""
+        before_change = self.before_change
+        if before_change is not None:
+            before_change()
+        time_seconds = event.time_seconds
+        if time_seconds != self.now_seconds:
+            self._move_clock(event)
+        try:
+            job = self.jobs[event.job_id]
+            job.state = _ON_FINISH[job.state]
+        except KeyError:
+            raise self._refusal(event) from None
+        free, spec = self.free, job.spec
+        for node, count in job.placement:
+            free[node] += count
+        job.attained_gpu_seconds += job.num_gpus * (time_seconds - job.started_seconds)
+        job.done_samples = spec.total_samples
+        job.option, job.placement, job.num_gpus, job.samples_per_second = -1, (), 0, 0.0
+        job.started_seconds = _NEVER
+        job.waiting_seconds = job.end_seconds = time_seconds
+        self.num_running -= 1
+        del self.active[spec.id]
+        self.log.append(event)
+        self.changed.append(job)
+        return job
+
+    def _record_other(self, event: Event) -> JobRecord | None:
+        """The long way: all other kinds of events, by the tables at the end of this file."""
+        before_change = self.before_change
+        if before_change is not None:
+            before_change()
+        self._move_clock(event)
+        job: JobRecord | None = None
+        change = _CHANGES.get(type(event))
+        if change is not None:
+            change(self, event)
+        else:
+            job = self._move_job(event)
+        self.log.append(event)
+        if job is not None:
+            self.changed.append(job)
+        return job
+
+    def _move_job(self, event: Any) -> JobRecord:
+        """Something happens to a job that is there."""
+        job = self.jobs.get(event.job_id)
+        after = TRANSITIONS.get((job.state, type(event))) if job is not None else None
+        if job is None or after is None:
+            raise self._refusal(event)
+        job.state = after
+        _JOB_CHANGES.get(type(event), ClusterState._leave)(self, job, event)
+        return job
+
+    def _move_clock(self, event: Event) -> None:
+        """On to the time of an event; it never goes back, but for what rounding does."""
+        time_seconds, now = event.time_seconds, self.now_seconds
+        if time_seconds > now:
+            self.now_seconds = time_seconds
+        elif time_seconds < now - 1e-6:
+            raise DrystoneError(f"{type(event).__name__} at {time_seconds} s comes after {now} s")
+
+    def _refusal(self, event: Any) -> DrystoneError:
+        """Why an event cannot happen to its job."""
+        job = self.jobs.get(event.job_id)
+        if job is None:
+            return DrystoneError(f"{type(event).__name__}: there is no job {event.job_id!r}")
+        history = [one for one in self.log if getattr(one, "job_id", "") == event.job_id]
+        return IllegalTransition(event.job_id, job.state, event, history)
 
     def _change_rentals(
         self, event: RentalAsked | RentalFailed | PriceChanged | BillSettled
@@ -244,22 +335,6 @@ class ClusterState:
         self.lost.discard(row)
         self.speed_share.pop(row, None)
 
-    def _start(self, job: JobRecord, event: Started) -> None:
-        time_seconds, placement, free = event.time_seconds, event.placement, self.free
-        num_gpus = 0
-        for node, count in placement:
-            num_gpus += count
-            free[node] -= count
-        job.option, job.placement, job.num_gpus = event.option, placement, num_gpus
-        job.samples_per_second = event.samples_per_second
-        job.counted_seconds = event.productive_seconds
-        job.started_seconds, job.waiting_seconds = time_seconds, _NEVER
-        if job.num_starts == 0:
-            job.first_start_seconds = time_seconds
-        job.num_starts += 1
-        job.num_changes += 1
-        self.num_running += 1
-
     def _change_speed(self, job: JobRecord, event: SpeedChanged) -> None:
         job.done_samples = job.done_at(event.time_seconds)
         job.counted_seconds = max(job.counted_seconds, event.time_seconds)
@@ -273,22 +348,18 @@ class ClusterState:
         job.samples_per_second = event.samples_per_second
 
     def _leave(self, job: JobRecord, event: Event) -> None:
-        """A job ends, or goes back to wait; if it had GPUs, they are free again."""
+        """A job goes back to wait, or ends undone; if it had GPUs, they are free again."""
         time_seconds, state = event.time_seconds, job.state
         if job.option >= 0:
             self.num_running -= 1
             job.attained_gpu_seconds += job.num_gpus * (time_seconds - job.started_seconds)
-            if state is _DONE:
-                job.done_samples = job.spec.total_samples
-            else:
-                lost = event.lost_samples if isinstance(event, Interrupted) else 0.0
-                job.done_samples = job.done_at(time_seconds) - lost
-                job.num_changes += 1
-            free = self.free
+            lost = event.lost_samples if isinstance(event, Interrupted) else 0.0
+            job.done_samples = job.done_at(time_seconds) - lost
             for node, count in job.placement:
-                free[node] += count
+                self.free[node] += count
             job.option, job.placement, job.num_gpus, job.samples_per_second = -1, (), 0, 0.0
             job.started_seconds, job.waiting_seconds = _NEVER, time_seconds
+            job.num_changes += 1
         if state is _QUEUED:
             self.num_requeued += 1
         elif state in TERMINAL:
@@ -296,9 +367,12 @@ class ClusterState:
             del self.active[job.spec.id]
 
 
+# From which state of a job to which, of those kinds that every job goes through.
+_ON_START: Final = moves_on(Started)
+_ON_FINISH: Final = moves_on(Finished)
+
 # What folds which kind of event that is not about a job that is there.
-_FOLDS: Final[dict[type[Event], Callable[[ClusterState, Any], JobRecord | None]]] = {
-    Submitted: ClusterState._submit,
+_CHANGES: Final[dict[type[Event], Callable[[ClusterState, Any], None]]] = {
     NodeAdded: ClusterState._add_node,
     NodeRemoved: ClusterState._remove_node,
     **dict.fromkeys(
@@ -311,24 +385,17 @@ _FOLDS: Final[dict[type[Event], Callable[[ClusterState, Any], JobRecord | None]]
 }
 
 # What changes a job once its state is the next one; all other events end it, or let it wait again.
-_CHANGES: Final[dict[type[Event], Callable[[ClusterState, JobRecord, Any], None]]] = {
-    Started: ClusterState._start,
+_JOB_CHANGES: Final[dict[type[Event], Callable[[ClusterState, JobRecord, Any], None]]] = {
     SpeedChanged: ClusterState._change_speed,
     PhaseChanged: ClusterState._change_speed,
     Progressed: ClusterState._progress,
 }
 
-# By kind of event: from which state of a job to which (none: it is not about a job that is there),
-# and what folds it. One look-up an event.
-_RULES: Final[dict[type[Event], tuple[dict[JobState, JobState] | None, Callable[..., Any]]]] = {
-    **{kind: (None, fold) for kind, fold in _FOLDS.items()},
-    **{
-        kind: (
-            {before: after for (before, one), after in TRANSITIONS.items() if one is kind},
-            _CHANGES.get(kind, ClusterState._leave),
-        )
-        for _, kind in TRANSITIONS
-    },
+_FOLDS: Final[dict[type[Event], Callable[[ClusterState, Any], JobRecord | None]]] = {
+    **dict.fromkeys((*_CHANGES, *(kind for _, kind in TRANSITIONS)), ClusterState._record_other),
+    Submitted: ClusterState.submit,
+    Started: ClusterState.start,
+    Finished: ClusterState.finish,
 }
 
 

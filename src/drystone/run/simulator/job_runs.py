@@ -37,32 +37,35 @@ class JobRuns:
         startup: StartupCost,
     ) -> None:
         self._time, self._dice, self._startup = time, dice, startup
-        self._record = time.state.record
+        self._state = time.state
         self._gpu_types, self._book = gpu_types, time.maker.book
         self._errs = dice.spec.speed_error_share > 0
         self._can_fail = dice.spec.failed_start_share > 0
         self._takes_time = startup.most_seconds > 0
-        self.num_to_come = num_jobs
+        self.num_jobs = num_jobs  # that have come or will
         self._speed_factors: dict[str, dict[str, float]] = {}  # by job and GPU type
         self._on_end: Callable[[float, JobRecord], None] = self._finish
 
     @property
+    def num_to_come(self) -> int:
+        """Jobs that are not here yet."""
+        return self.num_jobs - len(self._state.jobs)
+
+    @property
     def num_unsettled(self) -> int:
         """Jobs that are to come, wait or run."""
-        return self.num_to_come + len(self._time.state.active)
+        return self.num_to_come + len(self._state.active)
 
     def submit(self, time_seconds: float, job: JobSpec) -> None:
         """A job comes in."""
-        self.num_to_come -= 1
         if self._errs:
             factors = self._dice.speed_factors(len(self._gpu_types)).tolist()
             self._speed_factors[job.id] = dict(zip(self._gpu_types, factors, strict=True))
-        record = self._record
-        record(Submitted(time_seconds, job))
+        self._state.submit(Submitted(time_seconds, job))
 
     def launch(self, job_id: str, option: int, placement: Placement, reason: str) -> None:
         """Start a waiting job."""
-        state = self._time.state
+        state = self._state
         now, job = state.now_seconds, state.jobs[job_id]
         facts = self._book.first_runs.get(job_id)
         if facts is None or job.phase:
@@ -75,7 +78,7 @@ class JobRuns:
             delay = 0.0
             if self._takes_time:
                 delay = self._startup.seconds_on(sum([count for _, count in placement]))
-        state.record(Started(now, job_id, option, placement, speed, now + delay, reason))
+        state.start(Started(now, job_id, option, placement, speed, now + delay, reason))
         if self._can_fail and self._dice.start_fails():
             self._time.later_in_run(now + delay, self._fail, job)
         else:
@@ -131,8 +134,7 @@ class JobRuns:
         )
 
     def _finish(self, time_seconds: float, record: JobRecord) -> None:
-        fold = self._record
-        fold(Finished(time_seconds, record.spec.id))
+        self._state.finish(Finished(time_seconds, record.spec.id))
 
     def _enter_next_phase(self, time_seconds: float, record: JobRecord) -> None:
         spec, phase = record.spec, record.phase + 1
@@ -156,7 +158,7 @@ class JobRuns:
     def _jobs_on(self, node: int) -> list[JobRecord]:
         return [
             record
-            for record in self._time.state.active.values()
+            for record in self._state.active.values()
             if any(one == node for one, _ in record.placement)
         ]
 
@@ -164,7 +166,7 @@ class JobRuns:
         self, record: JobRecord, facts: RunFacts, option: int, placement: Placement
     ) -> float:
         """What the option says, times how wrong it is, times how slow the nodes are."""
-        state, speed = self._time.state, facts.samples_per_second[option]
+        state, speed = self._state, facts.samples_per_second[option]
         shares, nodes = state.speed_share, state.nodes
         factors = self._speed_factors.get(record.spec.id)
         slowest = min(

@@ -13,6 +13,7 @@ import math
 import sys
 from bisect import bisect, insort
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, Final
 
 from drystone.describe.job import JobSpec
@@ -25,8 +26,10 @@ _LAST_SECONDS: Final = sys.float_info.max
 _LEAST_SORTED: Final = 64  # of what comes, at a time
 _PARTS: Final = 4  # in which the rest is sorted, if that is more
 
+_submit_seconds = attrgetter("submit_seconds")
 # Called with the time at which it happens, then with its own arguments.
 Action = Callable[..., None]
+RunAction = Callable[[float, JobRecord], None]
 # When, which number in the order of planning, what, and to whom. If it is a job that runs: only as
 # long as this is the number of its changes. Else the last field is -1.
 _Planned = tuple[float, float, Action, Any, int]
@@ -47,8 +50,9 @@ class VirtualTime:
         self._soon_ends_seconds = math.inf
         self._rest: list[_Planned] = []
         self._num_planned = 0
-        # Read from its end. Their numbers are below 0, so that they are before all else.
+        # By time, with numbers below 0, so that they are before all else that is due with them.
         self._jobs: list[JobSpec] = []
+        self._num_come = 0  # or are near
         self._submit: Callable[[float, JobSpec], None] = _never
 
     @property
@@ -58,8 +62,7 @@ class VirtualTime:
 
     def expect(self, jobs: Sequence[JobSpec], submit: Callable[[float, JobSpec], None]) -> None:
         """Let `submit` be called with every job at its time."""
-        self._jobs = sorted(jobs, key=lambda job: job.submit_seconds)
-        self._jobs.reverse()
+        self._jobs = sorted(jobs, key=_submit_seconds)
         self._submit = submit
         self._rest = self._soon[self._next : -1] + self._rest
         self._sort_more(0.0, None)
@@ -73,9 +76,7 @@ class VirtualTime:
         else:
             insort(self._soon, planned, self._next)
 
-    def later_in_run(
-        self, time_seconds: float, action: Callable[[float, JobRecord], None], job: JobRecord
-    ) -> None:
+    def later_in_run(self, time_seconds: float, action: RunAction, job: JobRecord) -> None:
         """Let this happen to a running job then, unless it stops or changes before."""
         number = self._num_planned = self._num_planned + 1
         planned = (time_seconds, number, action, job, job.num_changes)
@@ -90,54 +91,59 @@ class VirtualTime:
 
     def run_until(self, then_seconds: float) -> None:
         """Let everything happen that is due by then."""
-        self.step(then_seconds, then_seconds)
-
-    def step(self, least_seconds: float, most_seconds: float) -> None:
-        """Let happen what is due next, and go on to its time, or to the nearest of these two."""
+        until = min(then_seconds + _SAME_SECONDS, _LAST_SECONDS)
+        while self.next_seconds() <= until:
+            self.step()
         state = self.state
-        before, then = state.now_seconds, self._soon[self._next][0]
-        due = then
-        if then < least_seconds:
-            then = least_seconds
-        if then > most_seconds:
-            then = most_seconds
-        until = then + _SAME_SECONDS if then < _LAST_SECONDS else _LAST_SECONDS
-        while due <= until:
-            number = self._next
+        if then_seconds > state.now_seconds:
+            state.now_seconds = then_seconds
+            if state.before_change is not None:
+                state.before_change()
+
+    def step(self) -> None:
+        """Let happen what is due next, which there must be, and go on to its time."""
+        state, number = self.state, self._next
+        due, now = self._soon[number][0], state.now_seconds
+        if due > now:
+            now = due
+        then, until = now, due + _SAME_SECONDS
+        while True:
+            state.now_seconds = now
             _, _, action, about, num_changes = self._soon[number]
             self._next = number + 1
             if num_changes < 0 or about.num_changes == num_changes:
-                now = state.now_seconds
-                action(due if due > now else now, about)
-            due = self._soon[self._next][0]
-        if then < before:
-            then = before
-        # Where nothing happened, the passing of time alone makes a present that was looked at past.
-        if state.before_change is not None and then > before:
-            state.before_change()
+                action(now, about)
+            number = self._next
+            due = self._soon[number][0]
+            if due > until:
+                break
+            if due > now:
+                now = due
         state.now_seconds = then
+        # Where nothing happened, the passing of time alone makes a present that was looked at past.
+        if state.before_change is not None:
+            state.before_change()
 
     def _sort_more(self, _: float, __: object) -> None:
         """Sort the next part of what comes: of the jobs, and of all else."""
-        rest, jobs, submit = self._rest, self._jobs, self._submit
+        rest, jobs, first = self._rest, self._jobs, self._num_come
         rest.sort()
         number = max(_LEAST_SORTED, len(rest) // _PARTS)
         # As far as the last one of so many, and all that happens at that time.
         ends_seconds = rest[number - 1][0] if number < len(rest) else math.inf
-        if number < len(jobs):
-            ends_seconds = min(ends_seconds, jobs[-number].submit_seconds)
+        if first + number < len(jobs):
+            ends_seconds = min(ends_seconds, jobs[first + number - 1].submit_seconds)
         num_near = bisect(rest, (ends_seconds, math.inf))
         soon = rest[:num_near]
         del rest[:num_near]
-        while jobs and jobs[-1].submit_seconds <= ends_seconds:
-            soon.append((jobs[-1].submit_seconds, -len(jobs), submit, jobs.pop(), -1))
+        last = bisect(jobs, ends_seconds, first, key=_submit_seconds)
+        submit, coming = self._submit, enumerate(jobs[first:last], first - len(jobs))
+        soon += [(job.submit_seconds, order, submit, job, -1) for order, job in coming]
         soon.sort()
-        soon.append(
-            _END
-            if ends_seconds == math.inf
-            else (ends_seconds, math.inf, self._sort_more, None, -1)
-        )
-        self._soon, self._next, self._soon_ends_seconds = soon, 0, ends_seconds
+        more = (ends_seconds, math.inf, self._sort_more, None, -1)
+        soon.append(more if ends_seconds < math.inf else _END)
+        self._soon, self._next, self._num_come = soon, 0, last
+        self._soon_ends_seconds = ends_seconds
 
 
 def _call(time_seconds: float, call: tuple[Action, tuple[object, ...]]) -> None:

@@ -24,7 +24,7 @@ from drystone.run.simulator.virtual_time import VirtualTime
 from drystone.run.snapshots import SnapshotMaker
 from drystone.run.state import ClusterState
 from drystone.schedule.phases import Options
-from drystone.schedule.snapshot import Placement, Snapshot, StartupCost
+from drystone.schedule.snapshot import StartupCost
 
 
 class SimulatedWorld:
@@ -75,7 +75,11 @@ class SimulatedWorld:
         self._wakes: set[float] = set()
         # Over is a run without unsettled jobs and rented nodes, without time, or without a future.
         self.is_over = not jobs
-        self.observe: Callable[[], Snapshot] = self._maker.look  # what is the case now
+        # Called so often that there is nothing in between: what is the case now, and a start.
+        self.observe, self.launch = self._maker.look, self._runs.launch
+        self._go_on = self._time.step if round_seconds <= 0 else self._go_to_next_round
+        if horizon_seconds < math.inf:
+            self._time.later(horizon_seconds, self._reach_horizon)
         if jobs:
             self.advance()
 
@@ -93,10 +97,6 @@ class SimulatedWorld:
     def spent_dollars(self) -> float:
         """What rented nodes have cost so far."""
         return self.state.rentals.spent_dollars(self.now_seconds)
-
-    def launch(self, job_id: str, option: int, placement: Placement, reason: str) -> None:
-        """Start a waiting job."""
-        self._runs.launch(job_id, option, placement, reason)
 
     def stop(self, job_id: str, reason: str) -> None:
         """Take a running job's GPUs; its progress is kept."""
@@ -122,27 +122,27 @@ class SimulatedWorld:
 
     def advance(self) -> None:
         """Jump to the next event, or to the first round boundary after it."""
-        state, horizon = self.state, self._horizon_seconds
+        state = self.state
         if not state.num_running and self._waits_for_nothing():
             self.is_over = True
             return
-        if self._round_seconds > 0.0:
-            self._time.run_until(min(self._next_round(), horizon))
-        else:
-            self._time.step(0.0, horizon)
-        if not state.num_running or state.now_seconds >= horizon:
-            is_settled = self._runs.num_unsettled == 0 and not state.rentals.rented
-            self.is_over = is_settled or state.now_seconds >= horizon
+        go_on = self._go_on
+        go_on()
+        if not state.num_running and self._runs.num_unsettled == 0 and not state.rentals.rented:
+            self.is_over = True
         if self._on_time is not None:
             self._on_time(state.now_seconds, self._runs.num_unsettled)
 
-    def _next_round(self) -> float:
+    def _go_to_next_round(self) -> None:
         """The first round boundary after the next event, or the next one if every one counts."""
         length = self._round_seconds
         then = math.ceil(self._time.next_seconds() / length - 1e-9) * length
         if self._decides_every_round and self.state.active:
             then = min(then, self.now_seconds + length)
-        return then
+        self._time.run_until(min(then, self._horizon_seconds))
+
+    def _reach_horizon(self, _: float) -> None:
+        self.is_over = True
 
     def _wake_up(self, _: float, at_seconds: float) -> None:
         self._wakes.discard(at_seconds)

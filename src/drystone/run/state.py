@@ -156,11 +156,10 @@ class ClusterState:
         time_seconds, placement = event.time_seconds, event.placement
         if time_seconds != self.now_seconds:
             self._move_clock(event)
-        try:
-            job = self.jobs[event.job_id]
-            job.state = _ON_START[job.state]
-        except KeyError:
-            raise self._refusal(event) from None
+        job = self.jobs.get(event.job_id)
+        if job is None or job.state is not _BEFORE_START:
+            raise self._refusal(event)
+        job.state = _AFTER_START
         free, num_gpus = self.free, 0
         for node, count in placement:
             num_gpus += count
@@ -186,11 +185,10 @@ class ClusterState:
         time_seconds = event.time_seconds
         if time_seconds != self.now_seconds:
             self._move_clock(event)
-        try:
-            job = self.jobs[event.job_id]
-            job.state = _ON_FINISH[job.state]
-        except KeyError:
-            raise self._refusal(event) from None
+        job = self.jobs.get(event.job_id)
+        if job is None or job.state is not _BEFORE_FINISH:
+            raise self._refusal(event)
+        job.state = _AFTER_FINISH
         free, spec = self.free, job.spec
         for node, count in job.placement:
             free[node] += count
@@ -367,9 +365,9 @@ class ClusterState:
             del self.active[job.spec.id]
 
 
-# From which state of a job to which, of those kinds that every job goes through.
-_ON_START: Final = moves_on(Started)
-_ON_FINISH: Final = moves_on(Finished)
+# From which state of a job to which: a start and an end have one way each in the table.
+((_BEFORE_START, _AFTER_START),) = moves_on(Started).items()
+((_BEFORE_FINISH, _AFTER_FINISH),) = moves_on(Finished).items()
 
 # What folds which kind of event that is not about a job that is there.
 _CHANGES: Final[dict[type[Event], Callable[[ClusterState, Any], None]]] = {

@@ -81,8 +81,10 @@ class JobRuns:
         state.start(Started(now, job_id, option, placement, speed, now + delay, reason))
         if self._can_fail and self._dice.start_fails():
             self._time.later_in_run(now + delay, self._fail, job)
-        else:
+        elif facts.end_samples < math.inf:
             self._plan_end(job, facts)
+        else:
+            self._time.when_done(job.spec.total_samples, self._on_end, job)
 
     def stop(self, job_id: str, reason: str) -> None:
         """Take a running job's GPUs; its progress is kept."""
@@ -120,13 +122,10 @@ class JobRuns:
 
     def _plan_end(self, record: JobRecord, facts: RunFacts) -> None:
         """The next thing that happens to a running job by itself, by the facts of its phase."""
-        action, total = self._on_end, record.spec.total_samples
-        if facts.end_samples < total:
-            action, total = self._enter_next_phase, facts.end_samples
-        left, end = total - record.done_samples, record.counted_seconds
-        if left > 0.0:
-            end += left / record.samples_per_second
-        self._time.later_in_run(end, action, record)
+        action, samples = self._on_end, record.spec.total_samples
+        if facts.end_samples < samples:
+            action, samples = self._enter_next_phase, facts.end_samples
+        self._time.when_done(samples, action, record)
 
     def _fail(self, time_seconds: float, record: JobRecord) -> None:
         self._time.record(

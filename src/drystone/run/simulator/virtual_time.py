@@ -31,8 +31,8 @@ _submit_seconds = attrgetter("submit_seconds")
 Action = Callable[..., None]
 RunAction = Callable[[float, JobRecord], None]
 # When, which number in the order of planning, what, and to whom. If it is a job that runs: only as
-# long as this is the number of its changes. Else the last field is -1.
-_Planned = tuple[float, float, Action, Any, int]
+# long as this is the number of its changes.
+_Planned = tuple[float, float, Action, Any, int | None]
 
 
 class VirtualTime:
@@ -70,7 +70,7 @@ class VirtualTime:
     def later(self, time_seconds: float, action: Action, *args: object) -> None:
         """Let this happen then."""
         number = self._num_planned = self._num_planned + 1
-        planned = (time_seconds, number, _call, (action, args), -1)
+        planned = (time_seconds, number, _call, (action, args), None)
         if time_seconds > self._soon_ends_seconds:
             self._rest.append(planned)
         else:
@@ -78,6 +78,18 @@ class VirtualTime:
 
     def later_in_run(self, time_seconds: float, action: RunAction, job: JobRecord) -> None:
         """Let this happen to a running job then, unless it stops or changes before."""
+        number = self._num_planned = self._num_planned + 1
+        planned = (time_seconds, number, action, job, job.num_changes)
+        if time_seconds > self._soon_ends_seconds:
+            self._rest.append(planned)
+        else:
+            insort(self._soon, planned, self._next)
+
+    def when_done(self, samples: float, action: RunAction, job: JobRecord) -> None:
+        """The same, at the time at which it has done so many samples if it goes on like this."""
+        left, time_seconds = samples - job.done_samples, job.counted_seconds
+        if left > 0.0:
+            time_seconds += left / job.samples_per_second
         number = self._num_planned = self._num_planned + 1
         planned = (time_seconds, number, action, job, job.num_changes)
         if time_seconds > self._soon_ends_seconds:
@@ -111,7 +123,7 @@ class VirtualTime:
             state.now_seconds = now
             _, _, action, about, num_changes = self._soon[number]
             self._next = number + 1
-            if num_changes < 0 or about.num_changes == num_changes:
+            if num_changes is None or about.num_changes == num_changes:
                 action(now, about)
             number = self._next
             due = self._soon[number][0]
@@ -138,9 +150,9 @@ class VirtualTime:
         del rest[:num_near]
         last = bisect(jobs, ends_seconds, first, key=_submit_seconds)
         submit, coming = self._submit, enumerate(jobs[first:last], first - len(jobs))
-        soon += [(job.submit_seconds, order, submit, job, -1) for order, job in coming]
+        soon += [(job.submit_seconds, order, submit, job, None) for order, job in coming]
         soon.sort()
-        more = (ends_seconds, math.inf, self._sort_more, None, -1)
+        more = (ends_seconds, math.inf, self._sort_more, None, None)
         soon.append(more if ends_seconds < math.inf else _END)
         self._soon, self._next, self._num_come = soon, 0, last
         self._soon_ends_seconds = ends_seconds
@@ -155,4 +167,4 @@ def _never(*_: object) -> None:
     raise AssertionError("this was not to happen")
 
 
-_END: Final[_Planned] = (math.inf, math.inf, _never, None, -1)
+_END: Final[_Planned] = (math.inf, math.inf, _never, None, None)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from drystone.errors import DrystoneError
-from drystone.run.events import Finished, Refused, Started, Stopped
+from drystone.run.events import Refused, Started, Stopped
 from drystone.run.journal import Journal
 from drystone.run.lifecycle import JobState
 from drystone.run.loop import drive
@@ -126,7 +126,7 @@ class _World:
         for record in state.active.values():
             self._maker.update(record)
             if record.state is JobState.RUNNING and record.samples_per_second > 0:
-                self._plan_end(record)
+                self._time.when_done(record.spec.total_samples, None, record)
         for retry_seconds, record in present.held:
             self._time.later(retry_seconds, self._come_back, record)
         self._wakes: set[float] = set()
@@ -169,7 +169,7 @@ class _World:
                 reason=reason,
             )
         )
-        self._plan_end(record)
+        self._time.when_done(record.spec.total_samples, None, record)
 
     def stop(self, job_id: str, reason: str) -> None:
         """Take a running job's GPUs."""
@@ -205,14 +205,6 @@ class _World:
             self._is_done = True
         else:
             self._time.run_until(then)
-
-    def _plan_end(self, record: JobRecord) -> None:
-        left = max(record.spec.total_samples - record.done_samples, 0.0)
-        end = record.counted_seconds + left / record.samples_per_second
-        self._time.later_in_run(end, self._finish, record)
-
-    def _finish(self, time_seconds: float, record: JobRecord) -> None:
-        self._time.record(Finished(time_seconds=time_seconds, job_id=record.spec.id))
 
     def _come_back(self, _: float, record: JobRecord) -> None:
         self._num_held -= 1

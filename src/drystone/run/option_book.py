@@ -53,14 +53,17 @@ class OptionBook:
 
     def run_facts(self, job: JobSpec, phase: int) -> RunFacts:
         """The speeds of a job in a phase, and when the phase ends."""
-        first = self.first_runs.get(job.id)
-        if first is None:
-            options_of = self._options_of
-            options = options_of(job)
-            # Most jobs have options that others had before.
-            first = self._runs.get((id(options), 0)) or self._facts_of(options, 0)
-            self.first_runs[job.id] = first
+        first = self.first_runs.get(job.id) or self.first_run(job)
         return first if phase == 0 else self._facts_of(first.options, phase)
+
+    def first_run(self, job: JobSpec) -> RunFacts:
+        """The same of its first phase, for a job that is not in `first_runs` yet."""
+        options_of = self._options_of
+        options = options_of(job)
+        # Most jobs have options that others had before.
+        facts = self._runs.get((id(options), 0)) or self._facts_of(options, 0)
+        self.first_runs[job.id] = facts
+        return facts
 
     def _facts_of(self, options: Options, phase: int) -> RunFacts:
         facts = self._runs.get((id(options), phase))

@@ -302,8 +302,8 @@ class LazySnapshot(Snapshot):
         job = maker.state.active.get(job_id)
         if job is None or job.state is not _QUEUED:
             return None
-        run = maker.book.first_runs.get(job_id)
-        if run is None or job.phase:
+        run = maker.book.first_runs.get(job_id) or maker.book.first_run(job.spec)
+        if job.phase:
             run = maker.book.run_facts(job.spec, job.phase)
         facts = run.known_facts.get(option)
         if facts is None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 
 from drystone.describe.job import JobSpec
 from drystone.run.events import (
-    Finished,
     Interrupted,
     PhaseChanged,
     Refused,
@@ -39,12 +38,12 @@ class JobRuns:
         self._time, self._dice, self._startup = time, dice, startup
         self._state = time.state
         self._gpu_types, self._book = gpu_types, time.maker.book
+        self._first_runs = self._book.first_runs
         self._errs = dice.spec.speed_error_share > 0
         self._can_fail = dice.spec.failed_start_share > 0
         self._takes_time = startup.most_seconds > 0
         self.num_jobs = num_jobs  # that have come or will
         self._speed_factors: dict[str, dict[str, float]] = {}  # by job and GPU type
-        self._on_end: Callable[[float, JobRecord], None] = self._finish
 
     @property
     def num_to_come(self) -> int:
@@ -56,8 +55,12 @@ class JobRuns:
         """Jobs that are to come, wait or run."""
         return self.num_to_come + len(self._state.active)
 
+    def expect(self, jobs: Sequence[JobSpec]) -> None:
+        """Let every job come in at its time."""
+        self._time.expect(jobs, self.submit if self._errs else None)
+
     def submit(self, time_seconds: float, job: JobSpec) -> None:
-        """A job comes in."""
+        """A job comes in; how far its options are off is drawn."""
         if self._errs:
             factors = self._dice.speed_factors(len(self._gpu_types)).tolist()
             self._speed_factors[job.id] = dict(zip(self._gpu_types, factors, strict=True))
@@ -67,13 +70,14 @@ class JobRuns:
         """Start a waiting job."""
         state = self._state
         now, job = state.now_seconds, state.jobs[job_id]
-        facts = self._book.first_runs.get(job_id)
+        facts = self._first_runs.get(job_id)
         if facts is None or job.phase:
             facts = self._book.run_facts(job.spec, job.phase)
         speed = facts.samples_per_second[option]
         if self._errs or state.speed_share:
             speed = self._true_speed(job, facts, option, placement)
-        delay = job.spec.startup_seconds
+        spec = job.spec
+        delay = spec.startup_seconds
         if delay < 0.0:
             delay = 0.0
             if self._takes_time:
@@ -81,10 +85,10 @@ class JobRuns:
         state.start(Started(now, job_id, option, placement, speed, now + delay, reason))
         if self._can_fail and self._dice.start_fails():
             self._time.later_in_run(now + delay, self._fail, job)
-        elif facts.end_samples < math.inf:
+        elif facts.end_samples < spec.total_samples:
             self._plan_end(job, facts)
         else:
-            self._time.when_done(job.spec.total_samples, self._on_end, job)
+            self._time.when_done(spec.total_samples, None, job)
 
     def stop(self, job_id: str, reason: str) -> None:
         """Take a running job's GPUs; its progress is kept."""
@@ -122,18 +126,15 @@ class JobRuns:
 
     def _plan_end(self, record: JobRecord, facts: RunFacts) -> None:
         """The next thing that happens to a running job by itself, by the facts of its phase."""
-        action, samples = self._on_end, record.spec.total_samples
-        if facts.end_samples < samples:
-            action, samples = self._enter_next_phase, facts.end_samples
-        self._time.when_done(samples, action, record)
+        if facts.end_samples < record.spec.total_samples:
+            self._time.when_done(facts.end_samples, self._enter_next_phase, record)
+        else:
+            self._time.when_done(record.spec.total_samples, None, record)
 
     def _fail(self, time_seconds: float, record: JobRecord) -> None:
         self._time.record(
             StartFailed(time_seconds=time_seconds, job_id=record.spec.id, reason="drawn fault")
         )
-
-    def _finish(self, time_seconds: float, record: JobRecord) -> None:
-        self._state.finish(Finished(time_seconds, record.spec.id))
 
     def _enter_next_phase(self, time_seconds: float, record: JobRecord) -> None:
         spec, phase = record.spec, record.phase + 1

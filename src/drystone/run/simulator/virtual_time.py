@@ -17,7 +17,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from drystone.describe.job import JobSpec
-from drystone.run.events import Event
+from drystone.run.events import Event, Finished, Submitted
 from drystone.run.snapshots import SnapshotMaker
 from drystone.run.state import ClusterState, JobRecord
 
@@ -31,8 +31,9 @@ _submit_seconds = attrgetter("submit_seconds")
 Action = Callable[..., None]
 RunAction = Callable[[float, JobRecord], None]
 # When, which number in the order of planning, what, and to whom. If it is a job that runs: only as
-# long as this is the number of its changes.
-_Planned = tuple[float, float, Action, Any, int | None]
+# long as this is the number of its changes. What every job does has no call of its own: without one
+# a job that runs finishes, and another one comes in.
+_Planned = tuple[float, float, Action | None, Any, int | None]
 
 
 class VirtualTime:
@@ -53,15 +54,17 @@ class VirtualTime:
         # By time, with numbers below 0, so that they are before all else that is due with them.
         self._jobs: list[JobSpec] = []
         self._num_come = 0  # or are near
-        self._submit: Callable[[float, JobSpec], None] = _never
+        self._submit: Callable[[float, JobSpec], None] | None = None
 
     @property
     def now_seconds(self) -> float:
         """What time it is."""
         return self.state.now_seconds
 
-    def expect(self, jobs: Sequence[JobSpec], submit: Callable[[float, JobSpec], None]) -> None:
-        """Let `submit` be called with every job at its time."""
+    def expect(
+        self, jobs: Sequence[JobSpec], submit: Callable[[float, JobSpec], None] | None = None
+    ) -> None:
+        """Let every job come in at its time, by this call if there is one."""
         self._jobs = sorted(jobs, key=_submit_seconds)
         self._submit = submit
         self._rest = self._soon[self._next : -1] + self._rest
@@ -85,8 +88,8 @@ class VirtualTime:
         else:
             insort(self._soon, planned, self._next)
 
-    def when_done(self, samples: float, action: RunAction, job: JobRecord) -> None:
-        """The same, at the time at which it has done so many samples if it goes on like this."""
+    def when_done(self, samples: float, action: RunAction | None, job: JobRecord) -> None:
+        """The same, once it has done so many samples if it goes on like this. None: it finishes."""
         left, time_seconds = samples - job.done_samples, job.counted_seconds
         if left > 0.0:
             time_seconds += left / job.samples_per_second
@@ -123,8 +126,13 @@ class VirtualTime:
             state.now_seconds = now
             _, _, action, about, num_changes = self._soon[number]
             self._next = number + 1
-            if num_changes is None or about.num_changes == num_changes:
-                action(now, about)
+            if action is not None:
+                if num_changes is None or about.num_changes == num_changes:
+                    action(now, about)
+            elif num_changes is None:
+                state.submit(Submitted(now, about))
+            elif about.num_changes == num_changes:
+                state.finish(Finished(now, about.spec.id))
             number = self._next
             due = self._soon[number][0]
             if due > until:

@@ -66,7 +66,7 @@ class SimulatedWorld:
         self._runs = JobRuns(
             self._time, dice, num_jobs=len(jobs), gpu_types=tuple(gpu_types), startup=startup
         )
-        self._time.expect(jobs, self._runs.submit)
+        self._runs.expect(jobs)
         NodeFaults(self._time, dice, self._runs)
         self._desk = RentalDesk(self._time, dice, self._runs, offers)
         self._round_seconds, self._horizon_seconds = round_seconds, horizon_seconds

@@ -9,6 +9,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, MutableSequence, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from drystone.describe.job import JobSpec
@@ -51,6 +52,7 @@ _NEVER: Final = math.nan
 # Looked up once: a member of an enumeration takes longer to find than the rest of a fold's line.
 _QUEUED: Final = JobState.QUEUED
 _RUNNING: Final = JobState.RUNNING
+_nowhere = partial(deque[Any], maxlen=0)  # takes all, and keeps nothing
 
 
 @dataclass(init=False, eq=False, slots=True)
@@ -86,14 +88,9 @@ class JobRecord:
         return self.attained_gpu_seconds + self.num_gpus * held
 
 
-def _nowhere() -> deque[Any]:
-    """Takes all, and keeps nothing."""
-    return deque(maxlen=0)
-
-
 @dataclass(slots=True)
 class ClusterState:
-    """Jobs, nodes and rentals, changed by `record` alone."""
+    """Jobs, nodes and rentals, changed by events alone."""
 
     nodes: list[NodeSpec]  # a row each; that of a rented node which is gone may be used again
     now_seconds: float = 0.0
@@ -119,8 +116,7 @@ class ClusterState:
 
     def record(self, event: Event) -> JobRecord | None:
         """Fold one event into the state; returns the job that it touched."""
-        job: JobRecord | None = _FOLDS[type(event)](self, event)
-        return job
+        return _FOLDS[type(event)](self, event)
 
     # What happens to every job, it comes, starts and ends, has a method each that does all there is
     # to do: a world of many jobs calls them by their names. All else goes the long way below.
@@ -205,9 +201,8 @@ class ClusterState:
 
     def _record_other(self, event: Event) -> JobRecord | None:
         """The long way: all other kinds of events, by the tables at the end of this file."""
-        before_change = self.before_change
-        if before_change is not None:
-            before_change()
+        if self.before_change is not None:
+            self.before_change()
         self._move_clock(event)
         job: JobRecord | None = None
         change = _CHANGES.get(type(event))

@@ -132,7 +132,7 @@ class ClusterState:
         job_id = spec.id
         if job_id in jobs:
             raise DrystoneError(f"job {job_id} is submitted twice")
-        # Filled in here: to call a constructor takes as long as to set all its fields.
+        # Filled in here: a constructor written in Python would cost more than the fields do.
         job = jobs[job_id] = self.active[job_id] = JobRecord()
         job.spec, job.waiting_seconds = spec, event.time_seconds
         job.state, job.option, job.placement = _QUEUED, -1, ()

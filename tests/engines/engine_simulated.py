@@ -92,7 +92,7 @@ class SimulatedSystem(System):
             faults=faults or FaultSpec(checkpoint_seconds=0.15),
         )
         # Another job that never comes keeps the world waiting for more.
-        self.world._runs.num_to_come = self.world._runs.num_unsettled = 1
+        self.world._runs.num_jobs = 1
 
     def _options_of(self, spec: JobSpec) -> OptionSet:
         pace = BATCH / float(spec.model.removeprefix("m") or 1)
@@ -114,8 +114,7 @@ class SimulatedSystem(System):
             id=str(self._num_jobs), submit_seconds=self.world.now_seconds, model=f"m{seconds}",
             total_samples=float(steps * BATCH), global_batch=BATCH,
         )  # fmt: skip
-        self.world._runs.num_to_come += 1
-        self.world._runs.num_unsettled += 1
+        self.world._runs.num_jobs += 1
         self.world._runs.submit(self.world.now_seconds, spec)
         return spec.id
 

@@ -96,8 +96,9 @@ class StoryWorld(LiveWorld):
         self._launched: list = []  # since the last round
         self.journal._clock = lambda: self.now_seconds
 
-    def has_work(self) -> bool:
-        return self.now_seconds < self.end_seconds
+    @property
+    def is_over(self) -> bool:
+        return self.now_seconds >= self.end_seconds
 
     def advance(self) -> None:
         """All that happens until the next round, in the order of time; then a decision is due."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from drystone.errors import DrystoneError
-from drystone.run.events import Finished, Refused, Started, Stopped
+from drystone.run.events import Refused, Started, Stopped
 from drystone.run.journal import Journal
 from drystone.run.lifecycle import JobState
 from drystone.run.loop import drive
@@ -122,31 +122,32 @@ class _World:
             present.startup,
         )
         self._time = VirtualTime(state, self._maker)
-        self._time.now_seconds = present.now_seconds
+        state.now_seconds = present.now_seconds
         for record in state.active.values():
             self._maker.update(record)
             if record.state is JobState.RUNNING and record.samples_per_second > 0:
-                self._plan_end(record)
+                self._time.when_done(record.spec.total_samples, None, record)
         for retry_seconds, record in present.held:
             self._time.later(retry_seconds, self._come_back, record)
         self._wakes: set[float] = set()
         self._num_held, self._num_idle = len(present.held), 0
-        self._is_over = False
+        self._is_done = False
 
-    def has_work(self) -> bool:
-        """Until the job starts, nothing more can happen, or it takes too long to find out."""
+    @property
+    def is_over(self) -> bool:
+        """Once the job starts, nothing more can happen, or it takes too long to find out."""
         is_late = time.thread_time() > self._stop_at
-        return self.start_seconds is None and not self._is_over and not is_late
+        return self.start_seconds is not None or self._is_done or is_late
 
     @property
     def not_before_seconds(self) -> float | None:
         """Until when the job waits for certain, where it took too long to look further."""
-        is_known = self.start_seconds is not None or self._is_over
+        is_known = self.start_seconds is not None or self._is_done
         return None if is_known else self._time.now_seconds
 
     def observe(self) -> Snapshot:
         """What will be the case."""
-        return self._maker.look(self._time.state, self._time.now_seconds)
+        return self._maker.look()
 
     def launch(self, job_id: str, option: int, placement: Placement, reason: str) -> None:
         """Start a waiting job."""
@@ -168,7 +169,7 @@ class _World:
                 reason=reason,
             )
         )
-        self._plan_end(record)
+        self._time.when_done(record.spec.total_samples, None, record)
 
     def stop(self, job_id: str, reason: str) -> None:
         """Take a running job's GPUs."""
@@ -177,7 +178,7 @@ class _World:
 
     def refuse(self, job_id: str, reason: str) -> None:
         """Turn a waiting job away."""
-        self._is_over = self._is_over or job_id == self._wanted
+        self._is_done = self._is_done or job_id == self._wanted
         now = self._time.now_seconds
         self._time.record(Refused(time_seconds=now, job_id=job_id, reason=reason))
 
@@ -201,17 +202,9 @@ class _World:
         is_idle = self._time.state.num_running == 0 and self._num_held == 0
         self._num_idle = self._num_idle + 1 if is_idle else 0
         if then == float("inf") or self._num_idle > _MOST_IDLE_ROUNDS:
-            self._is_over = True
+            self._is_done = True
         else:
             self._time.run_until(then)
-
-    def _plan_end(self, record: JobRecord) -> None:
-        left = max(record.spec.total_samples - record.done_samples, 0.0)
-        end = record.counted_seconds + left / record.samples_per_second
-        self._time.later_in_run(end, self._finish, record)
-
-    def _finish(self, time_seconds: float, record: JobRecord) -> None:
-        self._time.record(Finished(time_seconds=time_seconds, job_id=record.spec.id))
 
     def _come_back(self, _: float, record: JobRecord) -> None:
         self._num_held -= 1

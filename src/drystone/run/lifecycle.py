@@ -66,6 +66,11 @@ TRANSITIONS: Final[Mapping[tuple[JobState, type[Event]], JobState]] = MappingPro
 )
 
 
+def moves_on(kind: type[Event]) -> dict[JobState, JobState]:
+    """From which state to which a kind of event leads."""
+    return {before: after for (before, one), after in TRANSITIONS.items() if one is kind}
+
+
 class IllegalTransition(DrystoneError):
     """Something happened to a job that cannot happen in its state; tells its whole story."""
 

@@ -21,6 +21,7 @@ class RunFacts:
     row: int  # of the table
     options: Options
     waiting: JobStatus  # of a job in this phase that waits
+    known_facts: dict[int, OptionFacts]  # by option, of those that were asked for and can be run
 
 
 class OptionBook:
@@ -36,7 +37,7 @@ class OptionBook:
         self._end_samples: list[float] = []  # by row: the work done when its phase ends
         self._has_phases = False
         self._runs: dict[tuple[int, int], RunFacts] = {}  # by identity of the options, and phase
-        self._first_runs: dict[str, RunFacts] = {}  # by job, of its first phase
+        self.first_runs: dict[str, RunFacts] = {}  # by job that was asked for, of its first phase
         self._requested: dict[tuple[int, str, int], int] = {}
         self._table = OptionTable(
             counts=np.zeros((0, 0, len(gpu_types)), dtype=np.int64),
@@ -52,10 +53,17 @@ class OptionBook:
 
     def run_facts(self, job: JobSpec, phase: int) -> RunFacts:
         """The speeds of a job in a phase, and when the phase ends."""
-        first = self._first_runs.get(job.id)
-        if first is None:
-            first = self._first_runs[job.id] = self._facts_of(self._options_of(job), 0)
+        first = self.first_runs.get(job.id) or self.first_run(job)
         return first if phase == 0 else self._facts_of(first.options, phase)
+
+    def first_run(self, job: JobSpec) -> RunFacts:
+        """The same of its first phase, for a job that is not in `first_runs` yet."""
+        options_of = self._options_of
+        options = options_of(job)
+        # Most jobs have options that others had before.
+        facts = self._runs.get((id(options), 0)) or self._facts_of(options, 0)
+        self.first_runs[job.id] = facts
+        return facts
 
     def _facts_of(self, options: Options, phase: int) -> RunFacts:
         facts = self._runs.get((id(options), phase))
@@ -65,7 +73,7 @@ class OptionBook:
             row = self._row(options, phase)
             # Holding the options keeps their identity from being used again.
             facts = RunFacts(
-                speeds, phase_end_samples(options, phase), row, options, JobStatus(-1, row, ())
+                speeds, phase_end_samples(options, phase), row, options, JobStatus(-1, row, ()), {}
             )
             self._runs[id(options), phase] = facts
         return facts

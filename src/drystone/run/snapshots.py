@@ -41,7 +41,7 @@ from drystone.schedule.snapshot import (
 _NOTHING_RENTED: Final = Rentals()
 _QUEUED: Final = JobState.QUEUED
 _THERE: Final = (JobState.QUEUED, JobState.RUNNING)
-_NUM_BARE: Final = 4  # fields of a lazy snapshot of which nothing was read yet
+_NUM_BARE: Final = 3  # fields of a lazy snapshot of which nothing was read yet
 
 
 class _Alone:
@@ -89,11 +89,11 @@ class SnapshotMaker:
         self._columns = JobColumns(self.book)
         self.changed = self._columns.changed  # jobs that events have changed
         self._node_columns: NodeColumns | None = None
+        self.state = ClusterState([])  # that is looked at
         # What the last look gave out: whether somebody still holds it is known when it matters.
         self._last = LazySnapshot.of(self)
         self._own = self._last.__dict__  # its fields, which are frozen otherwise
         self._held_tables: list[weakref.ref[LazyJobTable] | weakref.ref[LazyNodeTable]] = []
-        self._looked_at: ClusterState | None = None  # and not changed since
         self._keep = self.keep
 
     def speed(self, job: JobSpec, option: int, phase: int = 0) -> float:
@@ -104,32 +104,35 @@ class SnapshotMaker:
         """Take notice of what an event did to a job."""
         self._columns.touch(record)
 
+    def watch(self, state: ClusterState) -> None:
+        """Let this be the state that is looked at."""
+        self.state = state
+
     def make(self, state: ClusterState, now_seconds: float) -> Snapshot:
         """The snapshot of a state, whose every job was brought up to date by `update`."""
-        snapshot = self.look(state, now_seconds)
+        self.watch(state)
+        snapshot = self.look()
+        self._own["now_seconds"] = now_seconds
         self.keep()
         return snapshot
 
-    def look(self, state: ClusterState, now_seconds: float) -> Snapshot:
-        """The same, with tables and columns that are made when they are read."""
-        if state.before_change is not None:
-            state.before_change()
-        own = self._own
-        own["now_seconds"] = now_seconds
-        own["_state"] = self._looked_at = state
-        state.before_change = self._keep
+    def look(self) -> Snapshot:
+        """The state as it is now, with tables and columns that are made when they are read.
+
+        Whoever looks again before anything has changed gets the same.
+        """
+        state = self.state
+        if state.before_change is None:
+            self._own["now_seconds"] = state.now_seconds
+            state.before_change = self._keep
         return self._last
 
     def keep(self) -> None:
         """Complete the last snapshot, if somebody still holds it: the state is about to change."""
-        state = self._looked_at
-        if state is None:
-            return
-        state.before_change = self._looked_at = None
-        is_held = getrefcount(self._last) > _REFS_OF_OURS
+        self.state.before_change = None
         # What nobody holds, and nobody has read, is the next look again.
-        if is_held or len(self._own) > _NUM_BARE:
-            self._let_go(is_held)
+        if getrefcount(self._last) > _REFS_OF_OURS or len(self._own) > _NUM_BARE:
+            self._let_go(getrefcount(self._last) > _REFS_OF_OURS)
 
     def _let_go(self, is_held: bool) -> None:
         """Complete what somebody holds, and make a snapshot for the next look."""
@@ -210,12 +213,11 @@ class LazySnapshot(Snapshot):
 
     if TYPE_CHECKING:
         _maker: SnapshotMaker
-        _state: ClusterState
     _is_live = False  # whether nothing has changed since the look
 
     @classmethod
     def of(cls, maker: SnapshotMaker) -> LazySnapshot:
-        """One whose time and state are set when somebody looks."""
+        """One whose time is set when somebody looks."""
         snapshot = object.__new__(cls)  # the constructor would set all fields one by one
         own = snapshot.__dict__
         own["_maker"], own["_is_live"] = maker, True
@@ -233,11 +235,11 @@ class LazySnapshot(Snapshot):
 
     @cached_property
     def nodes(self) -> NodeTable:
-        return self._maker.node_table(self._state)
+        return self._maker.node_table(self._maker.state)
 
     @cached_property
     def jobs(self) -> JobTable:
-        return self._maker.job_table(self._state, self.now_seconds)
+        return self._maker.job_table(self._maker.state, self.now_seconds)
 
     @cached_property
     def options(self) -> OptionTable:
@@ -249,15 +251,15 @@ class LazySnapshot(Snapshot):
 
     @cached_property
     def offers(self) -> tuple[Offer, ...]:
-        return self._maker.offers(self._state.rentals, self.now_seconds)
+        return self._maker.offers(self._maker.state.rentals, self.now_seconds)
 
     @cached_property
     def rentals(self) -> Rentals:
-        return self._maker.rentals(self._state)
+        return self._maker.rentals(self._maker.state)
 
     @cached_property
     def spent_dollars(self) -> float:
-        return self._state.rentals.spent_dollars(self.now_seconds)
+        return self._maker.state.rentals.spent_dollars(self.now_seconds)
 
     @cached_property
     def budget_dollars_per_hour(self) -> float:
@@ -280,7 +282,7 @@ class LazySnapshot(Snapshot):
     def job_status(self, job_id: str) -> JobStatus | None:
         if not self._is_live:
             return super().job_status(job_id)
-        record = self._state.active.get(job_id)
+        record = self._maker.state.active.get(job_id)
         if record is None or record.state not in _THERE:
             return None
         facts = self._maker.book.run_facts(record.spec, record.phase)
@@ -291,23 +293,29 @@ class LazySnapshot(Snapshot):
     def option_facts(self, option_set: int, option: int) -> OptionFacts | None:
         if not self._is_live:
             return super().option_facts(option_set, option)
-        book = self._maker.book
-        return book.known_facts.get((option_set, option)) or book.facts(option_set, option)
+        return self._maker.book.facts(option_set, option)
 
     def start_facts(self, job_id: str, option: int) -> OptionFacts | None:
         if not self._is_live:
             return super().start_facts(job_id, option)
-        record = self._state.active.get(job_id)
-        if record is None or record.state is not _QUEUED:
+        maker = self._maker
+        job = maker.state.active.get(job_id)
+        if job is None or job.state is not _QUEUED:
             return None
-        book = self._maker.book
-        row = book.run_facts(record.spec, record.phase).row
-        return book.known_facts.get((row, option)) or book.facts(row, option)
+        run = maker.book.first_runs.get(job_id) or maker.book.first_run(job.spec)
+        if job.phase:
+            run = maker.book.run_facts(job.spec, job.phase)
+        facts = run.known_facts.get(option)
+        if facts is None:
+            facts = maker.book.facts(run.row, option)
+            if facts is not None:
+                run.known_facts[option] = facts
+        return facts
 
     def node_kinds(self) -> Sequence[int]:
         if not self._is_live:
             return super().node_kinds()
-        return self._maker.node_columns(self._state).kinds
+        return self._maker.node_columns(self._maker.state).kinds
 
     def free_by_node(self) -> Sequence[int]:
-        return self._state.free if self._is_live else super().free_by_node()
+        return self._maker.state.free if self._is_live else super().free_by_node()

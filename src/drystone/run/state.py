@@ -6,8 +6,10 @@ Nothing else changes the state, so a world that keeps its log can be started aga
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, MutableSequence, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from drystone.describe.job import JobSpec
@@ -16,6 +18,7 @@ from drystone.errors import DrystoneError
 from drystone.run.events import (
     BillSettled,
     Event,
+    Finished,
     Interrupted,
     NodeAdded,
     NodeBack,
@@ -35,7 +38,13 @@ from drystone.run.events import (
     Started,
     Submitted,
 )
-from drystone.run.lifecycle import TERMINAL, TRANSITIONS, IllegalTransition, JobState
+from drystone.run.lifecycle import (
+    TERMINAL,
+    TRANSITIONS,
+    IllegalTransition,
+    JobState,
+    moves_on,
+)
 from drystone.run.rentals import RentalState
 from drystone.schedule.snapshot import Placement
 
@@ -43,12 +52,12 @@ _NEVER: Final = math.nan
 # Looked up once: a member of an enumeration takes longer to find than the rest of a fold's line.
 _QUEUED: Final = JobState.QUEUED
 _RUNNING: Final = JobState.RUNNING
-_DONE: Final = JobState.DONE
+_nowhere = partial(deque[Any], maxlen=0)  # takes all, and keeps nothing
 
 
 @dataclass(init=False, eq=False, slots=True)
 class JobRecord:
-    """One job as the events left it."""
+    """One job as the events left it; `ClusterState._submit` gives it its first values."""
 
     spec: JobSpec
     state: JobState
@@ -64,18 +73,8 @@ class JobRecord:
     end_seconds: float
     attained_gpu_seconds: float  # of the runs that ended
     num_starts: int
-    num_changes: int  # how often it started, or went on at another speed
+    num_changes: int  # how often it started, stopped, or went on at another speed
     phase: int  # which of its phases it is in, if it has any
-    history: tuple[Event, ...]
-
-    def __init__(self, spec: JobSpec, waiting_seconds: float) -> None:
-        self.spec, self.waiting_seconds = spec, waiting_seconds
-        self.state, self.option, self.placement = _QUEUED, -1, ()
-        self.num_gpus = self.num_starts = self.num_changes = self.phase = 0
-        self.done_samples = self.counted_seconds = self.samples_per_second = 0.0
-        self.attained_gpu_seconds = 0.0
-        self.started_seconds = self.first_start_seconds = self.end_seconds = _NEVER
-        self.history = ()
 
     def done_at(self, now_seconds: float) -> float:
         """Samples done by now."""
@@ -91,7 +90,7 @@ class JobRecord:
 
 @dataclass(slots=True)
 class ClusterState:
-    """Jobs, nodes and rentals, changed by `record` alone."""
+    """Jobs, nodes and rentals, changed by events alone."""
 
     nodes: list[NodeSpec]  # a row each; that of a rented node which is gone may be used again
     now_seconds: float = 0.0
@@ -106,10 +105,9 @@ class ClusterState:
     rentals: RentalState = field(default_factory=RentalState)
     num_node_changes: int = 0  # of which nodes there are and can be used
     speed_share: dict[int, float] = field(default_factory=dict)  # of nodes that are slow
-    keeps_history: bool = False
-    # For whoever keeps a log, or tables of what was: `record` fills them, and calls before it.
-    log: list[Event] | None = field(default=None, repr=False, compare=False)
-    changed: list[JobRecord] = field(default_factory=list, repr=False, compare=False)
+    # For whoever keeps a log, or tables of what was: filled with every event, and called before.
+    log: MutableSequence[Event] = field(default_factory=_nowhere, repr=False, compare=False)
+    changed: MutableSequence[JobRecord] = field(default_factory=_nowhere, repr=False, compare=False)
     before_change: Callable[[], None] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -118,49 +116,130 @@ class ClusterState:
 
     def record(self, event: Event) -> JobRecord | None:
         """Fold one event into the state; returns the job that it touched."""
+        return _FOLDS[type(event)](self, event)
+
+    # What happens to every job, it comes, starts and ends, has a method each that does all there is
+    # to do: a world of many jobs calls them by their names. All else goes the long way below.
+
+    def submit(self, event: Submitted) -> JobRecord:
+        """A job came in, and waits."""
+        before_change = self.before_change
+        if before_change is not None:
+            before_change()
+        if event.time_seconds != self.now_seconds:
+            self._move_clock(event)
+        spec, jobs = event.job, self.jobs
+        job_id = spec.id
+        if job_id in jobs:
+            raise DrystoneError(f"job {job_id} is submitted twice")
+        # Filled in here: a constructor written in Python would cost more than the fields do.
+        job = jobs[job_id] = self.active[job_id] = JobRecord()
+        job.spec, job.waiting_seconds = spec, event.time_seconds
+        job.state, job.option, job.placement = _QUEUED, -1, ()
+        job.num_gpus = job.num_starts = job.num_changes = job.phase = 0
+        job.done_samples = job.counted_seconds = job.samples_per_second = 0.0
+        job.attained_gpu_seconds = 0.0
+        job.started_seconds = job.first_start_seconds = job.end_seconds = _NEVER
+        self.log.append(event)
+        self.changed.append(job)
+        return job
+
+    def start(self, event: Started) -> JobRecord:
+        """A waiting job got GPUs."""
+        before_change = self.before_change
+        if before_change is not None:
+            before_change()
+        time_seconds, placement = event.time_seconds, event.placement
+        if time_seconds != self.now_seconds:
+            self._move_clock(event)
+        job = self.jobs.get(event.job_id)
+        if job is None or job.state is not _BEFORE_START:
+            raise self._refusal(event)
+        job.state = _AFTER_START
+        free, num_gpus = self.free, 0
+        for node, count in placement:
+            num_gpus += count
+            free[node] -= count
+        job.option, job.placement, job.num_gpus = event.option, placement, num_gpus
+        job.samples_per_second = event.samples_per_second
+        job.counted_seconds = event.productive_seconds
+        job.started_seconds, job.waiting_seconds = time_seconds, _NEVER
+        if not job.num_starts:
+            job.first_start_seconds = time_seconds
+        job.num_starts += 1
+        job.num_changes += 1
+        self.num_running += 1
+        self.log.append(event)
+        self.changed.append(job)
+        return job
+
+    def finish(self, event: Finished) -> JobRecord:
+        """A running job did all its work; its GPUs are free again."""
+        before_change = self.before_change
+        if before_change is not None:
+            before_change()
+        time_seconds = event.time_seconds
+        if time_seconds != self.now_seconds:
+            self._move_clock(event)
+        job = self.jobs.get(event.job_id)
+        if job is None or job.state is not _BEFORE_FINISH:
+            raise self._refusal(event)
+        job.state = _AFTER_FINISH
+        free, spec = self.free, job.spec
+        for node, count in job.placement:
+            free[node] += count
+        job.attained_gpu_seconds += job.num_gpus * (time_seconds - job.started_seconds)
+        job.done_samples = spec.total_samples
+        job.option, job.placement, job.num_gpus, job.samples_per_second = -1, (), 0, 0.0
+        job.started_seconds = _NEVER
+        job.waiting_seconds = job.end_seconds = time_seconds
+        self.num_running -= 1
+        del self.active[spec.id]
+        self.log.append(event)
+        self.changed.append(job)
+        return job
+
+    def _record_other(self, event: Event) -> JobRecord | None:
+        """The long way: all other kinds of events, by the tables at the end of this file."""
         if self.before_change is not None:
             self.before_change()
-        time_seconds = event.time_seconds
-        if time_seconds > self.now_seconds:
-            self.now_seconds = time_seconds
-        elif time_seconds < self.now_seconds - 1e-6:
-            raise DrystoneError(
-                f"{type(event).__name__} at {time_seconds} s comes after {self.now_seconds} s"
-            )
-        moves, fold = _RULES[type(event)]
-        job: JobRecord | None
-        if moves is None:
-            job = fold(self, event)
-        else:  # it happens to a job that is there already
-            try:
-                # Every kind of event that moves a job names it, which the type of all does not say.
-                job = self.jobs[event.job_id]  # type: ignore[attr-defined]
-                job.state = moves[job.state]
-            except KeyError:
-                raise self._refusal(event) from None
-            if self.keeps_history:
-                job.history = (*job.history, event)
-            fold(self, job, event)
-        if self.log is not None:
-            self.log.append(event)
-            if job is not None:
-                self.changed.append(job)
+        self._move_clock(event)
+        job: JobRecord | None = None
+        change = _CHANGES.get(type(event))
+        if change is not None:
+            change(self, event)
+        else:
+            job = self._move_job(event)
+        self.log.append(event)
+        if job is not None:
+            self.changed.append(job)
         return job
+
+    def _move_job(self, event: Any) -> JobRecord:
+        """Something happens to a job that is there."""
+        job = self.jobs.get(event.job_id)
+        after = TRANSITIONS.get((job.state, type(event))) if job is not None else None
+        if job is None or after is None:
+            raise self._refusal(event)
+        job.state = after
+        _JOB_CHANGES.get(type(event), ClusterState._leave)(self, job, event)
+        return job
+
+    def _move_clock(self, event: Event) -> None:
+        """On to the time of an event; it never goes back, but for what rounding does."""
+        time_seconds, now = event.time_seconds, self.now_seconds
+        if time_seconds > now:
+            self.now_seconds = time_seconds
+        elif time_seconds < now - 1e-6:
+            raise DrystoneError(f"{type(event).__name__} at {time_seconds} s comes after {now} s")
 
     def _refusal(self, event: Any) -> DrystoneError:
         """Why an event cannot happen to its job."""
         job = self.jobs.get(event.job_id)
         if job is None:
             return DrystoneError(f"{type(event).__name__}: there is no job {event.job_id!r}")
-        return IllegalTransition(event.job_id, job.state, event, job.history)
-
-    def _submit(self, event: Submitted) -> JobRecord:
-        job, jobs = event.job, self.jobs
-        job_id = job.id
-        if job_id in jobs:
-            raise DrystoneError(f"job {job_id} is submitted twice")
-        record = jobs[job_id] = self.active[job_id] = JobRecord(job, event.time_seconds)
-        return record
+        history = [one for one in self.log if getattr(one, "job_id", "") == event.job_id]
+        return IllegalTransition(event.job_id, job.state, event, history)
 
     def _change_rentals(
         self, event: RentalAsked | RentalFailed | PriceChanged | BillSettled
@@ -249,22 +328,6 @@ class ClusterState:
         self.lost.discard(row)
         self.speed_share.pop(row, None)
 
-    def _start(self, job: JobRecord, event: Started) -> None:
-        time_seconds, placement, free = event.time_seconds, event.placement, self.free
-        num_gpus = 0
-        for node, count in placement:
-            num_gpus += count
-            free[node] -= count
-        job.option, job.placement, job.num_gpus = event.option, placement, num_gpus
-        job.samples_per_second = event.samples_per_second
-        job.counted_seconds = event.productive_seconds
-        job.started_seconds, job.waiting_seconds = time_seconds, _NEVER
-        if job.num_starts == 0:
-            job.first_start_seconds = time_seconds
-        job.num_starts += 1
-        job.num_changes += 1
-        self.num_running += 1
-
     def _change_speed(self, job: JobRecord, event: SpeedChanged) -> None:
         job.done_samples = job.done_at(event.time_seconds)
         job.counted_seconds = max(job.counted_seconds, event.time_seconds)
@@ -278,21 +341,18 @@ class ClusterState:
         job.samples_per_second = event.samples_per_second
 
     def _leave(self, job: JobRecord, event: Event) -> None:
-        """A job ends, or goes back to wait; if it had GPUs, they are free again."""
+        """A job goes back to wait, or ends undone; if it had GPUs, they are free again."""
         time_seconds, state = event.time_seconds, job.state
         if job.option >= 0:
             self.num_running -= 1
             job.attained_gpu_seconds += job.num_gpus * (time_seconds - job.started_seconds)
-            if state is _DONE:
-                job.done_samples = job.spec.total_samples
-            else:
-                lost = event.lost_samples if isinstance(event, Interrupted) else 0.0
-                job.done_samples = job.done_at(time_seconds) - lost
-            free = self.free
+            lost = event.lost_samples if isinstance(event, Interrupted) else 0.0
+            job.done_samples = job.done_at(time_seconds) - lost
             for node, count in job.placement:
-                free[node] += count
+                self.free[node] += count
             job.option, job.placement, job.num_gpus, job.samples_per_second = -1, (), 0, 0.0
             job.started_seconds, job.waiting_seconds = _NEVER, time_seconds
+            job.num_changes += 1
         if state is _QUEUED:
             self.num_requeued += 1
         elif state in TERMINAL:
@@ -300,9 +360,12 @@ class ClusterState:
             del self.active[job.spec.id]
 
 
+# From which state of a job to which: a start and an end have one way each in the table.
+((_BEFORE_START, _AFTER_START),) = moves_on(Started).items()
+((_BEFORE_FINISH, _AFTER_FINISH),) = moves_on(Finished).items()
+
 # What folds which kind of event that is not about a job that is there.
-_FOLDS: Final[dict[type[Event], Callable[[ClusterState, Any], JobRecord | None]]] = {
-    Submitted: ClusterState._submit,
+_CHANGES: Final[dict[type[Event], Callable[[ClusterState, Any], None]]] = {
     NodeAdded: ClusterState._add_node,
     NodeRemoved: ClusterState._remove_node,
     **dict.fromkeys(
@@ -315,24 +378,17 @@ _FOLDS: Final[dict[type[Event], Callable[[ClusterState, Any], JobRecord | None]]
 }
 
 # What changes a job once its state is the next one; all other events end it, or let it wait again.
-_CHANGES: Final[dict[type[Event], Callable[[ClusterState, JobRecord, Any], None]]] = {
-    Started: ClusterState._start,
+_JOB_CHANGES: Final[dict[type[Event], Callable[[ClusterState, JobRecord, Any], None]]] = {
     SpeedChanged: ClusterState._change_speed,
     PhaseChanged: ClusterState._change_speed,
     Progressed: ClusterState._progress,
 }
 
-# By kind of event: from which state of a job to which (none: it is not about a job that is there),
-# and what folds it. One look-up an event.
-_RULES: Final[dict[type[Event], tuple[dict[JobState, JobState] | None, Callable[..., Any]]]] = {
-    **{kind: (None, fold) for kind, fold in _FOLDS.items()},
-    **{
-        kind: (
-            {before: after for (before, one), after in TRANSITIONS.items() if one is kind},
-            _CHANGES.get(kind, ClusterState._leave),
-        )
-        for _, kind in TRANSITIONS
-    },
+_FOLDS: Final[dict[type[Event], Callable[[ClusterState, Any], JobRecord | None]]] = {
+    **dict.fromkeys((*_CHANGES, *(kind for _, kind in TRANSITIONS)), ClusterState._record_other),
+    Submitted: ClusterState.submit,
+    Started: ClusterState.start,
+    Finished: ClusterState.finish,
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, Protocol, assert_never
+from typing import Final, Protocol, assert_never, cast
 
 from drystone.schedule.decision import (
     Decision,
@@ -24,8 +24,9 @@ _STARTS: Final = frozenset((Start,))
 class World(Protocol):
     """A cluster that can be looked at, changed, and waited for."""
 
-    def has_work(self) -> bool:
-        """Whether anything is left to decide, now or later."""
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to decide, now or later."""
         ...
 
     def observe(self) -> Snapshot:
@@ -84,18 +85,18 @@ def moved_options(decisions: Sequence[Decision], snapshot: Snapshot) -> dict[str
 
 def carry_out(decisions: Sequence[Decision], world: World, moved: Mapping[str, int]) -> None:
     """The same, for whoever holds the snapshot no longer."""
-    if not _STARTS.issuperset(map(type, decisions)):
-        for decision in decisions:
-            _free(decision, world)
-        for decision in decisions:
-            if type(decision) is Release:
-                world.release(decision.node, decision.reason)
     launch = world.launch
+    if _STARTS.issuperset(map(type, decisions)):
+        for start in cast("Sequence[Start]", decisions):
+            launch(start.job_id, start.option, start.placement, start.reason)
+        return
     for decision in decisions:
-        if type(decision) is Start:
-            launch(decision.job_id, decision.option, decision.placement, decision.reason)
-        else:
-            _take(decision, world, moved)
+        _free(decision, world)
+    for decision in decisions:
+        if isinstance(decision, Release):
+            world.release(decision.node, decision.reason)
+    for decision in decisions:
+        _take(decision, world, moved)
 
 
 def _free(decision: Decision, world: World) -> None:

@@ -38,17 +38,28 @@ def check_decisions(snapshot: Snapshot, decisions: Sequence[Decision]) -> list[s
     touched: set[str] = set()
     changes: dict[int, int] = {}  # by node: free GPUs that the list makes, or takes
     kinds = snapshot.node_kinds()
-    start_facts, has_rentals = snapshot.start_facts, False
+    num_nodes, start_facts, has_rentals = len(kinds), snapshot.start_facts, False
     for decision in decisions:
+        if type(decision) is Start:
+            job_id, placement = decision.job_id, decision.placement
+            facts = start_facts(job_id, decision.option)
+            if facts is not None and len(placement) == 1 and job_id not in touched:
+                # All GPUs on one node: most lists have nothing else, and this is all there is.
+                node, count = placement[0]
+                if (
+                    0 < count == facts.num_gpus
+                    and 0 <= node < num_nodes
+                    and facts.counts[kinds[node]] == count
+                    and not facts.memory_bytes
+                ):
+                    touched.add(job_id)
+                    changes[node] = changes.get(node, 0) - count
+                    continue
         if isinstance(decision, _ON_JOBS):
-            job_id = decision.job_id
-            if job_id in touched:
-                problems.append(f"{_name(decision)}: job {job_id} is decided on twice")
-            touched.add(job_id)
-            if type(decision) is Start and (facts := start_facts(job_id, decision.option)):
-                found = _check_placement(snapshot, decision, facts, changes, kinds)
-            else:
-                found = _check_job(snapshot, decision, changes, kinds)
+            if decision.job_id in touched:
+                problems.append(f"{_name(decision)}: job {decision.job_id} is decided on twice")
+            touched.add(decision.job_id)
+            found = _check_job(snapshot, decision, changes, kinds)
             if found is not None:
                 problems.append(found)
         elif isinstance(decision, Wake):
@@ -97,22 +108,16 @@ def _check_placement(
     kinds: Sequence[int],
 ) -> str | None:
     """It must be the option: as many GPUs of each type, and enough memory on each."""
-    counts, num_nodes, num_right = facts.counts, len(kinds), 0
+    num_nodes = len(kinds)
     for node, count in decision.placement:
         if count < 1 or not 0 <= node < num_nodes:
             what = "is placed on a node that does not exist, or on less than one GPU"
             return f"{_who(decision)} {what}"
-        if counts[kinds[node]] == count:
-            num_right += count
         changes[node] = changes.get(node, 0) - count
-    # Where all GPUs are on one node, and right there, this is all there is to see.
-    if num_right != facts.num_gpus or len(decision.placement) != 1:
-        problem = _check_types(decision, counts, kinds)
-        if problem is not None:
-            return problem
-    if facts.memory_bytes > 0:
+    problem = _check_types(decision, facts.counts, kinds)
+    if problem is None and facts.memory_bytes > 0:
         return _check_memory(snapshot, decision, facts.memory_bytes)
-    return None
+    return problem
 
 
 def _check_types(

@@ -6,11 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drystone.describe.job import JobSpec
+from drystone.run.events import Submitted
 from drystone.run.job_columns import JobColumns
 from drystone.run.lazy_tables import LazyJobTable
 from drystone.run.lifecycle import JobState
 from drystone.run.option_book import OptionBook
-from drystone.run.state import JobRecord
+from drystone.run.state import ClusterState, JobRecord
 from drystone.schedule.snapshot import OptionSet
 
 OPTIONS = OptionSet(
@@ -20,7 +21,9 @@ OPTIONS = OptionSet(
 
 def record(number: int) -> JobRecord:
     spec = JobSpec(id=f"j{number}", submit_seconds=0, model="m", total_samples=100.0 + number)
-    return JobRecord(spec, 0.0)
+    job = ClusterState([]).record(Submitted(0.0, spec))
+    assert job is not None
+    return job
 
 
 def new_columns() -> JobColumns:

@@ -84,7 +84,7 @@ class MarketWorld(SimulatedWorld):
     def run(self) -> list[tuple[float, object]]:
         """Until nothing comes any more; every decision, with its time."""
         memory, made = None, []
-        while self.has_work():
+        while not self.is_over:
             snapshot = self.observe()
             if snapshot.now_seconds <= self.last_submit:
                 self.spent_by_last_arrival = snapshot.spent_dollars
@@ -339,7 +339,7 @@ def test_what_starts_really_cost_is_learned_from_the_money(told_seconds, true_se
     # Policies are told something else than what happens.
     world._maker.startup = StartupCost(seconds_per_gpu=told_seconds, most_seconds=told_seconds)
     memory = None
-    while world.has_work():
+    while not world.is_over:
         snapshot = world.observe()
         decisions, memory = budget(snapshot, memory)
         apply(decisions, world, snapshot)

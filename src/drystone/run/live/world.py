@@ -49,9 +49,10 @@ class LiveWorld:
         self._renewed = 0.0
         self.is_leaving = False
 
-    def has_work(self) -> bool:
-        """Until somebody ends it."""
-        return not self.is_leaving
+    @property
+    def is_over(self) -> bool:
+        """Once somebody ends it."""
+        return self.is_leaving
 
     def observe(self) -> Snapshot:
         """What is the case now."""

@@ -1,1 +1,1 @@
-"""A world of virtual time: a heap of what will happen, and faults drawn from a seed."""
+"""A world of virtual time: a list of what will happen, and faults drawn from a seed."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 
 from drystone.describe.job import JobSpec
 from drystone.run.events import (
-    Finished,
     Interrupted,
     PhaseChanged,
     Refused,
@@ -37,40 +36,59 @@ class JobRuns:
         startup: StartupCost,
     ) -> None:
         self._time, self._dice, self._startup = time, dice, startup
+        self._state = time.state
         self._gpu_types, self._book = gpu_types, time.maker.book
+        self._first_runs = self._book.first_runs
         self._errs = dice.spec.speed_error_share > 0
         self._can_fail = dice.spec.failed_start_share > 0
-        self.num_to_come = self.num_unsettled = num_jobs
+        self._takes_time = startup.most_seconds > 0
+        self.num_jobs = num_jobs  # that have come or will
         self._speed_factors: dict[str, dict[str, float]] = {}  # by job and GPU type
-        self._on_end: Callable[[float, JobRecord], None] = self._finish
+
+    @property
+    def num_to_come(self) -> int:
+        """Jobs that are not here yet."""
+        return self.num_jobs - len(self._state.jobs)
+
+    @property
+    def num_unsettled(self) -> int:
+        """Jobs that are to come, wait or run."""
+        return self.num_to_come + len(self._state.active)
+
+    def expect(self, jobs: Sequence[JobSpec]) -> None:
+        """Let every job come in at its time."""
+        self._time.expect(jobs, self.submit if self._errs else None)
 
     def submit(self, time_seconds: float, job: JobSpec) -> None:
-        """A job comes in."""
-        self.num_to_come -= 1
+        """A job comes in; how far its options are off is drawn."""
         if self._errs:
             factors = self._dice.speed_factors(len(self._gpu_types)).tolist()
             self._speed_factors[job.id] = dict(zip(self._gpu_types, factors, strict=True))
-        self._time.record(Submitted(time_seconds, job))
+        self._state.submit(Submitted(time_seconds, job))
 
     def launch(self, job_id: str, option: int, placement: Placement, reason: str) -> None:
         """Start a waiting job."""
-        time = self._time
-        now, record = time.now_seconds, time.state.jobs[job_id]
-        spec = record.spec
-        facts = self._book.run_facts(spec, record.phase)
+        state = self._state
+        now, job = state.now_seconds, state.jobs[job_id]
+        facts = self._first_runs.get(job_id)
+        if facts is None or job.phase:
+            facts = self._book.run_facts(job.spec, job.phase)
         speed = facts.samples_per_second[option]
-        if self._errs or time.state.speed_share:
-            speed = self._true_speed(record, facts, option, placement)
+        if self._errs or state.speed_share:
+            speed = self._true_speed(job, facts, option, placement)
+        spec = job.spec
         delay = spec.startup_seconds
-        if delay < 0:
+        if delay < 0.0:
             delay = 0.0
-            if self._startup.most_seconds > 0:
+            if self._takes_time:
                 delay = self._startup.seconds_on(sum([count for _, count in placement]))
-        time.record(Started(now, job_id, option, placement, speed, now + delay, reason))
+        state.start(Started(now, job_id, option, placement, speed, now + delay, reason))
         if self._can_fail and self._dice.start_fails():
-            time.later_in_run(now + delay, self._fail, record)
+            self._time.later_in_run(now + delay, self._fail, job)
+        elif facts.end_samples < spec.total_samples:
+            self._plan_end(job, facts)
         else:
-            self._plan_end(record, facts)
+            self._time.when_done(spec.total_samples, None, job)
 
     def stop(self, job_id: str, reason: str) -> None:
         """Take a running job's GPUs; its progress is kept."""
@@ -81,7 +99,6 @@ class JobRuns:
         """Turn a waiting job away."""
         now = self._time.now_seconds
         self._time.record(Refused(time_seconds=now, job_id=job_id, reason=reason))
-        self.num_unsettled -= 1
 
     def interrupt_on(self, node: int, time_seconds: float, reason: str) -> None:
         """A node is about to go: its jobs lose their GPUs, and the work since a checkpoint."""
@@ -109,22 +126,15 @@ class JobRuns:
 
     def _plan_end(self, record: JobRecord, facts: RunFacts) -> None:
         """The next thing that happens to a running job by itself, by the facts of its phase."""
-        action, total = self._on_end, record.spec.total_samples
-        if facts.end_samples < total:
-            action, total = self._enter_next_phase, facts.end_samples
-        left, end = total - record.done_samples, record.counted_seconds
-        if left > 0:
-            end += left / record.samples_per_second
-        self._time.later_in_run(end, action, record)
+        if facts.end_samples < record.spec.total_samples:
+            self._time.when_done(facts.end_samples, self._enter_next_phase, record)
+        else:
+            self._time.when_done(record.spec.total_samples, None, record)
 
     def _fail(self, time_seconds: float, record: JobRecord) -> None:
         self._time.record(
             StartFailed(time_seconds=time_seconds, job_id=record.spec.id, reason="drawn fault")
         )
-
-    def _finish(self, time_seconds: float, record: JobRecord) -> None:
-        self._time.record(Finished(time_seconds, record.spec.id))
-        self.num_unsettled -= 1
 
     def _enter_next_phase(self, time_seconds: float, record: JobRecord) -> None:
         spec, phase = record.spec, record.phase + 1
@@ -148,7 +158,7 @@ class JobRuns:
     def _jobs_on(self, node: int) -> list[JobRecord]:
         return [
             record
-            for record in self._time.state.active.values()
+            for record in self._state.active.values()
             if any(one == node for one, _ in record.placement)
         ]
 
@@ -156,7 +166,7 @@ class JobRuns:
         self, record: JobRecord, facts: RunFacts, option: int, placement: Placement
     ) -> float:
         """What the option says, times how wrong it is, times how slow the nodes are."""
-        state, speed = self._time.state, facts.samples_per_second[option]
+        state, speed = self._state, facts.samples_per_second[option]
         shares, nodes = state.speed_share, state.nodes
         factors = self._speed_factors.get(record.spec.id)
         slowest = min(

@@ -24,7 +24,7 @@ from drystone.run.simulator.virtual_time import VirtualTime
 from drystone.run.snapshots import SnapshotMaker
 from drystone.run.state import ClusterState
 from drystone.schedule.phases import Options
-from drystone.schedule.snapshot import Placement, Snapshot, StartupCost
+from drystone.schedule.snapshot import StartupCost
 
 
 class SimulatedWorld:
@@ -60,19 +60,26 @@ class SimulatedWorld:
             budget_dollars_per_hour=budget_dollars_per_hour,
             hard_cap_dollars_per_hour=hard_cap_dollars_per_hour,
         )
-        self._time = VirtualTime(ClusterState(list(nodes)), self._maker)
+        self.state = ClusterState(list(nodes))  # what all that is in the log led to
+        self._time = VirtualTime(self.state, self._maker)
         dice = Dice(faults or FaultSpec())
         self._runs = JobRuns(
             self._time, dice, num_jobs=len(jobs), gpu_types=tuple(gpu_types), startup=startup
         )
-        self._time.expect(jobs, self._runs.submit)
+        self._runs.expect(jobs)
         NodeFaults(self._time, dice, self._runs)
         self._desk = RentalDesk(self._time, dice, self._runs, offers)
         self._round_seconds, self._horizon_seconds = round_seconds, horizon_seconds
         self._decides_every_round = decides_every_round
         self._on_time = on_time
         self._wakes: set[float] = set()
-        self._is_over = not jobs  # nothing is left that could change anything
+        # Over is a run without unsettled jobs and rented nodes, without time, or without a future.
+        self.is_over = not jobs
+        # Called so often that there is nothing in between: what is the case now, and a start.
+        self.observe, self.launch = self._maker.look, self._runs.launch
+        self._go_on = self._time.step if round_seconds <= 0 else self._go_to_next_round
+        if horizon_seconds < math.inf:
+            self._time.later(horizon_seconds, self._reach_horizon)
         if jobs:
             self.advance()
 
@@ -82,32 +89,14 @@ class SimulatedWorld:
         return self._time.log
 
     @property
-    def state(self) -> ClusterState:
-        """What it led to."""
-        return self._time.state
-
-    @property
     def now_seconds(self) -> float:
         """What time it is."""
-        return self._time.now_seconds
+        return self.state.now_seconds
 
     @property
     def spent_dollars(self) -> float:
         """What rented nodes have cost so far."""
         return self.state.rentals.spent_dollars(self.now_seconds)
-
-    def has_work(self) -> bool:
-        """Whether a job is unsettled or a node rented, time is left, and something can happen."""
-        return not self._is_over
-
-    def observe(self) -> Snapshot:
-        """What is the case now."""
-        time = self._time
-        return self._maker.look(time.state, time.now_seconds)
-
-    def launch(self, job_id: str, option: int, placement: Placement, reason: str) -> None:
-        """Start a waiting job."""
-        self._runs.launch(job_id, option, placement, reason)
 
     def stop(self, job_id: str, reason: str) -> None:
         """Take a running job's GPUs; its progress is kept."""
@@ -133,34 +122,34 @@ class SimulatedWorld:
 
     def advance(self) -> None:
         """Jump to the next event, or to the first round boundary after it."""
-        time, state, horizon = self._time, self._time.state, self._horizon_seconds
+        state = self.state
         if not state.num_running and self._waits_for_nothing():
-            self._is_over = True
+            self.is_over = True
             return
-        if self._round_seconds > 0:
-            time.run_until(min(self._next_round(), horizon))
-        else:
-            time.step(0.0, horizon)
-        if time.now_seconds >= horizon or not state.num_running:
-            is_settled = self._runs.num_unsettled == 0 and not state.rentals.rented
-            self._is_over = is_settled or time.now_seconds >= horizon
+        go_on = self._go_on
+        go_on()
+        if not state.num_running and self._runs.num_unsettled == 0 and not state.rentals.rented:
+            self.is_over = True
         if self._on_time is not None:
-            self._on_time(time.now_seconds, self._runs.num_unsettled)
+            self._on_time(state.now_seconds, self._runs.num_unsettled)
 
-    def _next_round(self) -> float:
+    def _go_to_next_round(self) -> None:
         """The first round boundary after the next event, or the next one if every one counts."""
         length = self._round_seconds
         then = math.ceil(self._time.next_seconds() / length - 1e-9) * length
         if self._decides_every_round and self.state.active:
             then = min(then, self.now_seconds + length)
-        return then
+        self._time.run_until(min(then, self._horizon_seconds))
+
+    def _reach_horizon(self, _: float) -> None:
+        self.is_over = True
 
     def _wake_up(self, _: float, at_seconds: float) -> None:
         self._wakes.discard(at_seconds)
 
     def _waits_for_nothing(self) -> bool:
         """If nobody runs: whether all is done, or none will come and no node or call is due."""
-        state = self._time.state
+        state = self.state
         return self._runs.num_unsettled == 0 or (
             self._runs.num_to_come == 0
             and not state.lost

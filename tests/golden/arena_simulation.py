@@ -78,7 +78,6 @@ class ArenaWorld(SimulatedWorld):
         self._stopped: dict[str, tuple[float, float]] = {}  # when, and its speed
         self._options_of = fields["options_of"]
         super().__init__(**fields)
-        self._launch, self.launch = self.launch, self._launch_as_arena
         true_speed = self._runs._true_speed
         self._runs._true_speed = lambda record, facts, option, placement: (
             true_speed(record, facts, option, placement)
@@ -91,7 +90,7 @@ class ArenaWorld(SimulatedWorld):
         self._stopped[job_id] = (self.now_seconds, record.samples_per_second)
         super().stop(job_id, reason)
 
-    def _launch_as_arena(self, job_id: str, option: int, placement: Placement, reason: str) -> None:
+    def launch(self, job_id: str, option: int, placement: Placement, reason: str) -> None:
         record = self.state.jobs[job_id]
         if job_id in self._stopped:
             stopped_seconds, old_speed = self._stopped[job_id]
@@ -100,7 +99,7 @@ class ArenaWorld(SimulatedWorld):
                 self._credit_samples[job_id] += ran * old_speed
             speed = float(self._options_of(record.spec).samples_per_second[option])
             record.done_samples = self._credit_samples[job_id] + ran * speed
-        self._launch(job_id, option, placement, reason)
+        super().launch(job_id, option, placement, reason)
 
 
 def _spread_share(nodes: Sequence[NodeSpec], placement: Placement) -> float:

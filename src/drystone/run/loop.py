@@ -28,11 +28,7 @@ def drive(
     """
     memory: Memory = None
     observe, advance, clock = world.observe, world.advance, perf_counter
-    while (
-        True
-    ):  # and not `while not ...`: Python 3.11 speeds up only loops that jump back like this
-        if world.is_over:
-            return
+    while not world.is_over:
         snapshot = observe()
         before = clock()
         decisions, memory = policy(snapshot, memory)

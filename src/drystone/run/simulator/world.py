@@ -24,7 +24,7 @@ from drystone.run.simulator.virtual_time import VirtualTime
 from drystone.run.snapshots import SnapshotMaker
 from drystone.run.state import ClusterState
 from drystone.schedule.phases import Options
-from drystone.schedule.snapshot import StartupCost
+from drystone.schedule.snapshot import Placement, Snapshot, StartupCost
 
 
 class SimulatedWorld:
@@ -75,8 +75,6 @@ class SimulatedWorld:
         self._wakes: set[float] = set()
         # Over is a run without unsettled jobs and rented nodes, without time, or without a future.
         self.is_over = not jobs
-        # Called so often that there is nothing in between: what is the case now, and a start.
-        self.observe, self.launch = self._maker.look, self._runs.launch
         self._go_on = self._time.step if round_seconds <= 0 else self._go_to_next_round
         if horizon_seconds < math.inf:
             self._time.later(horizon_seconds, self._reach_horizon)
@@ -97,6 +95,14 @@ class SimulatedWorld:
     def spent_dollars(self) -> float:
         """What rented nodes have cost so far."""
         return self.state.rentals.spent_dollars(self.now_seconds)
+
+    def observe(self) -> Snapshot:
+        """What is the case now."""
+        return self._maker.look()
+
+    def launch(self, job_id: str, option: int, placement: Placement, reason: str) -> None:
+        """Start a waiting job."""
+        self._runs.launch(job_id, option, placement, reason)
 
     def stop(self, job_id: str, reason: str) -> None:
         """Take a running job's GPUs; its progress is kept."""

@@ -3,7 +3,9 @@
 Snapshots are taken from a simulated run of Arena's Philly trace (1,280 GPUs, `--runner` decides),
 where about `--active` jobs wait or run; each policy then decides on every one of them. A policy
 that remembers is first shown the snapshot before, as it would have seen it. Seconds are CPU seconds
-of one process; `ratio` is the median against that of `prices`.
+of one process, after a collection of garbage, which leaves caches cold as a pause does; `ratio` is
+the median against that of `prices`. What the runner took at the same moments of its own run, where
+one decision follows the other, is printed too.
 
 `cells-plain` is the oracle of `cells` (tests/oracles/plain_cells.py): Crius's procedure as it is
 described, one job, one candidate and one placement at a time. It decides the same as `cells`.
@@ -44,6 +46,7 @@ PLAIN = "cells-plain"
 # artifact: their code on their machine, so not to be read like what is measured here.
 STORED_CRIUS_SECONDS = 4.8
 Pair = tuple[Snapshot, Snapshot]  # one decision after the other
+Moments = tuple[list[Pair], list[float]]  # and what the runner took for the later one, in its run
 
 
 def main() -> None:
@@ -55,7 +58,7 @@ def main() -> None:
     parser.add_argument("--policies", default=",".join(sorted([*POLICIES, PLAIN])))
     parser.add_argument("--most-seconds", type=float, default=20.0, help="for each policy")
     given = parser.parse_args()
-    pairs = take_pairs(given.runner, given.active, given.snapshots)
+    pairs, in_run = take_pairs(given.runner, given.active, given.snapshots)
     sizes = [len(after.jobs) for _, after in pairs]
     waiting = [int((~after.jobs.is_running).sum()) for _, after in pairs]
     print(
@@ -84,19 +87,30 @@ def main() -> None:
         f"the authors' stored run of Crius, on their machine: {STORED_CRIUS_SECONDS:g} s on "
         f"average, {STORED_CRIUS_SECONDS / reference:.0f} times prices here"
     )
+    in_run_seconds = float(np.median(in_run))
+    print(f"{given.runner}, along its own run: {1e3 * in_run_seconds:.2f} ms (median)")
+    figures |= {
+        f"{given.runner}_in_run_seconds": in_run_seconds,
+        "cells-plain_times_in_run": figures.get(f"{PLAIN}_seconds", math.nan) / in_run_seconds,
+    }
     figures["stored_crius_times_prices"] = STORED_CRIUS_SECONDS / reference
     print_figures(figures)
 
 
-def take_pairs(runner: str, active: int, num_snapshots: int) -> list[Pair]:
+def take_pairs(runner: str, active: int, num_snapshots: int) -> Moments:
     """Pairs of snapshots in which the later one has about so many jobs, evenly over the run."""
-    policy, seen, pairs = find_policy(runner), [], []
+    policy, seen, pairs, in_run = find_policy(runner), [], [], []
 
     def look(snapshot: Snapshot, memory: Memory) -> tuple[list[Decision], Memory]:
-        if seen and abs(len(snapshot.jobs) - active) <= 0.05 * active:
+        is_moment = bool(seen) and abs(len(snapshot.jobs) - active) <= 0.05 * active
+        if is_moment:
             pairs.append((seen[-1], snapshot))
         seen[:] = [snapshot]
-        return policy(snapshot, memory)
+        start = time.process_time()
+        decided = policy(snapshot, memory)
+        if is_moment:
+            in_run.append(time.process_time() - start)
+        return decided
 
     nodes = load_cluster(TESTS / "golden" / "arena_cluster.yaml")
     steps = fill_sizes(load_speeds(TESTS / "data" / "arena_speeds.csv"))
@@ -113,7 +127,8 @@ def take_pairs(runner: str, active: int, num_snapshots: int) -> list[Pair]:
     if not pairs:
         raise SystemExit(f"no snapshot of that run has about {active} jobs")
     chosen = np.linspace(0, len(pairs) - 1, min(num_snapshots, len(pairs))).astype(int)
-    return [pairs[one] for one in sorted(set(chosen.tolist()))]
+    moments = sorted(set(chosen.tolist()))
+    return [pairs[one] for one in moments], [in_run[one] for one in moments]
 
 
 def time_policy(name: str, pairs: list[Pair], most_seconds: float) -> tuple[list[float], int]:

@@ -22,7 +22,7 @@ RUNTIME = Part(
                          1.95, "x", "aim; the limit is 2"),
                 at_least("fsdp2_median_of_uneven",
                          "even FSDP2, of uneven; its gathers as long as in the median here", 2.1,
-                         "x", AIM, clock=True),
+                         "x", AIM, clock=True, known="docs/runtime.md"),
                 shown("fsdp2_shortest_of_uneven", "the same; as long as its shortest here", "x",
                       clock=True),
                 shown("fsdp2_wire_0.05_of_uneven", "even FSDP2, of uneven, on a quick wire", "x"),
@@ -38,7 +38,7 @@ RUNTIME = Part(
                 at_least("even_of_uneven", "even split, of uneven", 1.95, "x",
                          "aim; the limit is 2", clock=True),
                 at_least("fsdp2_of_uneven", "even FSDP2 with accumulation, of uneven", 2.1, "x",
-                         AIM, clock=True),
+                         AIM, clock=True, known="docs/runtime.md"),
             ),
         ),
         Benchmark(

@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--policies", default=",".join(sorted([*POLICIES, PLAIN])))
     parser.add_argument("--most-seconds", type=float, default=20.0, help="for each policy")
     given = parser.parse_args()
-    pairs, in_run = take_pairs(given.runner, given.active, given.snapshots)
+    pairs, in_run = take_moments(given.runner, given.active, given.snapshots)
     sizes = [len(after.jobs) for _, after in pairs]
     waiting = [int((~after.jobs.is_running).sum()) for _, after in pairs]
     print(
@@ -89,15 +89,14 @@ def main() -> None:
     )
     in_run_seconds = float(np.median(in_run))
     print(f"{given.runner}, along its own run: {1e3 * in_run_seconds:.2f} ms (median)")
-    figures |= {
-        f"{given.runner}_in_run_seconds": in_run_seconds,
-        "cells-plain_times_in_run": figures.get(f"{PLAIN}_seconds", math.nan) / in_run_seconds,
-    }
+    figures[f"{given.runner}_in_run_seconds"] = in_run_seconds
+    if f"{PLAIN}_seconds" in figures:
+        figures[f"{PLAIN}_times_in_run"] = figures[f"{PLAIN}_seconds"] / in_run_seconds
     figures["stored_crius_times_prices"] = STORED_CRIUS_SECONDS / reference
     print_figures(figures)
 
 
-def take_pairs(runner: str, active: int, num_snapshots: int) -> Moments:
+def take_moments(runner: str, active: int, num_snapshots: int) -> Moments:
     """Pairs of snapshots in which the later one has about so many jobs, evenly over the run."""
     policy, seen, pairs, in_run = find_policy(runner), [], [], []
 

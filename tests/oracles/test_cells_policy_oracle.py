@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from cell_queues import make_world
 from plain_cells import plain_cells
 
-from decision_time import take_pairs
+from decision_time import take_moments
 from drystone.run.loop import drive
 from drystone.schedule.decision import Decision, Move, Preempt, Resize, Start
 from drystone.schedule.policies.cells import CellsMemory, cells
@@ -99,7 +99,7 @@ def test_on_clusters_of_middle_size_it_decides_as_the_plain_search_does():
 def test_on_moments_of_a_crowded_trace_it_decides_as_the_plain_search_does():
     """About 150 jobs of Arena's Philly trace on 1,280 GPUs, two decisions each."""
     both = Both()
-    for before, after in take_pairs("prices", 150, 8):
+    for before, after in take_moments("prices", 150, 8)[0]:
         _, memory = both(before, None)
         both(after, memory)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from drystone.errors import RequestError
 from drystone.observe.plot import COLOURS, MARKS, load_pyplot, save_figure, tidy
@@ -52,6 +52,9 @@ def plot_plans(plans: Sequence[Plan], path: Path) -> None:
     save_figure(figure, path, pyplot)
 
 
+_SIDES: Final = ((0.0, 1.0), (0.0, -1.0), (1.0, 0.0), (-1.0, 0.0))
+
+
 def _number_points(axes: Any, shown: Sequence[tuple[int, Plan]]) -> None:
     """The number of each plan beside its point, on the side where most room is."""
     width, height = axes.get_xlim()[1], axes.get_ylim()[1]
@@ -59,13 +62,10 @@ def _number_points(axes: Any, shown: Sequence[tuple[int, Plan]]) -> None:
     taken: list[tuple[float, float]] = []
     for (row, plan), (x, y) in zip(shown, points, strict=True):
         others = [one for one in points if one != (x, y)] + taken
-
-        def room(side: tuple[float, float], x: float = x, y: float = y) -> float:
-            at = (x + side[0] * 0.02, y + side[1] * 0.035)
-            return min((math.dist(at, one) for one in others), default=1.0)  # noqa: B023
-
-        side = max(((0.0, 1.0), (0.0, -1.0), (1.0, 0.0), (-1.0, 0.0)), key=room)
-        taken.append((x + side[0] * 0.02, y + side[1] * 0.035))
+        beside = [(x + right * 0.02, y + up * 0.035) for right, up in _SIDES]
+        rooms = [min((math.dist(at, one) for one in others), default=1.0) for at in beside]
+        side = _SIDES[rooms.index(max(rooms))]
+        taken.append(beside[_SIDES.index(side)])
         axes.annotate(
             str(row), (plan.tokens_per_second, _dollars(plan)), fontsize=9, ha="center",
             va="center", xytext=(side[0] * 12, side[1] * 12), textcoords="offset points",

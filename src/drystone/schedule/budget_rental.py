@@ -130,16 +130,25 @@ def rent_and_release(
 ) -> tuple[list[Rent | Release], dict[int, int]]:
     """Rent what jobs need and is not on its way; give back what nobody uses or is to have soon.
 
-    Also how many idle nodes are kept, by type.
+    Also how many idle nodes are kept, by type. Under a hard cap who waits comes before who may
+    come: nothing is rented ahead meanwhile, and nothing kept that stands in the way of a job.
     """
     decisions: list[Rent | Release] = []
     cap_left = snapshot.hard_cap_dollars_per_hour - snapshot.committed_dollars_per_hour
     idle = _idle_rentals(snapshot, room)
+    needs_dollars = sum(
+        max(wanted.get(kind, 0) - num_coming(snapshot, offer), 0) * offer.price_dollars_per_hour
+        for kind, offer in offers.items()
+    )
+    rents_ahead = not math.isfinite(cap_left) or needs_dollars == 0
+    if needs_dollars > cap_left:
+        spares = {}
     for kind, offer in sorted(offers.items()):
         price, coming = offer.price_dollars_per_hour, num_coming(snapshot, offer)
         needed, spare = wanted.get(kind, 0), spares.get(kind, 0)
         here = int((snapshot.rentals.offer == snapshot.offers.index(offer)).sum())
         ahead = max(min(spare - len(idle.get(kind, ())), offer.most_nodes - here - needed), 0)
+        ahead = ahead if rents_ahead else 0
         number = 0 if offer.is_short else needed + ahead - coming
         if price > 0 and math.isfinite(cap_left):
             number = min(number, int(max(cap_left, 0.0) / price))

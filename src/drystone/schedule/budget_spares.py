@@ -86,9 +86,10 @@ def plan_spares(
             size = math.ceil(starts.num_nodes[kind] / number)
             found = place_steps(rate * number / total * offer.start_delay_seconds)
             price = size * offer.price_dollars_per_hour
-            steps += [(taken / idle / price, idle * price, kind, size) for taken, idle in found]
+            # Dollars for a start delay saved, not the other way round: a node may cost nothing.
+            steps += [(idle * price / taken, idle * price, kind, size) for taken, idle in found]
     nodes: dict[int, int] = {}
-    for _, dollars, kind, size in sorted(steps, key=lambda step: (-step[0], step[2])):
+    for _, dollars, kind, size in sorted(steps, key=lambda step: (step[0], step[2])):
         left -= dollars
         if left < 0:
             break

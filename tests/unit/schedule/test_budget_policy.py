@@ -19,8 +19,10 @@ from drystone.schedule.budget_feedback import (
     _Held,
     count_training,
 )
+from drystone.schedule.budget_rental import rent_and_release
 from drystone.schedule.check import check_decisions
 from drystone.schedule.decision import Refuse, Release, Rent, Resize, Start
+from drystone.schedule.packing import make_room
 from drystone.schedule.policies.budget import (
     HORIZON_COMPLETIONS,
     KEEP_SECONDS,
@@ -438,6 +440,25 @@ def test_money_that_jobs_cannot_use_keeps_places_for_those_to_come(limit):
     assert world.spent_dollars <= 1.1 * limit * world.last_submit / HOUR
     assert bool(ahead) == (limit > 10.0)
     assert len(at_once) >= (36 if limit > 10.0 else 0)
+
+
+@pytest.mark.parametrize(("cap", "kept", "rented"), [(3.0, 0, 0), (5.0, 2, 1), (np.inf, 2, 2)])
+def test_under_a_hard_cap_who_waits_comes_before_who_may_come(cap, kept, rented):
+    """Two nodes stand idle, one job needs another one, and three places could be paid for."""
+    offers = (Offer(name="a", gpu="A", num_gpus=1, price_dollars_per_hour=1.0),)
+    world = MarketWorld([one_job()], {"m": options(1.0)}, offers, 9.0)
+    world.rent("a", 3, "a test")
+    world.advance()
+    snapshot = replace(world.observe(), hard_cap_dollars_per_hour=cap)
+    room = make_room(snapshot)
+    room.take(((2, 1),))  # the third one is at work
+    made, num_kept = rent_and_release(
+        snapshot, wanted={0: 1}, offers={0: offers[0]}, room=room, spares={0: 3}
+    )
+
+    assert num_kept.get(0, 0) == kept
+    assert sum(one.num_nodes for one in made if isinstance(one, Rent)) == rented
+    assert sum(isinstance(one, Release) for one in made) == 2 - kept
 
 
 @pytest.mark.slow

@@ -129,3 +129,9 @@ def test_nobody_is_waited_for_when_jobs_have_stopped_coming():
     kept = plan_spares(Now(), early, OFFERS, frontier(60.0), rich)
     assert kept.num_nodes[0] > 0
     assert kept.until_seconds == pytest.approx(1001.0)
+
+
+def test_nodes_that_cost_nothing_are_kept_first():
+    free = {0: offer("A", 8.0, 120.0), 1: offer("B", 0.0, 300.0)}
+    spares = plan_spares(Now(), STARTS, free, frontier(60.0), balance(33.5, 1000.0))
+    assert spares.num_nodes == {1: 2 * len(place_steps(60 / 3600.0 * 0.25 * 300.0))}

@@ -79,8 +79,11 @@ class VirtualTime:
         else:
             insort(self._soon, planned, self._next)
 
-    def later_in_run(self, time_seconds: float, action: RunAction, job: JobRecord) -> None:
-        """Let this happen to a running job then, unless it stops or changes before."""
+    def later_in_run(self, time_seconds: float, action: RunAction | None, job: JobRecord) -> None:
+        """Let this happen to a running job then, unless it stops or changes before.
+
+        None: it finishes.
+        """
         number = self._num_planned = self._num_planned + 1
         planned = (time_seconds, number, action, job, job.num_changes)
         if time_seconds > self._soon_ends_seconds:
@@ -89,16 +92,11 @@ class VirtualTime:
             insort(self._soon, planned, self._next)
 
     def when_done(self, samples: float, action: RunAction | None, job: JobRecord) -> None:
-        """The same, once it has done so many samples if it goes on like this. None: it finishes."""
+        """The same, once it has done so many samples if it goes on like this."""
         left, time_seconds = samples - job.done_samples, job.counted_seconds
         if left > 0.0:
             time_seconds += left / job.samples_per_second
-        number = self._num_planned = self._num_planned + 1
-        planned = (time_seconds, number, action, job, job.num_changes)
-        if time_seconds > self._soon_ends_seconds:
-            self._rest.append(planned)
-        else:
-            insort(self._soon, planned, self._next)
+        self.later_in_run(time_seconds, action, job)
 
     def next_seconds(self) -> float:
         """When the next thing happens; infinity where nothing will."""

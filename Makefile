@@ -13,25 +13,28 @@ COMPILE := $(BIN)/python -m compileall -q src
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint bench readme reference docs clean browser slurm
+.PHONY: help setup demo test fast check lint lock bench readme reference docs clean browser slurm
 
 help:  ## show the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
 setup: $(STAMP)  ## make .venv with everything
 
-# torch comes first and pinned, so that no later step can choose another build of it.
-$(READY): pyproject.toml
+# Exactly what the lock says (locks/README.md), and nothing that a day's index would choose. torch is installed apart:
+# which build that is, for CPU or CUDA, is the machine's affair.
+$(READY): pyproject.toml locks/core.txt locks/torch.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Drystone needs Python 3.11 or newer: make PYTHON=/path/to/python setup" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing torch and what Drystone stands on: a minute or two."
-	$(PIP) torch==2.13.0
-	$(PIP) --editable '.[plots,runtime]'
+	$(PIP) --no-deps --require-hashes --requirement locks/core.txt
+	$(PIP) --constraint locks/torch.txt torch==2.13.0
+	$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(STAMP): $(READY)
-	$(PIP) --editable '.[plots,runtime,dev]'
+$(STAMP): $(READY) locks/dev.txt
+	@echo "Installing what the tests, linters, documents and engines need."
+	$(PIP) --no-deps --require-hashes --requirement locks/dev.txt
 	@touch $@
 
 demo: $(READY)  ## the best of what there is, in the terminal
@@ -40,12 +43,14 @@ demo: $(READY)  ## the best of what there is, in the terminal
 	$(BIN)/drystone estimate examples/my_module.py:build_model --gpu A100-80G --layout dp=8,micro=4,zero=3 --seq-len 2048
 	@echo; echo "From here: source $(BIN)/activate, then docs/tutorial.md; drystone --help lists the commands."
 
-lint: setup
+lint: setup  ## format, style, types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-check: lint  ## format, lint, types, import direction, fast tests
+check: lint fast  ## lint and the fast tests: before every commit
+
+fast: setup  ## the tests that take less than two seconds each
 	@$(COMPILE)
 	$(PYTEST) -m "not slow"
 
@@ -59,13 +64,18 @@ browser:
 slurm:
 	@tests/engines/install_slurm.sh
 
-test: lint browser slurm  ## everything: what `make check` does, and the slow tests
+# Nothing before the tests can stop them: style and types are `make lint`.
+test: setup browser slurm  ## every test
 	@$(COMPILE)
 	$(PYTEST)
 
 # QUICK=1: the short ones. ONLY=plan_time,wire: by name. DATA=DIR: with data that is not shipped. ARGS=--list: names.
 bench: setup  ## measure everything and compare with the stated ranges: benchmarks/RESULTS.md
 	@cd benchmarks && ../$(BIN)/python -m bench $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(DATA),--data $(abspath $(DATA))) $(ARGS)
+
+# CONTRIBUTING.md says when.
+lock:  ## write locks/ anew with the newest releases allowed, and say what changed
+	@$(PYTHON) locks/renew.py
 
 readme: setup  ## write the tree of files into the README
 	$(BIN)/python docs/readme_tree.py

@@ -2,11 +2,13 @@
 
 import itertools
 import os
+import re
 import shutil
 import socket
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,9 @@ settings.load_profile("drystone")
 
 # Their files hold a service, a browser or a cluster each, which one worker is to start.
 _TOGETHER = ("engines", "page", "service")
+# Daemons that others wrote: what they do on a machine that stands still is no fault of ours.
+_DAEMONS = ("Ray", "Slurm", "PostgreSQL", "Chromium")
+_LEFT_OUT = "left out: "  # how the reason of a skip begins that somebody could do something about
 # Their tests are long and need nothing of each other.
 _ONE_BY_ONE = ("accuracy", "golden", "oracles", "properties", "runtime")
 
@@ -36,18 +41,45 @@ def pytest_xdist_auto_num_workers(config):
 def pytest_collection_modifyitems(config, items):
     has_told = config.getoption("reruns", None) is not None  # `--reruns 0`: see every failure
     for item in items:
+        _allow_second_try(item, has_told=has_told)
         # Small tests go out by the file: handing out each one takes longer than most of them.
         is_free = item.get_closest_marker("xdist_group") is None
         if is_free and item.path.parent.name not in _ONE_BY_ONE:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
-        # Real processes, browsers and clusters have real deadlines: a machine that stands still for
-        # a while is no fault of theirs. What is wrong fails every time.
-        if not has_told:
-            item.add_marker(
-                pytest.mark.flaky(reruns=2 if item.path.parent.name in _TOGETHER else 1)
-            )
     if getattr(config.option, "loadgroup", False):
         _longest_first(items)
+
+
+def _allow_second_try(item, *, has_told):
+    """Only a test that starts somebody else's daemons may fail once, and it says which."""
+    mark = item.get_closest_marker("second_try")
+    if mark is None:
+        return
+    (daemon,) = mark.args
+    if daemon not in _DAEMONS:
+        raise pytest.UsageError(f"{item.nodeid}: second_try({daemon!r}) is none of {_DAEMONS}")
+    item.user_properties.append(("second_try", daemon))
+    if not has_told:
+        item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+def pytest_terminal_summary(terminalreporter):
+    """What failed once and then passed, and what was left out here, a line each."""
+    for report in terminalreporter.stats.get("rerun", ()):
+        daemon = dict(report.user_properties).get("second_try", "nobody")
+        terminalreporter.write_line(f"SECOND TRY {report.nodeid} (because of {daemon})")
+    skipped = terminalreporter.stats.get("skipped", ())
+    reasons = Counter(reason for report in skipped if (reason := _left_out(report)))
+    for reason, number in sorted(reasons.items()):
+        terminalreporter.write_line(f"{number} skips: {reason}")
+
+
+def _left_out(report):
+    """Why, where installing something or being root would help; empty where a skip is by design."""
+    reason = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else "")
+    if missing := re.search("could not import '([a-z_]+)", reason):
+        return f"left out: no {missing[1]} here (make setup)"
+    return reason.removeprefix("Skipped: ") if _LEFT_OUT in reason else ""
 
 
 def _longest_first(items):
@@ -112,12 +144,12 @@ def postgres(postgres_server):
 def postgres_server(tmp_path_factory):
     """A real server of one's own; it refuses to run as root, so it gets another user there."""
     if shutil.which("initdb") is None or shutil.which("postgres") is None:
-        pytest.skip("PostgreSQL's initdb and postgres are not installed")
+        pytest.skip("left out: no PostgreSQL here (apt-get install postgresql, its bin on PATH)")
     folder = tmp_path_factory.mktemp("postgres")
     user = []
     if os.getuid() == 0:
         if shutil.which("runuser") is None:
-            pytest.skip("PostgreSQL does not run as root, and there is no runuser")
+            pytest.skip("left out: PostgreSQL does not run as root (apt-get install util-linux)")
         user = ["runuser", "-u", "nobody", "--"]
         shared = Path(tempfile.gettempdir()).resolve()
         for one in (folder, *folder.parents):
@@ -130,7 +162,7 @@ def postgres_server(tmp_path_factory):
         capture_output=True, text=True, check=False, cwd=folder,
     )  # fmt: skip
     if made.returncode:
-        pytest.skip(f"PostgreSQL cannot be set up here: {made.stderr[-300:]}")
+        pytest.skip(f"left out: PostgreSQL cannot be set up here: {made.stderr[-300:]}")
     with (folder / "log").open("w") as log:
         server, url = _start_postgres(user, data, log)
     yield url

@@ -15,6 +15,12 @@ from under_test import LiveSystem
 
 REAL = (LocalUnderTest, RayUnderTest, SlurmUnderTest)
 ENGINES = {one.name: one for one in (SimulatedUnderTest, *REAL)}
+SECOND_TRY = {
+    "simulated": [],
+    "local": [],
+    "ray": [pytest.mark.second_try("Ray")],
+    "slurm": [pytest.mark.second_try("Slurm")],
+}
 NUM_SEEDS = int(os.environ.get("DRYSTONE_NUM_SEEDS", "2"))
 FIRST_SEED = int(os.environ.get("DRYSTONE_FIRST_SEED", "1"))
 
@@ -24,7 +30,8 @@ pytestmark = pytest.mark.slow
 def on_engines(function):
     """One cluster an engine; one worker has all the tests that need it."""
     engines = [
-        pytest.param(name, marks=pytest.mark.xdist_group(f"engine-{name}")) for name in ENGINES
+        pytest.param(name, marks=[pytest.mark.xdist_group(f"engine-{name}"), *SECOND_TRY[name]])
+        for name in ENGINES
     ]
     return pytest.mark.parametrize("engine_name", engines, scope="module")(function)
 

@@ -20,7 +20,11 @@ from drystone.run.notes import Launched
 from drystone.run.renting.ray_door import RayDoor
 from drystone.run.renting.settings import live_offers
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("engine-ray")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("engine-ray"),
+    pytest.mark.second_try("Ray"),
+]
 
 PATIENT = {"hang_seconds": 120.0, "start_seconds": 240.0, "grace_seconds": 60.0}
 STEPS = 12

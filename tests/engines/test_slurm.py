@@ -17,7 +17,11 @@ from drystone.run.events import Failed, Interrupted
 from drystone.run.lifecycle import JobState
 from drystone.run.notes import Launched
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("engine-slurm")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("engine-slurm"),
+    pytest.mark.second_try("Slurm"),
+]
 
 # People who are in a hurry take nodes from the others: Slurm asks those to leave, and ends them.
 CONFIG = """SchedulerParameters=bf_interval=1,bf_window=60

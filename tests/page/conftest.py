@@ -16,10 +16,12 @@ from page_services import Service
 @pytest.fixture(scope="session")
 def browser():
     """Debian's Chromium; Playwright's own is not downloaded."""
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    sync_api = pytest.importorskip(
+        "playwright.sync_api", reason="left out: no Playwright here (make setup)"
+    )
     path = shutil.which("chromium")
     if path is None:
-        pytest.skip("chromium is not installed")
+        pytest.skip("left out: no Chromium here (apt-get install chromium)")
     with sync_api.sync_playwright() as playwright:
         made = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield made

@@ -7,7 +7,7 @@ from page_services import LIVE
 
 from drystone.run.notes import Drained
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.second_try("Chromium")]
 
 # The bar is 50 browsers: DRYSTONE_NUM_BROWSERS=50.
 NUM_BROWSERS = int(os.environ.get("DRYSTONE_NUM_BROWSERS", "3"))

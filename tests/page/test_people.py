@@ -3,7 +3,7 @@
 import pytest
 from page_services import LIVE, sign_in
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.second_try("Chromium")]
 
 
 def test_without_a_token_nothing_is_shown_and_a_wrong_one_is_refused(busy, look):

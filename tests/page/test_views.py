@@ -25,7 +25,7 @@ offers:
   - {name: spot-t4, gpu: T4, num_gpus: 1, price_dollars_per_hour: 0.4, start_delay_seconds: 9}
 """
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.second_try("Chromium")]
 
 
 def axe_findings(page) -> list[str]:

@@ -60,7 +60,7 @@ def small_disk(tmp_path):
     path.mkdir(parents=True)
     command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)]
     if shutil.which("mount") is None or subprocess.run(command, check=False).returncode:
-        pytest.skip("a file system can only be mounted as root")
+        pytest.skip("left out: a file system can only be mounted as root (sudo make test)")
     yield path
     subprocess.run(["umount", "--lazy", str(path)], check=True)
 

@@ -130,7 +130,7 @@ def test_https_works_too(home, monkeypatch):
         capture_output=True, check=False,
     )  # fmt: skip
     if made.returncode:
-        pytest.skip("openssl cannot make a certificate here")
+        pytest.skip("left out: openssl makes no certificate here (apt-get install openssl)")
     with serving(home / "s") as service:
         text = service.token("viewer")
         config = uvicorn.Config(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from drystone import __version__
 from drystone.cli import main as cli
 from drystone.cli.output import Column, fit_columns, make_console, printable
 from drystone.errors import DrystoneError, NothingFits, UnknownName, UnreadableFile
@@ -58,7 +59,7 @@ def test_no_arguments_show_the_help():
 
 
 def test_version():
-    assert drystone("--version").stdout == "drystone 0.1.0\n"
+    assert drystone("--version").stdout == f"drystone {__version__}\n"
 
 
 @pytest.mark.parametrize("name", cli.VERBS)

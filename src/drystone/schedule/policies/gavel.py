@@ -91,7 +91,7 @@ def _decide(
     snapshot: Snapshot,
     before: GavelMemory | None,
     objective: Objective,
-    mechanism: Mechanism = Mechanism(),  # noqa: B008 - frozen
+    mechanism: Mechanism = Mechanism(),
 ) -> tuple[list[Decision], GavelMemory]:
     options, speeds, num_gpus = type_choices(snapshot)
     account = _account(snapshot, before)

@@ -22,6 +22,7 @@ PINNED = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)")
 
 
 def main() -> None:
+    """Compile each file of the lock, and compare it with what stood there."""
     before = {path.name: pinned_versions(path) for path in sorted(HERE.glob("*.txt"))}
     with tempfile.TemporaryDirectory() as folder:
         uv = install_uv(Path(folder))
@@ -84,6 +85,7 @@ def pinned_versions(path: Path) -> dict[str, str]:
 
 
 def print_changes(name: str, old: dict[str, str], new: dict[str, str]) -> None:
+    """A line for each package whose version changed."""
     changed = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
     print(f"{name}: {len(new)} packages, {len(changed)} changed")
     for key in changed:

@@ -1,4 +1,4 @@
-"""The lock covers what `pyproject.toml` asks for, exactly, and `make` installs nothing beside it."""
+"""The lock covers what the project asks for, exactly, and `make` installs nothing beside it."""
 
 import re
 import tomllib

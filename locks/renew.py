@@ -55,7 +55,7 @@ def compile_lock(uv: Path, name: str, inputs: list[Path], *flags: str, hashes: b
     command = [
         str(uv), "pip", "compile", *map(str, inputs), *flags,
         "--universal", "--python-version", oldest, "--upgrade", "--quiet",
-        "--no-header", "--no-annotate", "--no-emit-index-url", "--no-emit-find-links",
+        "--no-header", "--no-annotate",
         "--no-emit-package", "torch", "--output-file", name,
     ]  # fmt: skip
     if hashes:

@@ -165,10 +165,9 @@ def load_plan(path: Path) -> Plan:
     except (OSError, UnicodeDecodeError, ValueError) as error:
         told = f"is no plan: {reason_of(error)}"
         raise UnreadableFile(told, where=str(path), hint=_HOW_TO_SAVE) from None
-    if not isinstance(table, dict) or table.get("format") != FORMAT or "plan" not in table:
-        raise UnreadableFile(
-            f"is no plan of format {FORMAT}",
-            where=str(path),
-            hint=_HOW_TO_SAVE,
-        )
+    if not isinstance(table, dict) or "format" not in table or "plan" not in table:
+        raise UnreadableFile("is not a plan file", where=str(path), hint=_HOW_TO_SAVE)
+    if table["format"] != FORMAT:
+        told = f"is a plan of format {table['format']}, this version reads {FORMAT}"
+        raise UnreadableFile(told, where=str(path), hint=_HOW_TO_SAVE)
     return from_plain(Plan, table["plan"], where=str(path))

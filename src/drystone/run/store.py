@@ -354,6 +354,7 @@ class Store:
                 raise UnreadableFile(
                     f"is a database of format {found}, this version reads {_FORMAT}",
                     where=_shown(str(self._engine.url)),
+                    hint="Install the version of drystone that wrote it; nothing was changed.",
                 )
 
 

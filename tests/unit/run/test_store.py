@@ -123,7 +123,9 @@ def test_a_locked_database_is_said_and_nothing_is_written(tmp_path):
         store.append(lease, submitted("a"))
     assert store.last_sequence() == 0  # reading goes on
     blocker.execute("ROLLBACK")
+    blocker.close()
     assert store.append(lease, submitted("a")) == 2
+    store.close()
 
 
 def test_an_unknown_database_is_refused():

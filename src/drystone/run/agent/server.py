@@ -231,8 +231,9 @@ async def serve(agent: Agent, listener: socket.socket, secret: str = "") -> None
         finally:
             writer.close()
 
-    start = asyncio.start_server if secret else asyncio.start_unix_server
-    server = await start(converse, sock=listener, limit=_MOST_LINE)
+    # Not `start_unix_server`: from Python 3.13 on it looks for the socket's file by its address,
+    # which is a name of the past where the path was long (`short_path`).
+    server = await asyncio.start_server(converse, sock=listener, limit=_MOST_LINE)
     async with server:
         while not agent.is_leaving:
             agent.watch()

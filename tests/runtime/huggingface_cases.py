@@ -20,12 +20,12 @@ def a_huggingface_model(kind: str) -> torch.nn.Module:
         return transformers.GPT2LMHeadModel(
             transformers.GPT2Config(
                 vocab_size=VOCAB, n_positions=SEQ_LEN, n_embd=16, n_layer=3, n_head=2,
-                resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
+                resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
             )
         )  # fmt: skip
     sizes = {
         "vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "use_cache": False,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4,
     }  # fmt: skip
     if kind == "llama":
         return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))

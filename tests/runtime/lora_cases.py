@@ -30,7 +30,7 @@ class Labelled(nn.Module):
         self.inner = inner
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(input_ids=x, labels=x, use_cache=False).loss
+        return self.inner(input_ids=x, labels=x).loss
 
 
 def a_huggingface_model(case: LoraCase) -> LayeredModel:

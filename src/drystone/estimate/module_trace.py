@@ -19,7 +19,7 @@ from typing import Any
 from drystone.describe.recipe import AttentionKernel, Optimizer, RecomputeKind, StepKernel
 from drystone.errors import InvalidSpec, UnreadableFile
 
-FORMAT = 1  # raised whenever the meaning of a stored trace changes
+FORMAT = 2  # raised whenever the meaning of a stored trace changes
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 OUTSIDE = -1  # the "block" of a span that lies before, between or after the blocks
 

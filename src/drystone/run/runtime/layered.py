@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 import torch
@@ -77,7 +77,8 @@ class NamedBlocks:
 
     The loss must be a mean over the batch in which each of `weight(batch)` counts equally; by
     default these are samples. Blocks are called in order, once, the hidden state first; nothing
-    that needs a gradient may reach a block by another way.
+    that needs a gradient may reach a block by another way. Caches of keys and values are turned
+    off.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class NamedBlocks:
         if not isinstance(found, _LISTS) or not len(found):
             lists = [name for name, one in module.named_modules() if isinstance(one, _LISTS)]
             raise UnknownName("list of blocks", blocks, lists)
+        turn_caches_off(module)
         self.module, self.blocks = module, list(found.children())
         self._weight = weight or _num_samples
         self._rest: tuple[None, ...] | None = None  # what blocks return besides, if a tuple
@@ -116,11 +118,25 @@ class NamedBlocks:
         self._rest = (None,) * (len(out) - 1)
         return out[0]
 
+    def extras_of_blocks(self, batch: Batch) -> list[Extras]:
+        """What each block would be given besides the hidden state; a block was run before."""
+        given: list[Extras] = []
+
+        def skip(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            given.append((args, kwargs))
+            if len(given) == len(self.blocks):
+                raise _Reached(hidden, None)
+            return self._returned(hidden)
+
+        with self._replaced(skip), suppress(_Reached):
+            self._call(batch)
+        return given
+
     def loss_sum(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Run the module's forward with the blocks' result in place of the blocks."""
 
         def skip(*_: Any, **__: Any) -> Any:
-            return hidden if self._rest is None else (hidden, *self._rest)
+            return self._returned(hidden)
 
         with self._replaced(skip):
             out = self._call(batch)
@@ -130,6 +146,10 @@ class NamedBlocks:
     def weight(self, batch: Batch) -> float:
         """Samples, or what the caller counts."""
         return self._weight(batch)
+
+    def _returned(self, hidden: torch.Tensor) -> Any:
+        """As a block returns it: alone, or first of several."""
+        return hidden if self._rest is None else (hidden, *self._rest)
 
     def _call(self, batch: Batch) -> Any:
         if isinstance(batch, dict):
@@ -145,6 +165,15 @@ class NamedBlocks:
         finally:
             for block in self.blocks:
                 del block.forward
+
+
+def turn_caches_off(module: nn.Module) -> None:
+    """A cache filled in the forward pass would be read, and filled again, in recomputation."""
+    for part in module.modules():
+        config = getattr(part, "config", None)
+        if config is not None and getattr(config, "use_cache", False):
+            with suppress(AttributeError):  # one that cannot be changed: the module is compared
+                config.use_cache = False
 
 
 class _Reached(Exception):

@@ -26,8 +26,10 @@ from drystone.describe.module_spec import ModuleSpec
 from drystone.errors import InvalidSpec
 from drystone.run.runtime.data import TokenSource
 from drystone.run.runtime.layered import Batch, NamedBlocks
+from drystone.run.runtime.recomputation import check_extras, check_recomputation
 from drystone.run.runtime.tracing.build import load_source
 
+_COMPARED_TOKENS = 128  # of a sample, where the module takes fewer than it trains with
 MakeBatch = Callable[[torch.Tensor], Batch]
 _HINT = (
     "Add `def training_batch(tokens)` to the file: tokens of shape (samples, length + 1) in, the "
@@ -57,19 +59,28 @@ class UserModule(NamedBlocks):
 def build_user_module(spec: ModuleSpec, *, seed: int = 0) -> UserModule:
     """Call the user's function; the same seed gives the same weights, the chance stays untouched.
 
-    Every rank holds the whole of it in host memory once, before it is cut.
+    Every rank holds the whole of it in host memory once, before it is cut. What recomputation would
+    make something else of is refused.
     """
     source = load_source(spec.path)
-    builder = getattr(source, spec.function, None)
+    module = build_whole(source, spec.function, spec.path, seed=seed)
+    make_batch = choose_batch(module, source, spec.path)
+    model = UserModule(module, spec.block_list, make_batch, seq_len=spec.seq_len)
+    compare_blocks(model, spec.vocab_size, spec.seq_len)
+    return model
+
+
+def build_whole(source: ModuleType, function: str, path: str, *, seed: int = 0) -> nn.Module:
+    """The module with its weights, as every rank builds it."""
+    builder = getattr(source, function, None)
     if not callable(builder):
-        raise InvalidSpec(f"has no function {spec.function!r} any more", where=spec.path)
+        raise InvalidSpec(f"has no function {function!r} any more", where=path)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = builder()
     if not isinstance(module, nn.Module):
-        raise InvalidSpec(f"{spec.function}() returned no torch.nn.Module", where=spec.path)
-    make_batch = choose_batch(module, source, spec.path)
-    return UserModule(module.train(), spec.block_list, make_batch, seq_len=spec.seq_len)
+        raise InvalidSpec(f"{function}() returned no torch.nn.Module", where=path)
+    return module.train()
 
 
 def choose_batch(module: nn.Module, source: ModuleType, path: str) -> MakeBatch:
@@ -141,6 +152,20 @@ def check_step(model: UserModule, seq_len: int) -> None:
     loss = model.loss_sum(hidden, batch)
     if loss.dim():
         raise InvalidSpec(f"forward returned a tensor of shape {tuple(loss.shape)}, not a loss")
+
+
+def compare_blocks(model: UserModule, vocab_size: int, seq_len: int) -> None:
+    """Run a block with its weights as the engine does, and plainly; what differs is raised."""
+    chance = torch.Generator().manual_seed(0)
+    tokens = torch.randint(vocab_size, (1, seq_len + 1), generator=chance)
+    short = tokens[:, : min(seq_len, _COMPARED_TOKENS) + 1]
+    try:
+        with torch.no_grad():
+            model.run_block(0, *model.embed(model.make_batch(short)))
+    except Exception:  # it takes its own length only, and what is wrong otherwise is raised below
+        short = tokens
+    check_recomputation(model, model.make_batch(short))
+    check_extras(model, model.make_batch(tokens))
 
 
 def _same_twice(tokens: torch.Tensor) -> dict[str, Any]:

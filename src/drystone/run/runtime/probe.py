@@ -1,4 +1,4 @@
-"""Look at a module that somebody wants to train, without allocating it.
+"""Look at a module that somebody wants to train; only a small one is allocated.
 
     python -m drystone.run.runtime.probe REQUEST.json ANSWER.json
 
@@ -19,6 +19,10 @@ from typing import Any
 
 from drystone.errors import DrystoneError
 from drystone.estimate.module_trace import TraceRequest, parse_request, trace_table
+
+# What is larger is compared where it is trained, before its first step: here it would take the
+# memory of a machine that may have little.
+MAX_COMPARED_PARAMS = 250_000_000
 
 
 def main(arguments: list[str]) -> int:
@@ -54,8 +58,10 @@ def _look(request: TraceRequest) -> dict[str, Any]:
 
     from drystone.run.runtime.module import (
         UserModule,
+        build_whole,
         check_step,
         choose_batch,
+        compare_blocks,
         count_tokens,
         name_blocks,
     )
@@ -73,6 +79,11 @@ def _look(request: TraceRequest) -> dict[str, Any]:
         materialise(module, torch.float32)
         model = UserModule(module, blocks, make_batch, seq_len=request.seq_len)
         check_step(model, request.seq_len)
+    num_params = sum(one.numel() for one in module.parameters())
+    if num_params <= MAX_COMPARED_PARAMS:
+        built = build_whole(source, request.function, request.path)
+        whole = UserModule(built, blocks, make_batch, seq_len=request.seq_len)
+        compare_blocks(whole, vocab_size, request.seq_len)
 
     def example_batch(micro_batch: int, seq_len: int) -> Any:
         return make_batch(torch.zeros(micro_batch, seq_len + 1, dtype=torch.long))

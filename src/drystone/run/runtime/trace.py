@@ -22,6 +22,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -142,7 +143,7 @@ def _traced(
         recorder.attach(module, blocks)
         for block in found.kept:
             if block.is_recomputed:
-                _recompute(block.module)
+                _recompute(block.module, lambda: chosen_kernels(request))
         recorder.cut(None, Phase.FORWARD, is_block=False)
         with _autocast(request):
             loss = batch.loss_of(module, source)
@@ -161,15 +162,20 @@ def _traced(
         )
 
 
-def _recompute(block: object) -> None:
+def _recompute(
+    block: object,
+    kernels: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+) -> None:
     from torch.utils.checkpoint import checkpoint
 
-    # Random state is kept in a few kilobytes; fake tensors have none.
+    # Random state is kept in a few kilobytes; fake tensors have none. Torch turns stand-ins for
+    # kernels off in a backward pass, where the block runs again.
     block.forward = functools.partial(  # type: ignore[attr-defined]
         checkpoint,
         block.forward,  # type: ignore[attr-defined]
         use_reentrant=False,
         preserve_rng_state=False,
+        context_fn=lambda: (contextlib.nullcontext(), kernels()),
     )
 
 

@@ -19,6 +19,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
+from drystone.run.runtime.layered import turn_caches_off
 from drystone.run.runtime.tracing.failure import TraceFailure, last_line, user_line
 
 _SMALL_NUMEL = 65536
@@ -71,6 +72,7 @@ def build_module(source: ModuleType, function: str, path: str) -> nn.Module:
     if not isinstance(module, nn.Module):
         raise TraceFailure(f"{function}() returned {type(module).__name__}, not a torch.nn.Module",
                            where=path, is_certain=True)  # fmt: skip
+    turn_caches_off(module)  # as in training: blocks are computed again
     return module.train()
 
 

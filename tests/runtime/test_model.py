@@ -17,10 +17,11 @@ from drystone.describe.model import (
     Norm,
     QkNorm,
 )
+from drystone.describe.trainable import ACTIVATIONS, check_buildable
 from drystone.describe.zoo import find_model, model_names
 from drystone.errors import InvalidSpec
 from drystone.estimate.parameters import count_model
-from drystone.run.runtime.model import Transformer, build_model, check_buildable
+from drystone.run.runtime.model import FeedForward, Transformer, build_model
 
 pytestmark = pytest.mark.torch
 
@@ -130,6 +131,11 @@ def test_the_same_seed_gives_the_same_weights_and_leaves_chance_alone():
     assert all(
         torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True)
     )
+
+
+def test_every_activation_that_is_promised_is_there():
+    for name in ACTIVATIONS:
+        FeedForward(Mlp(ffn_size=4, gated=False, activation=name), 4)(torch.ones(1, 4))
 
 
 def test_what_it_cannot_be_is_refused_by_name():

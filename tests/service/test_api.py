@@ -129,6 +129,8 @@ def test_waiting_is_explained(client, served: Running):
         ("/v1/jobs", {"job": {"model": "gpt2", "train": {"steps": 1}}, "folder": ""}, RequestError),
         ("/v1/jobs", {"job": {"model": "llama-3-70b", "train": {"steps": 1}}}, NothingFits),
         ("/v1/plan", {"job": {"model": "llama-3-70b", "train": {"steps": 1}}}, NothingFits),
+        ("/v1/jobs", {"job": {"model": "mixtral-8x7b", "train": {"steps": 1}}}, RequestError),
+        ("/v1/plan", {"job": {"model": "bert-base-cased", "train": {"steps": 1}}}, RequestError),
         ("/v1/plan", {"job": POOR}, NothingFits),
         ("/v1/jobs", {"job": POOR}, NothingFits),
         ("/v1/jobs/77/cancel", None, RequestError),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from drystone.describe.families import encoders, experts, gpt, llama
+from drystone.describe.families.function import with_function
 from drystone.describe.families.reader import ConfigReader, shorten
 from drystone.describe.model import ModelSpec
 from drystone.errors import InvalidSpec, UnknownName, UnreadableFile
@@ -58,6 +59,12 @@ FAMILIES: Mapping[str, Callable[[ConfigReader], ModelSpec]] = {
     "vit": encoders.vit,
 }
 
+# As `transformers`, its older versions and other tools name them, whole or in pieces.
+_WEIGHT_ENDINGS = (
+    ".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".ckpt",
+    ".gguf", ".h5", ".msgpack", ".npz",
+)  # fmt: skip
+
 _LLAMA_KEYS = (
     "hidden_size",
     "intermediate_size",
@@ -72,19 +79,20 @@ def parse_config(config: Mapping[str, Any], *, where: str, name: str = "") -> Mo
     model_type = _model_type(config, where)
     reader = ConfigReader(config, where, name or _own_name(config) or model_type)
     try:
-        spec = FAMILIES[model_type](reader)
+        spec = with_function(reader, replace(FAMILIES[model_type](reader), family=model_type))
     except InvalidSpec as error:
         if error.where:
             raise
         raise InvalidSpec(error.message, where=where, hint=error.hint) from None
-    return replace(spec, family=model_type, source=where)
+    return replace(spec, source=where)
 
 
 def load_config(path: str | Path) -> ModelSpec:
-    """Read a `config.json`, or the one in a folder."""
-    file = Path(path)
+    """Read a `config.json`, or the one in a folder; of a folder also whether it has weights."""
+    file, weights = Path(path), ""
     try:
         if file.is_dir():
+            weights = _find_weights(file)
             file = file / "config.json"
         config = _read_object(file)
     except (OSError, ValueError) as error:
@@ -96,7 +104,13 @@ def load_config(path: str | Path) -> ModelSpec:
             hint="Give the path of a config.json, or of the folder that holds it",
         ) from None
     name = _own_name(config) or (file.parent.name if file.name == "config.json" else file.stem)
-    return parse_config(config, where=str(file), name=name)
+    return replace(parse_config(config, where=str(file), name=name), weights=weights)
+
+
+def _find_weights(folder: Path) -> str:
+    """The name of a file with weights, the first by name; empty where there is none."""
+    names = (one.name for one in folder.iterdir())
+    return min((one for one in names if one.endswith(_WEIGHT_ENDINGS)), default="")
 
 
 def _read_object(file: Path) -> Mapping[str, Any]:

@@ -26,6 +26,7 @@ from pydantic import (
 
 from drystone.describe.amounts import parse_count, parse_duration, parse_instant
 from drystone.describe.catalogue import find_gpu
+from drystone.describe.model_source import is_config_folder
 from drystone.describe.training_job import TrainingJob
 from drystone.describe.yaml_file import Document, Key, load_yaml, parse_yaml
 from drystone.errors import DrystoneError, InvalidSpec, RequestError, UnknownName, UnreadableFile
@@ -292,6 +293,8 @@ def _model_path(model: str, folder: Path) -> str:
     if colon:
         return f"{folder / file}.py:{function}"
     is_path = model.endswith(".json") or model.startswith(("./", "../", "/"))
+    # A folder here is meant before a known name with an organisation, as in `models/gpt2`.
+    is_path = is_path or ("/" in model and is_config_folder(folder / model))
     return str(folder / model) if is_path else model
 
 

@@ -1,7 +1,7 @@
 """What a transformer looks like: the shape of its blocks and of what stands around them.
 
-A `ModelSpec` is a shape only. How many parameters, bytes and operations it comes to is the
-business of `drystone.estimate`.
+A `ModelSpec` is a shape, and the few numbers without which it cannot be trained. How many
+parameters, bytes and operations it comes to is the business of `drystone.estimate`.
 """
 
 from __future__ import annotations
@@ -198,6 +198,12 @@ class ModelSpec:
     stated_params: int = 0  # as published, to the last parameter; 0: not stated
     family: str = ""
     source: str = ""
+    # The function beyond the shape, as far as the runtime's own transformer does it.
+    rope_theta: float = 10_000.0  # base of the rotary angles
+    norm_eps: float = 0.0  # of every norm; 0: 1e-6 for RMS norms, 1e-5 for others
+    initial_std: float = 0.02  # of matrices before training
+    not_done: tuple[str, ...] = ()  # what its config says and that transformer does not do
+    weights: str = ""  # a file of trained weights beside its config
 
     def __post_init__(self) -> None:
         where = f"model {self.name!r}"
@@ -215,6 +221,8 @@ class ModelSpec:
             raise InvalidSpec(f"{where} has no layers")
         for _, count in self.stack:
             _positive(where, num_layers=count)
+        if not (self.rope_theta > 0 and self.norm_eps >= 0 and self.initial_std > 0):
+            raise InvalidSpec(f"{where}: rope_theta, norm_eps and initial_std cannot be below 0")
 
     @property
     def num_layers(self) -> int:

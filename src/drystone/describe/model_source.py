@@ -51,6 +51,14 @@ def resolve_model(text: str) -> ModelSpec | ModuleReference:
         raise
 
 
+def is_config_folder(path: Path) -> bool:
+    """Whether a folder has a config."""
+    try:
+        return (path / "config.json").is_file()
+    except (OSError, ValueError):
+        return False
+
+
 def _module_reference(path: Path, function: str) -> ModuleReference:
     if not function.isidentifier():
         raise InvalidSpec(
@@ -80,9 +88,4 @@ def _expand(text: str) -> Path:
 
 def _is_config_folder(text: str) -> bool:
     """Whether this is a path with a folder in it that leads to a config; bare names are not."""
-    if os.sep not in text:
-        return False
-    try:
-        return (Path(text) / "config.json").is_file()
-    except (OSError, ValueError):
-        return False
+    return os.sep in text and is_config_folder(Path(text))

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from drystone.describe.cluster import Machine
 from drystone.describe.model import ModelSpec, QkNorm, Side
 from drystone.describe.recipe import Offload, Precision, Recipe, Tuning
+from drystone.describe.trainable import check_trainable
 from drystone.plan.cells import Cells, search_cells
 from drystone.plan.pairs import equal_speeds
 from drystone.plan.plan import Plan
@@ -76,7 +77,7 @@ def split_cells(
         model, recipe, tp=layouts.tp, pp=layouts.pp, cp=layouts.cp, ep=layouts.ep,
         vocab_barriers=layouts.vocab_barriers,
     )  # fmt: skip
-    is_split = layouts.tp * layouts.pp > 1
+    is_split = (layouts.tp * layouts.pp > 1) & _has_plain_blocks(model)
     return cells.take(np.flatnonzero(is_split & ~np.any(list(gaps.values()), axis=0))).best()
 
 
@@ -94,9 +95,16 @@ def marked(plan: Plan) -> Plan:
         vocab_barriers=np.array([layout.vocab_barriers if layout else 0]),
     )
     gaps = [words for words, applies in found.items() if applies[0]]
-    if not gaps:
-        return plan
-    return replace(plan, not_executable=f"the runtime does not execute {', '.join(gaps)} yet")
+    reasons = [f"the runtime does not execute {', '.join(gaps)} yet"] if gaps else []
+    reasons += check_trainable(plan.model)
+    return replace(plan, not_executable="; ".join(reasons)) if reasons else plan
+
+
+def _has_plain_blocks(model: ModelSpec) -> bool:
+    """Whether Cells can split its layers; a script may train what `check_trainable` refuses."""
+    return not model.is_moe and not any(
+        block.attention.is_latent or block.side is Side.ENCODER for block in model.blocks
+    )
 
 
 def _gaps(
@@ -123,8 +131,5 @@ def _gaps(
     of_all = {
         "pure fp16": recipe.precision is Precision.FP16,
         "quantised weights": recipe.tuning is Tuning.QLORA,
-        "experts": model.is_moe,
-        "latent attention": any(block.attention.is_latent for block in model.blocks),
-        "encoders": any(block.side is Side.ENCODER for block in model.blocks),
     }
     return of_layout | {words: np.full(len(tp), applies) for words, applies in of_all.items()}

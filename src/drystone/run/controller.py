@@ -150,6 +150,7 @@ class Controller:
             known = self.store.find_key(client_key) if client_key else None
             if known is not None:
                 return known, False
+            self.journal.book.check(job)
             job, shape = self.journal.book.settled(job), self.journal.book.shape(job)
             lesson = self.journal.live.lessons.get(work_of(job))
             options = self.journal.book.options(job, lesson)

@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from drystone.describe.huggingface import load_config
 from drystone.describe.job_file import TrainPart, load_job, make_job
+from drystone.describe.trainable import refuse_untrainable
 from drystone.describe.yaml_file import parse_yaml
 from drystone.errors import DrystoneError, InvalidSpec
 from drystone.service.client import Client, NotRunning
@@ -162,6 +164,9 @@ def with_files(
     named = [Path(str(one)) for one in words if one]
     found = {one.as_posix(): home / one for one in named if not one.is_absolute()}
     files = {name: path for name, path in found.items() if path.exists()}
+    model = Path(str(table.get("model"))).as_posix()
+    if model in files and not table.get("command"):
+        refuse_untrainable(load_config(files[model]))  # rather than after gigabytes were sent
     files |= {_relative(path, home): home / path for path in include}
     sent = {name: one for name, path in files.items() for name, one in _files(name, path)}
     if not sent:

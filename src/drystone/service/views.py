@@ -177,6 +177,7 @@ def free_by_type(controller: Controller) -> dict[str, int]:
 def plan_view(controller: Controller, job: TrainingJob) -> Table:
     """What submitting a job would do."""
     journal = controller.journal
+    journal.book.check(job)
     shape = journal.book.shape(job)
     steps = count_steps(job, shape)
     left_samples = float(steps * job.global_batch)

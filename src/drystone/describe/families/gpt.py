@@ -14,7 +14,13 @@ def gpt2(reader: ConfigReader) -> ModelSpec:
     """GPT-2 and GPT-3: everything has a bias, positions are learned, the head is tied."""
     hidden_size = reader.size("n_embd", "hidden_size")
     num_heads = reader.size("n_head", "num_attention_heads")
-    return _gpt2_like(reader, hidden_size=hidden_size, num_heads=num_heads, num_kv_heads=num_heads)
+    return _gpt2_like(
+        reader,
+        hidden_size=hidden_size,
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        activation="gelu_new",
+    )
 
 
 def gpt_bigcode(reader: ConfigReader) -> ModelSpec:
@@ -23,7 +29,11 @@ def gpt_bigcode(reader: ConfigReader) -> ModelSpec:
     num_heads = reader.size("n_head", "num_attention_heads")
     num_kv_heads = 1 if reader.flag("multi_query", default=True) else num_heads
     return _gpt2_like(
-        reader, hidden_size=hidden_size, num_heads=num_heads, num_kv_heads=num_kv_heads
+        reader,
+        hidden_size=hidden_size,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        activation="gelu_pytorch_tanh",
     )
 
 
@@ -290,7 +300,7 @@ def phi(reader: ConfigReader) -> ModelSpec:
 
 
 def _gpt2_like(
-    reader: ConfigReader, *, hidden_size: int, num_heads: int, num_kv_heads: int
+    reader: ConfigReader, *, hidden_size: int, num_heads: int, num_kv_heads: int, activation: str
 ) -> ModelSpec:
     block = Block(
         attention=Attention(
@@ -301,7 +311,10 @@ def _gpt2_like(
             out_bias=True,
         ),
         feed_forward=Mlp(
-            ffn_size=reader.size("n_inner", default=4 * hidden_size), gated=False, bias=True
+            ffn_size=reader.size("n_inner", default=4 * hidden_size),
+            gated=False,
+            bias=True,
+            activation=reader.text("activation_function", default=activation),
         ),
         norm=Norm.LAYER,
     )

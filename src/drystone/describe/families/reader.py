@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from drystone.errors import InvalidSpec
 
 LARGEST_VALUE = 10**9
+LARGEST_NUMBER = 1e30
 MOST_LAYERS = 10_000
 
 
@@ -23,6 +24,7 @@ class ConfigReader:
     config: Mapping[str, Any]
     where: str
     name: str
+    used: set[str] = field(default_factory=set)  # keys that were asked for
 
     def size(self, *keys: str, default: int | None = None, most: int = LARGEST_VALUE) -> int:
         """A whole number of at least 1."""
@@ -38,7 +40,7 @@ class ConfigReader:
 
     def flag(self, key: str, *, default: bool) -> bool:
         """True or false."""
-        value = self.config.get(key)
+        value = self._get(key)
         if value is None:
             return default
         if not isinstance(value, bool):
@@ -54,9 +56,19 @@ class ConfigReader:
             raise self._wrong(key, value, "a string")
         return value
 
+    def number(self, *keys: str, default: float) -> float:
+        """A number above 0."""
+        key, value = self._first(keys)
+        if value is None:
+            return default
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not 0 < value < LARGEST_NUMBER:
+            raise self._wrong(key, value, "a number above 0")
+        return float(value)
+
     def each_layer(self, key: str, num_layers: int, default: Callable[[int], str]) -> list[str]:
         """One string per layer: a list in the config, or else what the default says of each."""
-        value = self.config.get(key)
+        value = self._get(key)
         if value is None:
             return [default(index) for index in range(num_layers)]
         if not isinstance(value, list) or len(value) != num_layers:
@@ -68,7 +80,7 @@ class ConfigReader:
 
     def indices(self, key: str) -> frozenset[int]:
         """A list of layer numbers; absent means none."""
-        value = self.config.get(key)
+        value = self._get(key)
         if value is None:
             return frozenset()
         if not isinstance(value, list):
@@ -80,7 +92,7 @@ class ConfigReader:
 
     def table(self, key: str) -> ConfigReader:
         """A config within this one; absent means empty."""
-        value = self.config.get(key)
+        value = self._get(key)
         if value is None:
             value = {}
         if not isinstance(value, Mapping):
@@ -89,11 +101,11 @@ class ConfigReader:
 
     def is_null(self, key: str) -> bool:
         """Whether the key is there and says null, which some families tell apart from absent."""
-        return key in self.config and self.config[key] is None
+        return key in self.config and self._get(key) is None
 
     def head_dim(self, hidden_size: int, num_heads: int, *, default: int = 0) -> int:
         """Channels of one head: as written, or else an even share of the hidden size."""
-        if self.config.get("head_dim") is not None:
+        if self._get("head_dim") is not None:
             return self.size("head_dim")
         if default and not self.is_null("head_dim"):
             return default
@@ -113,12 +125,17 @@ class ConfigReader:
 
     def num_classes(self) -> int:
         """Classes of a classifier: `transformers` writes them as id2label, and assumes two."""
-        labels = self.config.get("id2label")
+        labels = self._get("id2label")
         if isinstance(labels, Mapping) and labels:
             return len(labels)
         return self.size("num_labels", default=2)
 
+    def _get(self, key: str) -> Any:
+        self.used.add(key)
+        return self.config.get(key)
+
     def _first(self, keys: tuple[str, ...]) -> tuple[str, Any]:
+        self.used.update(keys)
         for key in keys:
             if self.config.get(key) is not None:
                 return key, self.config[key]

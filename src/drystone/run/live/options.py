@@ -22,6 +22,7 @@ from drystone.describe.model import ModelSpec
 from drystone.describe.module_spec import ModuleSpec
 from drystone.describe.pool import GpuGroup, Pool, make_pool
 from drystone.describe.recipe import Precision, Recipe
+from drystone.describe.trainable import refuse_untrainable
 from drystone.describe.training_job import (
     Shape,
     TrainingJob,
@@ -93,6 +94,18 @@ class OptionBook:
         if found is None or job.is_command:
             return job
         return replace(job, module=probe_module(found, self.recipe(job, None)))
+
+    def check(self, job: TrainingJob) -> None:
+        """Refuse what the runtime cannot train as what it is, before anything is priced.
+
+        The file is read anew: it may have been mended, or weights may have come, since the last
+        job. Scripts train what they like.
+        """
+        if job.is_command or job.module is not None:
+            return
+        shape = find_shape(job)
+        if isinstance(shape, ModelSpec):
+            refuse_untrainable(shape)
 
     def recipe(self, job: TrainingJob, shape: Shape | None) -> Recipe:
         """How it is trained, wherever it runs: the precision is chosen once for all its options.

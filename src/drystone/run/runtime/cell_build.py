@@ -191,8 +191,7 @@ class CellBuilder:
         assert hidden is not None
         spec = self._model.spec
         if self._rotary is None and not spec.learned_positions:
-            head_dim = spec.blocks[0].attention.head_dim
-            self._rotary = rotary_table(self._seq_len, head_dim, hidden)
+            self._rotary = rotary_table(spec, self._seq_len, hidden)
         left: torch.Tensor = self._model.blocks[layer](hidden, self._rotary)
         return left
 

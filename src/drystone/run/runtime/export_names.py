@@ -15,9 +15,7 @@ import torch
 
 from drystone.describe.model import Block, Mlp, ModelSpec, Norm, QkNorm
 from drystone.errors import InvalidSpec
-from drystone.run.runtime.model import ROTARY_BASE
-
-_LAYER_NORM_EPS, _RMS_NORM_EPS = 1e-5, 1e-6  # as `model.make_norm` has them
+from drystone.run.runtime.model import default_eps
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +133,9 @@ def _llama(spec: ModelSpec, block: Block) -> Exported:
         "num_key_value_heads": attention.num_kv_heads,
         "head_dim": attention.head_dim,
         "hidden_act": "silu",
-        "rms_norm_eps": _RMS_NORM_EPS,
-        "rope_theta": ROTARY_BASE,
-        "rope_parameters": {"rope_type": "default", "rope_theta": ROTARY_BASE},
+        "rms_norm_eps": spec.norm_eps or default_eps(block.norm),
+        "rope_theta": spec.rope_theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": spec.rope_theta},
         "tie_word_embeddings": spec.tied_embeddings,
         "attention_bias": attention.qkv_bias,
     }
@@ -187,7 +185,7 @@ def _gpt2(spec: ModelSpec, block: Block) -> Exported:
         "n_inner": mlp.ffn_size,
         "n_positions": spec.learned_positions,
         "activation_function": mlp.activation,
-        "layer_norm_epsilon": _LAYER_NORM_EPS,
+        "layer_norm_epsilon": spec.norm_eps or default_eps(block.norm),
         "tie_word_embeddings": spec.tied_embeddings,
         "resid_pdrop": 0.0,
         "embd_pdrop": 0.0,

@@ -1,8 +1,8 @@
 """The reference transformer: any decoder that a `ModelSpec` describes, as a torch module.
 
 Queries, keys and values are projected apart, so that a later split by heads is a split by rows.
-Positions are learned where the spec says so, rotary otherwise. What stands outside is refused by
-name: experts, latent attention, encoders, vision.
+Positions are learned where the spec says so, rotary otherwise. What it does not do is refused by
+name (`describe/trainable.py`): experts, latent attention, encoders, vision.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  # torch's own custom
 
-from drystone.describe.model import Attention, Block, Head, Mlp, ModelSpec, Norm, QkNorm, Side
-from drystone.errors import InvalidSpec
+from drystone.describe.model import Attention, Block, Mlp, ModelSpec, Norm, QkNorm
+from drystone.describe.trainable import refuse_untrainable
 from drystone.run.runtime.layered import place_parameters, seeded_normal
 
-ROTARY_BASE = 10_000.0
 _RESIDUAL = ("out", "down")  # projections whose result is added to the residual stream
 Rotary = tuple[torch.Tensor, torch.Tensor] | None
 
@@ -39,48 +38,12 @@ def build_model(spec: ModelSpec, *, seed: int = 0, on_meta: bool = False) -> Tra
     With `on_meta` it has no weights yet: each is made when `initial_value` is asked for it, the
     same as without, so that a rank need not hold more than its piece.
     """
-    problems = check_buildable(spec)
-    if problems:
-        raise InvalidSpec(f"{spec.name}: the reference transformer has no {', no '.join(problems)}")
+    refuse_untrainable(spec)
     with torch.device("meta"):
         model = Transformer(spec, seed=seed)
     if not on_meta:
         place_parameters(model, lambda name, one: model.initial_value(name, one))
     return model
-
-
-def check_buildable(spec: ModelSpec) -> list[str]:
-    """What the spec asks for and the reference transformer lacks; empty when all is there."""
-    problems = []
-    if spec.head is not Head.LANGUAGE or spec.vision is not None or spec.token_types:
-        problems.append("head but a language model's")
-    if spec.embedding_size not in (0, spec.hidden_size):
-        problems.append("embedding narrower than the model")
-    if spec.other_params:
-        problems.append("parts of no known kind")
-    for block in spec.blocks:
-        problems += _check_block(block)
-    return list(dict.fromkeys(problems))
-
-
-def _check_block(block: Block) -> list[str]:
-    attention = block.attention
-    lacks = {
-        "experts": block.is_moe,
-        "cross-attention or encoder": block.cross_attention is not None
-        or block.side is not Side.DECODER,
-        "latent attention": attention.is_latent,
-        "attention sinks": attention.has_sinks,
-        "attention that sees the future": not attention.causal,
-        f"block with {block.num_norms} norms": block.num_norms not in (1, 2, 4),
-        "sequential block with one norm": block.num_norms == 1 and not block.parallel_residual,
-        "odd head size": attention.head_dim % 2 == 1,
-    }
-    if isinstance(block.feed_forward, Mlp):
-        lacks[f"activation {block.feed_forward.activation}"] = (
-            block.feed_forward.activation not in _ACTIVATIONS
-        )
-    return [what for what, is_lacking in lacks.items() if is_lacking]
 
 
 class Transformer(nn.Module):
@@ -89,14 +52,16 @@ class Transformer(nn.Module):
     def __init__(self, spec: ModelSpec, *, seed: int = 0) -> None:
         super().__init__()
         self.spec, self.seed = spec, seed
-        width = spec.hidden_size
+        width, eps = spec.hidden_size, spec.norm_eps
         self.tokens = nn.Embedding(spec.vocab_size, width)
         self.positions = (
             nn.Embedding(spec.learned_positions, width) if spec.learned_positions else None
         )
-        self.first_norm = make_norm(spec.final_norm, width) if spec.has_embedding_norm else None
-        self.blocks = nn.ModuleList(DecoderBlock(block, width) for block in spec.layers())
-        self.final_norm = make_norm(spec.final_norm, width) if spec.num_final_norms else None
+        self.first_norm = (
+            make_norm(spec.final_norm, width, eps) if spec.has_embedding_norm else None
+        )
+        self.blocks = nn.ModuleList(DecoderBlock(block, width, eps) for block in spec.layers())
+        self.final_norm = make_norm(spec.final_norm, width, eps) if spec.num_final_norms else None
         self.head = nn.Linear(width, spec.vocab_size, bias=spec.head_bias)
         if spec.tied_embeddings:
             self.head.weight = self.tokens.weight
@@ -119,8 +84,8 @@ class Transformer(nn.Module):
     def initial_value(self, name: str, parameter: nn.Parameter) -> torch.Tensor:
         """The weight of that name before training. It depends on seed and name alone.
 
-        Normal with 0.02; what adds to the residual stream by less, the deeper the model is (GPT-2);
-        norms are 1, biases 0.
+        Normal, with 0.02 unless the spec has another; what adds to the residual stream
+        by less, the deeper the model is (GPT-2); norms are 1, biases 0.
         """
         path, _, kind = name.rpartition(".")
         if kind in ("bias", "lora_b"):
@@ -128,9 +93,9 @@ class Transformer(nn.Module):
         if kind == "lora_a":
             std = parameter.shape[1] ** -0.5
         elif path.rpartition(".")[2] in _RESIDUAL:
-            std = 0.02 / math.sqrt(2 * self.spec.num_layers)
+            std = self.spec.initial_std / math.sqrt(2 * self.spec.num_layers)
         elif isinstance(self.get_submodule(path), nn.Linear | nn.Embedding):
-            std = 0.02
+            std = self.spec.initial_std
         else:
             return torch.ones(parameter.shape)
         return seeded_normal(parameter.shape, std, self.seed, name)
@@ -141,8 +106,7 @@ class Transformer(nn.Module):
         x = self.tokens(inputs)
         rotary = None
         if self.positions is None:
-            head_dim = self.spec.blocks[0].attention.head_dim
-            rotary = rotary_table(inputs.shape[1], head_dim, x)
+            rotary = rotary_table(self.spec, inputs.shape[1], x)
         else:
             x = x + self.positions(torch.arange(inputs.shape[1], device=x.device))
         return (x if self.first_norm is None else self.first_norm(x)), rotary
@@ -172,13 +136,13 @@ class Transformer(nn.Module):
 class DecoderBlock(nn.Module):
     """Attention and feed-forward, each normalised before, with 4 norms also after."""
 
-    def __init__(self, spec: Block, width: int) -> None:
+    def __init__(self, spec: Block, width: int, eps: float) -> None:
         super().__init__()
         assert isinstance(spec.feed_forward, Mlp)
         self.is_parallel = spec.parallel_residual
-        self.attention = SelfAttention(spec.attention, width, spec.norm)
+        self.attention = SelfAttention(spec.attention, width, spec.norm, eps)
         self.feed_forward = FeedForward(spec.feed_forward, width)
-        self.norms = nn.ModuleList(make_norm(spec.norm, width) for _ in range(spec.num_norms))
+        self.norms = nn.ModuleList(make_norm(spec.norm, width, eps) for _ in range(spec.num_norms))
 
     def forward(self, x: torch.Tensor, rotary: Rotary) -> torch.Tensor:
         """Hidden states in, the same out."""
@@ -196,7 +160,7 @@ class DecoderBlock(nn.Module):
 class SelfAttention(nn.Module):
     """Causal attention in which several query heads may share one head of keys and values."""
 
-    def __init__(self, spec: Attention, width: int, norm: Norm) -> None:
+    def __init__(self, spec: Attention, width: int, norm: Norm, eps: float) -> None:
         super().__init__()
         self.spec = spec
         bias = spec.qkv_bias
@@ -206,10 +170,10 @@ class SelfAttention(nn.Module):
         self.out = nn.Linear(spec.num_heads * spec.v_dim, width, bias=spec.out_bias)
         self.query_norm = self.key_norm = None
         if spec.qk_norm is QkNorm.HEAD:
-            self.query_norm, self.key_norm = (make_norm(norm, spec.head_dim) for _ in range(2))
+            self.query_norm, self.key_norm = (make_norm(norm, spec.head_dim, eps) for _ in range(2))
         elif spec.qk_norm is QkNorm.FULL:
-            self.query_norm = make_norm(norm, self.query.out_features)
-            self.key_norm = make_norm(norm, self.key.out_features)
+            self.query_norm = make_norm(norm, self.query.out_features, eps)
+            self.key_norm = make_norm(norm, self.key.out_features, eps)
 
     def forward(self, x: torch.Tensor, rotary: Rotary) -> torch.Tensor:
         """Each position looks at itself and at what came before."""
@@ -259,20 +223,27 @@ class FeedForward(nn.Module):
         return self.down(self.activate(self.gate(x)) * self.up(x))
 
 
-def make_norm(norm: Norm, width: int) -> nn.Module:
+def make_norm(norm: Norm, width: int, eps: float) -> nn.Module:
     """One normalisation over the last dimension."""
+    eps = eps or default_eps(norm)
     if norm is Norm.RMS:
-        return nn.RMSNorm(width, eps=1e-6)
+        return nn.RMSNorm(width, eps=eps)
     return nn.LayerNorm(
-        width, elementwise_affine=norm is not Norm.NO_WEIGHT, bias=norm is Norm.LAYER
+        width, eps=eps, elementwise_affine=norm is not Norm.NO_WEIGHT, bias=norm is Norm.LAYER
     )
 
 
-def rotary_table(length: int, head_dim: int, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def default_eps(norm: Norm) -> float:
+    """What norms add to a variance where the spec does not say."""
+    return 1e-6 if norm is Norm.RMS else 1e-5
+
+
+def rotary_table(spec: ModelSpec, length: int, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Cosines and sines of every position's angles (arXiv:2104.09864), in the dtype of `like`."""
+    head_dim = spec.blocks[0].attention.head_dim
     steps = torch.arange(0, head_dim, 2, dtype=torch.float32, device=like.device) / head_dim
     at = torch.arange(length, dtype=torch.float32, device=like.device)
-    angles = torch.outer(at, ROTARY_BASE**-steps).repeat(1, 2)
+    angles = torch.outer(at, spec.rope_theta**-steps).repeat(1, 2)
     return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
 
 

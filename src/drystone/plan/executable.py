@@ -96,7 +96,8 @@ def marked(plan: Plan) -> Plan:
     )
     gaps = [words for words, applies in found.items() if applies[0]]
     reasons = [f"the runtime does not execute {', '.join(gaps)} yet"] if gaps else []
-    reasons += check_trainable(plan.model)
+    if problems := check_trainable(plan.model):
+        reasons.append(f"the runtime does not train this model: {'; '.join(problems)}")
     return replace(plan, not_executable="; ".join(reasons)) if reasons else plan
 
 

@@ -19,7 +19,7 @@ from drystone.schedule.budget_feedback import (
     _Held,
     count_training,
 )
-from drystone.schedule.budget_rental import rent_and_release
+from drystone.schedule.budget_rental import Wanted, rent_and_release
 from drystone.schedule.check import check_decisions
 from drystone.schedule.decision import Refuse, Release, Rent, Resize, Start
 from drystone.schedule.packing import make_room
@@ -213,6 +213,68 @@ def test_the_hard_cap_is_kept():
 
     assert [(one.offer, one.num_nodes) for one in decisions] == [("a", 3)]
     assert check_decisions(world.observe(), decisions) == []
+
+
+# Nodes of 4 GPUs at $4 an hour: the options are one node (1, 2 or 4 GPUs) and two (8, the fastest).
+@pytest.mark.parametrize(
+    ("cap", "most_nodes_rented", "dollars"), [(7.0, 1, 6.86), (8.0, 2, 8.0), (13.0, 3, 8.0)]
+)
+def test_a_cap_below_the_favourite_option_makes_jobs_take_another(cap, most_nodes_rented, dollars):
+    jobs = [one_job(id=f"j{n}", submit_seconds=60.0 * n) for n in range(3)]
+    world = market_snapshot(jobs, 1000.0, hard_cap_dollars_per_hour=cap)
+    made = world.run()
+
+    assert [job.state.value for job in world.state.jobs.values()] == ["done"] * 3
+    assert max(one.num_nodes for _, one in made if isinstance(one, Rent)) <= most_nodes_rented
+    assert world.spent_dollars <= dollars * 1.01  # nothing is paid that no job used
+    assert not world.state.rentals.rented
+
+
+def test_nothing_is_rented_for_a_job_that_only_fits_above_the_cap():
+    world = market_snapshot([one_job(min_gpus=8)], 1000.0, hard_cap_dollars_per_hour=7.0)
+    made = world.run()
+
+    assert not [one for _, one in made if isinstance(one, Rent | Refuse)]  # prices may fall
+    assert world.spent_dollars == 0
+
+
+def test_an_own_node_counts_towards_what_the_cap_leaves_out():
+    """Two nodes are $8 under a cap of 7; where one is the owner's, the other is rented for $4."""
+    world = market_snapshot([one_job(min_gpus=8)], 1000.0, num_own=1, hard_cap_dollars_per_hour=7.0)
+    made = world.run()
+
+    assert world.has_ended()
+    assert [one.num_nodes for _, one in made if isinstance(one, Rent)] == [1]
+
+
+def test_idle_nodes_that_no_waiting_job_can_use_make_way_under_the_cap():
+    offers = (
+        Offer(name="a", gpu="A", num_gpus=1, price_dollars_per_hour=2.0),
+        Offer(name="b", gpu="B", num_gpus=1, price_dollars_per_hour=3.0),
+    )
+    table = {"m": options(1.0, 1.9, kinds=2, kind=1)}  # on B alone
+    world = MarketWorld([one_job()], table, offers, 1000.0, hard_cap_dollars_per_hour=7.0)
+    world.rent("a", 3, "a test")
+    world.advance()
+    made = [one for _, one in world.run()]
+
+    assert world.has_ended()
+    assert sum(isinstance(one, Release) for one in made) == 5  # at last also the two B
+    assert sum(one.num_nodes for one in made if isinstance(one, Rent)) == 2
+    assert [len(one.placement) for one in made if isinstance(one, Start)] == [2]
+
+
+@pytest.mark.parametrize("share", [1, 3, 7])
+def test_a_cap_that_is_a_sum_of_prices_pays_for_all_of_them(share):
+    price = 0.1 * share
+    offers = (Offer(name="a", gpu="A", num_gpus=1, price_dollars_per_hour=price),)
+    world = MarketWorld(
+        [one_job(min_gpus=4)], {"m": options(1.0, 1.9, 3.5)}, offers, 1000.0,
+        hard_cap_dollars_per_hour=price + price + price + price,
+    )  # fmt: skip
+    world.run()
+
+    assert world.has_ended()
 
 
 def test_the_owner_s_limits_are_kept():
@@ -452,9 +514,9 @@ def test_under_a_hard_cap_who_waits_comes_before_who_may_come(cap, kept, rented)
     snapshot = replace(world.observe(), hard_cap_dollars_per_hour=cap)
     room = make_room(snapshot)
     room.take(((2, 1),))  # the third one is at work
-    made, num_kept = rent_and_release(
-        snapshot, wanted={0: 1}, offers={0: offers[0]}, room=room, spares={0: 3}
-    )
+    wanted = Wanted(snapshot, {0: offers[0]}, room, np.inf)
+    wanted.num_nodes = lambda: {0: 1}
+    made, num_kept = rent_and_release(snapshot, wanted=wanted, room=room, spares={0: 3})
 
     assert num_kept.get(0, 0) == kept
     assert sum(one.num_nodes for one in made if isinstance(one, Rent)) == rented

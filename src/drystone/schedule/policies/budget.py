@@ -26,6 +26,7 @@ from typing import Final
 
 import numpy as np
 
+from drystone.describe.market import Offer
 from drystone.errors import NothingFits
 from drystone.schedule.budget import Frontier, trace_frontier
 from drystone.schedule.budget_arrivals import (
@@ -46,7 +47,9 @@ from drystone.schedule.budget_paths import RestOfJobs, weigh_rest
 from drystone.schedule.budget_rental import (
     Wanted,
     cheapest_offers,
+    option_rents,
     rent_and_release,
+    rounded_cap,
     type_prices,
 )
 from drystone.schedule.budget_spares import (
@@ -93,7 +96,7 @@ def budget(snapshot: Snapshot, memory: Memory) -> tuple[list[Decision], Memory]:
     before = memory if isinstance(memory, BudgetMemory) else _first_memory(snapshot)
     arrivals = count_arrivals(before.arrivals, snapshot)
     offers = cheapest_offers(snapshot)
-    prices = _option_prices(snapshot, type_prices(snapshot, offers))
+    prices = _option_prices(snapshot, offers)
     costs, extra = before.starts, before.extra_start_seconds
     has_arrivals = bool(arrivals.active - before.arrivals.active)
     if snapshot.knows_lengths:
@@ -119,7 +122,7 @@ def budget(snapshot: Snapshot, memory: Memory) -> tuple[list[Decision], Memory]:
     began = count_starts(before.began, snapshot, offers, starts, has_arrivals=has_arrivals)
     spares = plan_spares(snapshot, began, offers, frontier, balance)
     rentals, num_kept = rent_and_release(
-        snapshot, wanted=wanted.num_nodes(), offers=offers, room=room, spares=spares.num_nodes
+        snapshot, wanted=wanted, room=room, spares=spares.num_nodes
     )
     after = BudgetMemory(
         arrivals=arrivals,
@@ -191,11 +194,16 @@ def _refuse(snapshot: Snapshot) -> list[Decision]:
     ]
 
 
-def _option_prices(snapshot: Snapshot, prices: FloatArray) -> FloatArray:
-    """Dollars an hour of every option, (sets, options); infinite where a type cannot be had."""
-    counts = snapshot.options.counts
+def _option_prices(snapshot: Snapshot, offers: Mapping[int, Offer]) -> FloatArray:
+    """Dollars an hour of every option, (sets, options).
+
+    Infinite where a type cannot be had, and where what must be rented is above the hard cap.
+    """
+    prices, counts = type_prices(snapshot, offers), snapshot.options.counts
     known = np.where(np.isfinite(prices), prices, 0.0)
     missing = (counts[:, :, ~np.isfinite(prices)] > 0).any(axis=2)
+    if np.isfinite(snapshot.hard_cap_dollars_per_hour):
+        missing |= option_rents(snapshot, offers, counts) > rounded_cap(snapshot)
     return np.where(missing, np.inf, counts @ known)
 
 

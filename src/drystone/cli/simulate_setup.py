@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from drystone.describe.trace import Trace, read_trace
 from drystone.describe.trace_cluster import NodeSpec, load_cluster
 from drystone.describe.trace_reading import Reading
@@ -117,8 +119,44 @@ def set_up(request: Request) -> Setup:
         on_nodes=on_nodes,
         format=trace.format,
         given=given,
-        notes=(*trace.notes, *request_notes, *notes, *_own_types(reachable)),
+        notes=(
+            *trace.notes,
+            *request_notes,
+            *notes,
+            *_own_types(reachable),
+            *_above_cap(scenario, types_of(reachable)),
+        ),
     )
+
+
+def _above_cap(scenario: Scenario, gpu_types: tuple[str, ...]) -> list[str]:
+    """A note where jobs would wait for ever, since all their options are above the hard cap."""
+    cap = scenario.hard_cap_dollars_per_hour
+    if math.isinf(cap):
+        return []
+    from drystone.schedule.hard_cap import options_above_cap
+    from drystone.schedule.phases import PhasedOptions
+
+    own = np.array(
+        [sum(node.num_gpus for node in scenario.nodes if node.gpu == gpu) for gpu in gpu_types],
+        dtype=np.int64,
+    )
+    reasons: dict[str, list[str]] = {}
+    for job in scenario.jobs:
+        found = scenario.options_of(job)
+        options = found.sets[0] if isinstance(found, PhasedOptions) else found
+        num_gpus = options.counts.sum(axis=1)
+        is_within = (num_gpus >= job.min_gpus) & (num_gpus <= job.max_gpus)
+        speeds = np.where(is_within, options.samples_per_second, 0.0)
+        options = replace(options, samples_per_second=speeds)
+        _, reason = options_above_cap(options, own, scenario.offers, gpu_types, cap)
+        if reason:
+            reasons.setdefault(reason, []).append(job.id)
+    return [
+        f"{len(jobs)} of {len(scenario.jobs)} jobs (the first: {jobs[0]}) cannot start at the "
+        f"listed prices: {reason}"
+        for reason, jobs in reasons.items()
+    ]
 
 
 def _own_types(nodes: Sequence[NodeSpec]) -> list[str]:

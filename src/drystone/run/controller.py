@@ -27,7 +27,7 @@ from drystone.run.events import Cancelled, Event, Paused, Stopped, Submitted, Un
 from drystone.run.journal import Journal, node_added
 from drystone.run.lifecycle import TERMINAL, IllegalTransition
 from drystone.run.live.curves import Curves
-from drystone.run.live.limits import options_within
+from drystone.run.live.limits import check_hard_cap, options_within
 from drystone.run.live.options import work_of
 from drystone.run.live.reconcile import Patience, Reconciler
 from drystone.run.live.world import LiveWorld, Pace
@@ -159,6 +159,7 @@ class Controller:
                     f"{job.name}: no GPUs of this cluster suffice",
                     hint="`drystone plan` shows what would; or allow more GPUs",
                 )
+            options = check_hard_cap(self.journal, job.name, options)
             self.admission.check(job, options)
             now = self.journal.now()
             job_id = str(len(self.journal.live.state.jobs) + 1)

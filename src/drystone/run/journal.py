@@ -18,6 +18,7 @@ import numpy as np
 
 from drystone.describe.cluster_file import ClusterSpec
 from drystone.describe.job import JobSpec
+from drystone.describe.market import Offer
 from drystone.describe.trace_cluster import NodeSpec
 from drystone.run.events import (
     Event,
@@ -171,6 +172,10 @@ class Journal:
         """What a job can choose from, with what was learned."""
         job = self.live.jobs[spec.id].job
         return self.book.options(job, self.live.lessons.get(work_of(job)))
+
+    def offers(self) -> tuple[Offer, ...]:
+        """What can be rented, at the prices of now."""
+        return self._ready_maker().offers(self.live.state.rentals, self.now())
 
     def next_retry(self) -> float:
         """When the next job that was held back after a fault may run again; infinity: none."""

@@ -12,65 +12,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 import numpy as np
 
 from drystone.describe.market import Offer
 from drystone.schedule.decision import Release, Rent
+from drystone.schedule.hard_cap import gpu_price, rounded_cap
 from drystone.schedule.packing import Room
 from drystone.schedule.snapshot import FloatArray, IntArray, Snapshot
-
-_ROUNDING: Final = 5e-10  # share by which sums of prices may be off: half of what is checked for
-
-
-def cheapest_offers(snapshot: Snapshot) -> dict[int, Offer]:
-    """By GPU type: the offer with the cheapest GPU that the hard cap allows at all.
-
-    One that is in stock comes before any that is not.
-    """
-    best: dict[int, Offer] = {}
-    for offer in snapshot.offers:
-        affordable = offer.price_dollars_per_hour <= snapshot.hard_cap_dollars_per_hour
-        if offer.gpu not in snapshot.gpu_types or not affordable or not offer.most_nodes:
-            continue
-        kind = snapshot.gpu_types.index(offer.gpu)
-        if kind not in best or _rank(offer) < _rank(best[kind]):
-            best[kind] = offer
-    return best
 
 
 def type_prices(snapshot: Snapshot, offers: Mapping[int, Offer]) -> FloatArray:
     """Dollars an hour of a GPU by type: 0 where there are only own ones, infinite without any."""
     prices = np.where(snapshot.capacity > 0, 0.0, np.inf)
     for kind, offer in offers.items():
-        prices[kind] = _gpu_price(offer)
+        prices[kind] = gpu_price(offer)
     return prices
-
-
-def option_rents(snapshot: Snapshot, offers: Mapping[int, Offer], counts: IntArray) -> FloatArray:
-    """Dollars an hour of the whole nodes that options need beyond all GPUs of the owner's.
-
-    Of `counts`, whose last axis is GPU types; infinite where a type cannot be rented.
-    """
-    own = snapshot.capacity.copy()
-    rows = snapshot.rentals.nodes
-    np.subtract.at(own, snapshot.nodes.type_index[rows], snapshot.nodes.num_gpus[rows])
-    lacking = np.maximum(counts - own, 0)
-    dollars = np.zeros(counts.shape[:-1])
-    for kind in range(len(snapshot.gpu_types)):
-        offer = offers.get(kind)
-        if offer is None:
-            dollars[lacking[..., kind] > 0] = np.inf
-        else:
-            num_nodes = np.ceil(lacking[..., kind] / offer.num_gpus)
-            dollars += num_nodes * offer.price_dollars_per_hour
-    return dollars
-
-
-def rounded_cap(snapshot: Snapshot) -> float:
-    """The hard cap in dollars an hour, with what sums of prices may be off by rounding."""
-    return snapshot.hard_cap_dollars_per_hour * (1 + _ROUNDING)
 
 
 class Wanted:
@@ -97,7 +54,9 @@ class Wanted:
             fits = int(of_type.max(initial=0)) <= offer.num_gpus
             self._limit[kind] = offer.most_nodes - here if fits and not offer.is_short else 0
             self._coming[kind] = num_coming(snapshot, offer)
-        self._cap_left = rounded_cap(snapshot) - _staying_dollars(snapshot)
+        self._cap_left = rounded_cap(snapshot.hard_cap_dollars_per_hour) - _staying_dollars(
+            snapshot
+        )
         self.is_capped = False  # whether somebody lacks nodes that the hard cap does not allow
         self.making_way: list[int] = []  # idle nodes to be given back, so that others can be rented
 
@@ -182,14 +141,15 @@ class Wanted:
 
 def _rented_dollars(snapshot: Snapshot, row: int) -> float:
     """Dollars an hour of a rented node, at the price of now."""
-    return snapshot.offers[int(snapshot.node_offer[row])].price_dollars_per_hour
+    offer = snapshot.offers[int(snapshot.node_offer[row])]
+    return offer.price_dollars_per_hour
 
 
 def _staying_dollars(snapshot: Snapshot) -> float:
     """What nodes cost an hour, here or on their way, without those that are being given back."""
-    leaving = snapshot.rentals.dollars_per_hour - sum(
-        snapshot.offers[row].price_dollars_per_hour for row in snapshot.rentals.offer.tolist()
-    )
+    rows: list[int] = snapshot.rentals.offer.tolist()
+    held = sum(snapshot.offers[row].price_dollars_per_hour for row in rows)
+    leaving = snapshot.rentals.dollars_per_hour - held
     return snapshot.committed_dollars_per_hour - max(leaving, 0.0)
 
 
@@ -215,7 +175,7 @@ def rent_and_release(
     Also how many idle nodes are kept, by type. Under a hard cap who waits comes before who may
     come: nothing is rented ahead meanwhile, and nothing kept that stands in the way of a job.
     """
-    cap_left = rounded_cap(snapshot) - snapshot.committed_dollars_per_hour
+    cap_left = rounded_cap(snapshot.hard_cap_dollars_per_hour) - snapshot.committed_dollars_per_hour
     cap_left += sum(_rented_dollars(snapshot, row) for row in wanted.making_way)
     num_wanted, offers = wanted.num_nodes(), wanted.offers
     idle = _idle_rentals(snapshot, room)
@@ -262,11 +222,3 @@ def _idle_rentals(snapshot: Snapshot, room: Room) -> dict[int, list[int]]:
         if room.free[row] >= snapshot.nodes.num_gpus[row]:
             idle.setdefault(int(snapshot.nodes.type_index[row]), []).append(row)
     return idle
-
-
-def _rank(offer: Offer) -> tuple[bool, float]:
-    return offer.is_short, _gpu_price(offer)
-
-
-def _gpu_price(offer: Offer) -> float:
-    return offer.price_dollars_per_hour / offer.num_gpus

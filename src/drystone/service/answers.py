@@ -69,6 +69,7 @@ def add_answers(app: FastAPI) -> None:
     app.add_exception_handler(DrystoneError, _answer_error)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
     app.add_exception_handler(HTTPException, _answer_http)
+    app.add_exception_handler(Exception, _answer_fault)
 
 
 def status_of(error: DrystoneError) -> int:
@@ -119,6 +120,17 @@ def safe(text: str) -> str:
 def _answer_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, DrystoneError)
     return answer_failure(error)
+
+
+def _answer_fault(_: Request, error: Exception) -> Response:
+    """A mistake of ours: the framework logs it in full, people are told that it is one."""
+    body = {
+        "kind": "Fault",
+        "message": f"the service failed to answer: {type(error).__name__} in its own code",
+        "where": "",
+        "hint": "The output of `drystone serve` has the details; please report it with them",
+    }
+    return answer_json({"error": body}, status=500)
 
 
 def _answer_invalid(_: Request, error: Exception) -> Response:

@@ -166,20 +166,28 @@ class Client:
                 self._connection = self._connect()
             self._connection.request(method, path, body=sent, headers=headers)
             answer = self._connection.getresponse()
-            table = json.loads(answer.read())
+            content = answer.read()
         except (OSError, http.client.HTTPException) as error:
             if is_kept and method == "GET" and not isinstance(error, TimeoutError):
                 self.close()  # the service may have let go of a connection that was quiet
                 return self._request(method, path)
             self.close()
             raise self._silence(error) from None
-        except ValueError as error:
-            self.close()
-            raise DrystoneError(f"the answer is no JSON: {error}") from None
+        try:
+            table = json.loads(content)
+        except ValueError:
+            table = None
         if answer.status >= 400:
-            raise _error_of(answer.status, table.get("error") or {})
-        found: dict[str, Any] = table
-        return found
+            told = table.get("error") if isinstance(table, dict) else None
+            raise _error_of(answer.status, told if isinstance(told, dict) else {})
+        if not isinstance(table, dict):
+            self.close()
+            raise DrystoneError(
+                f"what answers at {self.url or self.folder} is not a Drystone service "
+                f"(status {answer.status}, and no JSON object)",
+                hint="Check the address; a proxy or another program may answer there",
+            )
+        return table
 
     def _connect(self) -> http.client.HTTPConnection:
         import http.client
@@ -249,5 +257,11 @@ def _error_of(status: int, error: dict[str, Any]) -> DrystoneError:
     made = kinds.get(status, DrystoneError)
     if error.get("kind") == "NothingFits":
         made = NothingFits
-    message = str(error.get("message") or f"the request failed with status {status}")
-    return made(message, where=str(error.get("where", "")), hint=str(error.get("hint", "")))
+    message, hint = str(error.get("message") or ""), str(error.get("hint") or "")
+    if status >= 500:
+        message = message or f"the service failed to answer (status {status})"
+        hint = hint or "Try again; if it stays so, the output of `drystone serve` says why"
+    elif not message:
+        message = f"the request was refused (status {status}), and not in the words of Drystone"
+        hint = hint or "Check the address; a proxy or another program may answer there"
+    return made(message, where=str(error.get("where", "")), hint=hint)

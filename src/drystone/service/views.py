@@ -14,7 +14,7 @@ from drystone.describe.json_shapes import to_plain
 from drystone.describe.training_job import TrainingJob, count_steps, make_spec
 from drystone.run.controller import Controller
 from drystone.run.lifecycle import JobState
-from drystone.run.live.limits import options_within
+from drystone.run.live.limits import check_hard_cap, options_within, under_hard_cap
 from drystone.run.live.options import work_of
 from drystone.run.live_state import Lesson
 from drystone.run.state import JobRecord
@@ -127,9 +127,12 @@ def options_view(
     most: int = 12,
     allowed: BoolArray | None = None,
 ) -> list[Table]:
-    """What a job can choose from, the fastest first; with `allowed` of these options only."""
+    """What a job can choose from, the fastest first; with `allowed` of these options only.
+
+    Options above the hard cap cannot be chosen.
+    """
     lesson = controller.journal.live.lessons.get(work_of(job)) or Lesson()
-    options = controller.journal.book.options(job, lesson)
+    options, _ = under_hard_cap(controller.journal, controller.journal.book.options(job, lesson))
     order = np.argsort(-options.samples_per_second, kind="stable")
     free = free_by_type(controller)
     rows: list[Table] = []
@@ -159,7 +162,7 @@ def _option(
         "seconds": seconds,
         "dollars": _finite(per_hour * seconds / HOUR_SECONDS),
         "dollars_per_hour": _finite(per_hour),
-        "is_free": all(free.get(gpu, 0) >= count for gpu, count in named),
+        "is_free": all(free[gpu] >= count for gpu, count in named),
         "is_measured": named in lesson.speeds,
     }
 
@@ -167,10 +170,9 @@ def _option(
 def free_by_type(controller: Controller) -> dict[str, int]:
     """GPUs that nobody has, by type, without drained nodes."""
     live = controller.journal.live
-    free: dict[str, int] = {}
+    free = dict.fromkeys(controller.journal.gpu_types, 0)  # also those still to be rented
     for row, node in enumerate(live.state.nodes):
-        usable = 0 if node.id in live.drained else controller.journal.free_gpus(row)
-        free[node.gpu] = free.get(node.gpu, 0) + usable
+        free[node.gpu] += 0 if node.id in live.drained else controller.journal.free_gpus(row)
     return free
 
 
@@ -181,12 +183,15 @@ def plan_view(controller: Controller, job: TrainingJob) -> Table:
     shape = journal.book.shape(job)
     steps = count_steps(job, shape)
     left_samples = float(steps * job.global_batch)
+    options = journal.book.options(job, journal.live.lessons.get(work_of(job)))
+    # What the cap, its money or its time does not allow is said now, not when it waits.
+    options = check_hard_cap(journal, job.name, options)
     shown = options_view(controller, job, left_samples)
     chosen = None
-    if shown:  # what its money or time does not allow is said now, not when it waits
+    if shown:
         within = options_within(
             make_spec(job, shape, job_id="planned", submit_seconds=0.0),
-            journal.book.options(job, journal.live.lessons.get(work_of(job))),
+            options,
             journal.gpu_types,
             controller.cluster.dollars_per_gpu_hour,
         )

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any, Final
 
+from drystone.describe.training_job import TrainingJob
 from drystone.run.controller import Controller
 from drystone.run.forecast import Forecast, copy_present, forecast_start
 from drystone.run.lifecycle import TERMINAL, JobState
+from drystone.run.live.limits import under_hard_cap
+from drystone.run.live.options import work_of
 from drystone.run.state import JobRecord
 from drystone.schedule.policy import find_policy
 from drystone.schedule.snapshot import StartupCost
@@ -140,7 +144,9 @@ def _waiting_sentence(
         wait = format_seconds(live.retry_seconds - now)
         return f"It failed ({live.reason.splitlines()[0]}) and is tried again in {wait}."
     if not options:
-        return "No GPUs of this cluster suffice for it any more."
+        return _no_options_sentence(controller, live.job)
+    if not any(one["is_free"] for one in options) and controller.settings.renting is not None:
+        return _renting_sentence(controller, blocking)
     if not blocking:
         drained = sorted(controller.journal.live.drained)
         if drained and not any(one["is_free"] for one in options):
@@ -156,3 +162,24 @@ def _waiting_sentence(
         when = f"; it should start in {format_seconds(max(start - now, 1.0))}"
     ends = f"job{'s' if len(blocking) > 1 else ''} {', '.join(blocking)}"
     return f"No GPUs that suffice are free: {ends} must end{ahead}{when}."
+
+
+def _no_options_sentence(controller: Controller, job: TrainingJob) -> str:
+    journal = controller.journal
+    options = journal.book.options(job, journal.live.lessons.get(work_of(job)))
+    _, above_cap = under_hard_cap(journal, options)
+    if above_cap:
+        return f"It waits for other prices or a higher cap: {above_cap}."
+    return "No GPUs of this cluster suffice for it any more."
+
+
+def _renting_sentence(controller: Controller, blocking: list[str]) -> str:
+    """No GPUs are free that suffice, and more can be rented."""
+    coming = Counter(one.offer for one in controller.journal.live.state.rentals.asked.values())
+    if coming:
+        nodes = ", ".join(f"{number} of {offer}" for offer, number in sorted(coming.items()))
+        return f"No GPUs that suffice are free; nodes are on their way ({nodes})."
+    ends = ""
+    if blocking:
+        ends = f", or until job{'s' if len(blocking) > 1 else ''} {', '.join(blocking)} ended"
+    return f"No GPUs that suffice are free; it waits until nodes are rented for it{ends}."

@@ -45,6 +45,24 @@ def test_json_keeps_its_shape(capsys):
     assert {"fairness", "fairness_over", "spent_dollars", "gpu_hours"} <= set(report)
 
 
+def test_jobs_that_only_fit_above_the_hard_cap_are_told(tmp_path: Path, capsys):
+    market = tmp_path / "market.yaml"
+    market.write_text(
+        "offers:\n  - {name: a, gpu: A100-80G, num_gpus: 8, price_dollars_per_hour: 20}\n"
+    )
+    asked = ["simulate", "--trace", JOBS, "--market", str(market), "--most-jobs", "4", "--json"]
+    found = {}
+    for cap in ("19", "20"):
+        assert run([*asked, "--policy", "budget", "--budget", "100", "--hard-cap", cap]) == 0
+        found[cap] = json.loads(capsys.readouterr().out)
+
+    told = "cost $20.00 an hour, and the hard cap is $19.00 an hour"
+    assert [told in note for note in found["19"]["notes"] if "hard cap" in note] == [True]
+    assert not [note for note in found["20"]["notes"] if "hard cap" in note]
+    assert [found[cap]["reports"][0]["num_done"] for cap in ("19", "20")] == [0, 4]
+    assert found["19"]["reports"][0]["spent_dollars"] == 0
+
+
 def test_a_report_and_a_timeline_are_written(tmp_path: Path, capsys):
     page, timeline = tmp_path / "out.html", tmp_path / "trace.json"
 

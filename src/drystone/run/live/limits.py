@@ -1,8 +1,10 @@
-"""Which jobs are beyond their money or time? Before they run, and while they do."""
+"""Which jobs are beyond their money, their time or the hard cap? Before and while they run."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,6 +13,7 @@ from drystone.errors import NothingFits
 from drystone.run.events import Event, Failed
 from drystone.run.journal import Journal
 from drystone.run.lifecycle import JobState
+from drystone.schedule.hard_cap import options_above_cap
 from drystone.schedule.snapshot import BoolArray, OptionSet
 from drystone.units import HOUR_SECONDS, format_dollars, format_seconds
 
@@ -46,6 +49,40 @@ def options_within(
             f"to run it within its money takes about {format_seconds(least)}"
         )
     raise NothingFits(f"{spec.model}: {wrong}", hint="Allow more, or train less")
+
+
+def under_hard_cap(journal: Journal, options: OptionSet) -> tuple[OptionSet, str]:
+    """Options with speed 0 where the hard cap does not allow to rent their nodes.
+
+    Where that is so for all of them, the reason in words; else it is empty.
+    """
+    renting = journal.renting
+    if renting is None or math.isinf(renting.hard_cap_dollars_per_hour):
+        return options, ""
+    state, own = journal.live.state, dict.fromkeys(journal.gpu_types, 0)
+    for row, node in enumerate(state.nodes):
+        if row not in state.gone and row not in state.rentals.rented:
+            own[node.gpu] += node.num_gpus
+    above, reason = options_above_cap(
+        options,
+        np.array(list(own.values()), dtype=np.int64),
+        journal.offers(),
+        journal.gpu_types,
+        renting.hard_cap_dollars_per_hour,
+    )
+    speeds = np.where(above, 0.0, options.samples_per_second)
+    return replace(options, samples_per_second=speeds), reason
+
+
+def check_hard_cap(journal: Journal, name: str, options: OptionSet) -> OptionSet:
+    """The options under the hard cap; a job without any is refused."""
+    allowed, reason = under_hard_cap(journal, options)
+    if reason:
+        raise NothingFits(
+            f"{name}: {reason}",
+            hint="Allow fewer or cheaper GPUs, or start `drystone serve` with a higher --hard-cap",
+        )
+    return allowed
 
 
 def limits_reached(journal: Journal) -> list[Event]:

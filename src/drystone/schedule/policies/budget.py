@@ -46,10 +46,7 @@ from drystone.schedule.budget_feedback import (
 from drystone.schedule.budget_paths import RestOfJobs, weigh_rest
 from drystone.schedule.budget_rental import (
     Wanted,
-    cheapest_offers,
-    option_rents,
     rent_and_release,
-    rounded_cap,
     type_prices,
 )
 from drystone.schedule.budget_spares import (
@@ -60,6 +57,7 @@ from drystone.schedule.budget_spares import (
     plan_spares,
 )
 from drystone.schedule.decision import Decision, Refuse, Resize, Start, Wake
+from drystone.schedule.hard_cap import cheapest_offers, option_rents, own_gpus, rounded_cap
 from drystone.schedule.packing import Room, make_room
 from drystone.schedule.policy import Memory
 from drystone.schedule.snapshot import BoolArray, FloatArray, IntArray, Placement, Snapshot
@@ -95,7 +93,9 @@ def budget(snapshot: Snapshot, memory: Memory) -> tuple[list[Decision], Memory]:
     """Start every job on the option it is worth, renting for it; give back what is idle."""
     before = memory if isinstance(memory, BudgetMemory) else _first_memory(snapshot)
     arrivals = count_arrivals(before.arrivals, snapshot)
-    offers = cheapest_offers(snapshot)
+    offers = cheapest_offers(
+        snapshot.offers, snapshot.gpu_types, snapshot.hard_cap_dollars_per_hour
+    )
     prices = _option_prices(snapshot, offers)
     costs, extra = before.starts, before.extra_start_seconds
     has_arrivals = bool(arrivals.active - before.arrivals.active)
@@ -200,10 +200,11 @@ def _option_prices(snapshot: Snapshot, offers: Mapping[int, Offer]) -> FloatArra
     Infinite where a type cannot be had, and where what must be rented is above the hard cap.
     """
     prices, counts = type_prices(snapshot, offers), snapshot.options.counts
+    cap = snapshot.hard_cap_dollars_per_hour
     known = np.where(np.isfinite(prices), prices, 0.0)
     missing = (counts[:, :, ~np.isfinite(prices)] > 0).any(axis=2)
-    if np.isfinite(snapshot.hard_cap_dollars_per_hour):
-        missing |= option_rents(snapshot, offers, counts) > rounded_cap(snapshot)
+    if np.isfinite(cap):
+        missing |= option_rents(counts, own_gpus(snapshot), offers) > rounded_cap(cap)
     return np.where(missing, np.inf, counts @ known)
 
 

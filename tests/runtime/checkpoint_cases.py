@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 from engine_cases import Case, a_model, an_optimizer, tokens
 
+from drystone.errors import DrystoneError
 from drystone.run.runtime.trainer import Trainer
 
 
@@ -54,6 +55,15 @@ def resume_and_train(case: Case, folder: Path) -> tuple[dict, list[float], int]:
         for batches in trainer.iterate(tokens().read, num_steps=case.steps)
     ]
     return loaded, losses, begun
+
+
+def refused_resume(case: Case, folder: Path) -> str:
+    """The error that this rank is told."""
+    try:
+        a_trainer(case, folder).resume()
+    except DrystoneError as error:
+        return type(error).__name__
+    return ""
 
 
 def rebalance_at_every_step(case: Case, many_batches: list[tuple[int, ...]]) -> list[float]:

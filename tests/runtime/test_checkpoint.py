@@ -1,5 +1,6 @@
 """Checkpoints: saved from one split, loaded into another; half-written and damaged ones."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -15,13 +16,14 @@ from checkpoint_cases import (
     joined_pieces,
     pieces,
     rebalance_at_every_step,
+    refused_resume,
     resume_and_train,
     train_and_save,
 )
 from engine_cases import Case, tokens
 from ranks import run_ranks
 
-from drystone.run.runtime.checkpoint import RECORD, check_checkpoint, find_whole
+from drystone.run.runtime.checkpoint import RECORD, OtherFormat, check_checkpoint, find_whole
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 
@@ -104,6 +106,66 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path, damag
     assert check_checkpoint(newest)
     assert find_whole(tmp_path) == tmp_path / "step-00000002"
     assert "step-00000003: passed over" in capfd.readouterr().err
+
+
+def change_format(checkpoint: Path, **fields: object) -> None:
+    """As another version would have written it, which also calls its files otherwise."""
+    record = json.loads((checkpoint / RECORD).read_text(encoding="utf-8"))
+    del record["files"]
+    (checkpoint / RECORD).write_text(json.dumps(record | fields), encoding="utf-8")
+
+
+@pytest.mark.parametrize("written", [0, 2, "2.1"])
+def test_one_of_another_format_is_refused_and_nothing_is_lost(tmp_path: Path, written: object):
+    folder = tmp_path / "checkpoints"
+    take_steps(a_trainer(ALONE, folder), 3)
+    change_format(folder / "step-00000003", format=written)
+    before = sorted(folder.rglob("*"))
+
+    with pytest.raises(OtherFormat) as caught:
+        a_trainer(ALONE, folder).resume()
+
+    assert "step-00000003" in caught.value.where
+    assert f"format {written!r}, this version of Drystone reads 1" in caught.value.message
+    assert "the version that wrote it" in caught.value.hint
+    assert sorted(folder.rglob("*")) == before
+
+    (folder / "step-00000003").rename(tmp_path / "elsewhere")  # as the hint says
+    again = a_trainer(ALONE, folder)
+    assert again.resume()
+    assert again.progress.step == 2
+
+
+def test_every_rank_hears_of_another_format(tmp_path: Path):
+    take_steps(a_trainer(ALONE, tmp_path), 1)
+    change_format(tmp_path / "step-00000001", format=2)
+    two = Case(batches=(2, 2), micros=(2, 2), shares=(1.0, 1.0), style="llama", steps=6)
+
+    assert run_ranks(refused_resume, 2, two, tmp_path) == ["OtherFormat"] * 2
+
+
+def test_what_a_new_checkpoint_does_not_replace_is_not_removed(tmp_path: Path):
+    """Later steps that turned out damaged stay until they are overtaken; so do other formats."""
+    take_steps(a_trainer(ALONE, tmp_path, keep=6), 6)
+    change_format(tmp_path / "step-00000001", format=2)
+    for step in (4, 5, 6):
+        (tmp_path / f"step-0000000{step}" / RECORD).unlink()
+
+    again = a_trainer(ALONE, tmp_path, keep=2)
+    assert again.resume()
+    assert again.progress.step == 3
+    take_steps(again, 4)  # writes step 4
+
+    names = [path.name[-1] for path in sorted(tmp_path.iterdir())]
+    assert names == ["1", "3", "4", "5", "6"]
+    assert find_whole_step(tmp_path) == 4
+    take_steps(again, 6)
+    assert [path.name[-1] for path in sorted(tmp_path.iterdir())] == ["1", "5", "6"]
+    assert find_whole_step(tmp_path) == 6
+
+
+def find_whole_step(folder: Path) -> int:
+    return int(find_whole(folder).name.removeprefix("step-"))
 
 
 def test_a_half_written_one_is_never_taken(tmp_path: Path):

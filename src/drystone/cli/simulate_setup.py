@@ -119,13 +119,7 @@ def set_up(request: Request) -> Setup:
         on_nodes=on_nodes,
         format=trace.format,
         given=given,
-        notes=(
-            *trace.notes,
-            *request_notes,
-            *notes,
-            *_own_types(reachable),
-            *_above_cap(scenario, types_of(reachable)),
-        ),
+        notes=(*trace.notes, *request_notes, *notes, *_type_notes(scenario, reachable)),
     )
 
 
@@ -157,6 +151,10 @@ def _above_cap(scenario: Scenario, gpu_types: tuple[str, ...]) -> list[str]:
         f"listed prices: {reason}"
         for reason, jobs in reasons.items()
     ]
+
+
+def _type_notes(scenario: Scenario, reachable: Sequence[NodeSpec]) -> list[str]:
+    return [*_own_types(reachable), *_above_cap(scenario, types_of(reachable))]
 
 
 def _own_types(nodes: Sequence[NodeSpec]) -> list[str]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from drystone.describe.generations import find_generation
 from drystone.describe.gpu import GpuSpec
 from drystone.errors import InvalidSpec, UnknownName, close_names
 from drystone.units import GB, TERA, GiB
@@ -156,7 +157,7 @@ def _parse_row(row: dict[str, str]) -> GpuSpec:
     return GpuSpec(
         name=row["name"],
         vendor=row["vendor"],
-        architecture=row["architecture"],
+        architecture=find_generation(row["architecture"]).name,
         year=int(row["year"]),
         memory_bytes=memory_bytes,
         usable_bytes=round(float(visible) * GiB if visible else memory_bytes * share),

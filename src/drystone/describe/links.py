@@ -15,7 +15,7 @@ from typing import Final
 
 from drystone.describe.cluster import Link, Machine
 from drystone.describe.gpu import GpuSpec
-from drystone.errors import UnknownName
+from drystone.errors import InvalidSpec, UnknownName
 from drystone.units import GB
 
 _MICRO: Final = 1e-6
@@ -113,9 +113,12 @@ _WIRINGS: Final = (
     _Wiring(gpus=("RTX-2080-Ti", "RTX-3090", "RTX-4090", "RTX-5090", "RTX-8000", "RTX-A5000",
                   "RTX-A6000", "RTX-6000-Ada", "RTX-PRO-6000", "T4-16GB"), gpus_per_node=4,
             network="Ethernet 100", cards_per_gpu=0.25, like="a workstation or small server"),
+    _Wiring(gpus=("K80-12GB", "P40-24GB", "P100-16GB-PCIe", "V100-16GB-PCIe", "A10-24GB",
+                  "A10G-24GB", "A30-24GB", "A40-48GB", "L4-24GB", "L40-48GB", "L40S-48GB",
+                  "A100-40GB-PCIe", "A100-80GB-PCIe", "H100-80GB-PCIe", "H100-94GB-NVL"),
+            gpus_per_node=8, network="Ethernet 100", cards_per_gpu=0.125, like="a PCIe server"),
 )  # fmt: skip
-_OTHER_WIRING: Final = _Wiring(gpus=(), gpus_per_node=8, network="Ethernet 100",
-                               cards_per_gpu=0.125, like="a PCIe server")  # fmt: skip
+_USUAL_GPUS_PER_NODE: Final = 8  # of types whose network alone is known
 
 
 @cache
@@ -165,16 +168,25 @@ def default_machine(
     A link given by name is one network card a GPU. A node with fewer GPUs than usual keeps the
     number of cards a GPU, so the bandwidth between nodes stays the same for each GPU.
     """
-    wiring = next((one for one in _WIRINGS if (gpu.like or gpu.name) in one.gpus), _OTHER_WIRING)
+    wiring = next((one for one in _WIRINGS if (gpu.like or gpu.name) in one.gpus), None)
     if inter is None and gpu.network:
         inter = gpu.network
     if inter is None:
+        if wiring is None:
+            raise InvalidSpec(
+                "what joins its nodes is not known",
+                where=f"GPU type {gpu.name}",
+                hint="Name a network; or give the type a row in `_WIRINGS` of describe/links.py, "
+                "or `network` or `like` in `gpu_types` of a cluster file",
+            )
         inter = _shared_link(find_link(wiring.network), wiring)
     elif isinstance(inter, str):
         inter = find_link(inter)
+    if gpus_per_node is None:
+        gpus_per_node = wiring.gpus_per_node if wiring else _USUAL_GPUS_PER_NODE
     return Machine(
         gpu=gpu,
-        gpus_per_node=wiring.gpus_per_node if gpus_per_node is None else gpus_per_node,
+        gpus_per_node=gpus_per_node,
         intra=gpu_link(gpu),
         inter=inter,
     )

@@ -6,7 +6,9 @@ gpu_types:
     memory: 64GiB
     memory_bandwidth_gb_s: 2000
     tflops: {fp32: 50, bf16: 400}
+    architecture: Hopper
     link_gb_s: 600
+    network: InfiniBand NDR
 
 With `like`, what is left out is as that type has it. What a file describes is known to everything
 that this process does afterwards, under the same rules for names as the catalogue's own types.
@@ -29,6 +31,7 @@ from drystone.describe.catalogue import (
     find_gpu,
     pcie_bytes_per_second,
 )
+from drystone.describe.generations import find_generation, load_generations
 from drystone.describe.gpu import GpuSpec
 from drystone.describe.links import find_link
 from drystone.describe.yaml_file import Document, Key, load_yaml
@@ -39,16 +42,16 @@ SECTION: Final = "gpu_types"
 OTHER_LINK: Final = "own link"
 _HINT: Final = (
     "Write it like: gpu_types: {L40S-96GB: {like: L40S, memory: 96GiB}}, or with all of "
-    "memory, memory_bandwidth_gb_s and tflops: {fp32: 50, bf16: 400}"
+    "memory, memory_bandwidth_gb_s, tflops: {fp32: 50, bf16: 400}, architecture and network"
 )
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9._+-]{0,59}")
 _BUSES: Final = tuple(f"PCIe {generation}.0 x16" for generation in (3, 4, 5))
 _LEAST_BYTES, _MOST_BYTES = 2**20, 2**50
-_WORDS: Final = ("vendor", "architecture", "year", "bus")
+_WORDS: Final = ("vendor", "year", "bus")
 # What holds where neither the file nor `like` says it; 0 and "": not there, or not known.
 _NOTHING: Final = MappingProxyType(
     {
-        "vendor": "", "architecture": "", "year": 0, "tf32_flops": 0.0, "fp16_flops": 0.0,
+        "vendor": "", "year": 0, "tf32_flops": 0.0, "fp16_flops": 0.0,
         "bf16_flops": 0.0, "fp8_flops": 0.0, "measured_bf16_flops": 0.0,
         "measured_fp8_flops": 0.0, "link": "", "link_bytes_per_second": 0.0,
         "bus": "PCIe 4.0 x16", "bus_bytes_per_second": pcie_bytes_per_second("PCIe 4.0 x16"),
@@ -97,10 +100,12 @@ class GpuTypePart(_Part):
     link: _Text | None = None  # between GPUs of a node, e.g. NVLink 4.0; none: the bus alone
     link_gb_s: _Rate | None = None  # of that link, both directions together
     bus: _Text | None = None  # PCIe 3.0, 4.0 or 5.0 x16; the second
-    network: _Text | None = None  # between nodes, one card a GPU, e.g. InfiniBand NDR
+    # between nodes, one card a GPU, e.g. InfiniBand NDR; needed without `like`
+    network: _Text | None = None
     power_w: _Rate | None = None
     vendor: _Text | None = None
-    architecture: _Text | None = None  # e.g. Hopper: picks the calibrated shares of the peak
+    # the generation it behaves like, e.g. Hopper; needed without `like`
+    architecture: _Text | None = None
     year: Annotated[int, Field(ge=1990, le=2100)] | None = None
     price_dollars_per_hour: Annotated[float, Field(gt=0, le=1e6)] | None = None  # of one GPU
     source: _Text | None = None  # where the numbers are from; left out: this file
@@ -177,13 +182,18 @@ def _gpu_of(document: Document, name: str, part: GpuTypePart, key: Key) -> GpuSp
     ):
         if needed not in values:
             raise InvalidSpec(f"`{what}` is missing", hint=_HINT)
+    memory_bytes, usable_bytes = _memory(document, part, like, key)
+    if part.architecture is not None:
+        place = (*key, "architecture")
+        values["architecture"] = _named_generation(document, part.architecture, place)
+    if part.network is not None:
+        values["network"] = _network(document, part.network, (*key, "network"))
+    if like is None:  # neither is guessed: they change times by factors
+        _check_kin(part)
     if part.bus is not None:
         if part.bus not in _BUSES:
             raise UnknownName("bus", part.bus, _BUSES, where=document.place((*key, "bus")))
         values["bus_bytes_per_second"] = pcie_bytes_per_second(part.bus)
-    if part.network is not None:
-        values["network"] = _network(document, part.network, (*key, "network"))
-    memory_bytes, usable_bytes = _memory(document, part, like, key)
     values |= {
         "name": name, "memory_bytes": memory_bytes, "usable_bytes": usable_bytes, "is_own": True,
         "like": (like.like or like.name) if like else "",
@@ -191,6 +201,28 @@ def _gpu_of(document: Document, name: str, part: GpuTypePart, key: Key) -> GpuSp
         "notes": part.notes or "",
     }  # fmt: skip
     return GpuSpec(**values)
+
+
+def _check_kin(part: GpuTypePart) -> None:
+    """A type that is like no other must say what generation it is of, and what joins its nodes."""
+    if part.architecture is None:
+        known = ", ".join(one.name for one in load_generations())
+        raise InvalidSpec(
+            "`architecture` is missing", hint=f"Name the generation it behaves like: {known}"
+        )
+    if part.network is None:
+        raise InvalidSpec(
+            "`network` is missing",
+            hint="Name what joins its nodes, e.g. InfiniBand NDR or Ethernet 100",
+        )
+
+
+def _named_generation(document: Document, name: str, key: Key) -> str:
+    try:
+        return find_generation(name).name
+    except UnknownName as error:
+        error.where = document.place(key)
+        raise
 
 
 def _rates(part: GpuTypePart) -> dict[str, float]:

@@ -25,11 +25,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from drystone.describe.generations import Generation
 from drystone.describe.gpu import GpuSpec
 from drystone.describe.model import Attention, Block, Experts, Head, ModelSpec
 from drystone.describe.recipe import AttentionKernel, Precision, Recipe
 from drystone.errors import InvalidSpec
-from drystone.estimate.efficiency import GpuEfficiency
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -98,7 +98,7 @@ class Ramp:
         )
 
 
-def make_device(gpu: GpuSpec, precision: Precision, efficiency: GpuEfficiency) -> Device:
+def make_device(gpu: GpuSpec, precision: Precision, efficiency: Generation) -> Device:
     """What the GPU does in that precision; fp32 stands in where it lacks one other than fp8."""
     peak, ceiling = _peak(gpu, precision, efficiency)
     half_peak, half_ceiling = _peak(gpu, _plain_precision(precision), efficiency)
@@ -122,7 +122,7 @@ def _plain_precision(precision: Precision) -> Precision:
     return Precision.BF16_MIXED if precision is Precision.FP8_MIXED else precision
 
 
-def _peak(gpu: GpuSpec, precision: Precision, efficiency: GpuEfficiency) -> tuple[float, float]:
+def _peak(gpu: GpuSpec, precision: Precision, efficiency: Generation) -> tuple[float, float]:
     """Data-sheet peak and the ceiling of real multiplications."""
     measured = 0.0
     match precision:

@@ -1,37 +1,18 @@
-"""What share of its peak does a GPU reach, and what does a launcher add around it?
+"""What does a launcher add around the arithmetic of a GPU?
 
-These are the only calibrated numbers of the speed estimate. Each belongs to a GPU generation or to
-a launcher, never to a dataset. How it was obtained is written behind it: *published* (the source
-is named), *counted* (what a launcher's layers read and write), *calibrated* (fitted on published
-training runs, with each dataset held out once to see that the rest predicts it; docs/speed.md), or
-*assumed* (like the nearest kin that was measured).
+These and the facts about GPU generations (`describe/generations.py`) are the only calibrated
+numbers of the speed estimate. Each belongs to a launcher or to a generation, never to a dataset.
+How it was obtained is written behind it: *published* (the source is named), *counted* (what a
+launcher's layers read and write), *calibrated* (fitted on published training runs, with each
+dataset held out once to see that the rest predicts it; docs/speed.md), or *assumed* (like the
+nearest kin that was measured).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
 from types import MappingProxyType
 from typing import Final
-
-from drystone.describe.gpu import GpuSpec
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuEfficiency:
-    """How a GPU generation behaves in training, relative to its data sheet."""
-
-    ceiling_share: float  # best matrix multiplication over peak, where the catalogue has none
-    sustained_share: float  # of that ceiling, inside a long training step: clocks, power, caches
-    flops_per_tile_slot: float  # peak 16-bit rate of one multiprocessor: how much runs at once
-    attention_forward_share: float  # fused attention over the 16-bit peak, long sequences
-    attention_backward_share: float
-    host_slowness: float  # time its usual hosts take to enqueue work; an H100 host is 1
-    reference_watts: float  # the power limit that the shares were measured at
-    cudnn_attention_gain: float = 1.0  # rate of cuDNN's attention over FlashAttention 2
-    bandwidth_share: float = 0.88  # published: STREAM-like copies reach 85 to 92 % on HBM
-    wave_share: float = 0.15  # calibrated: empty part of the last wave of tiles
-    ramp_depth: float = 120.0  # calibrated: inner depth that filling and draining a tile costs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,79 +43,6 @@ class LauncherEfficiency:
     mean_sequence_tokens: float = float("inf")  # where padding is not computed: the mean length
     masked_head_share: float = 1.0  # of positions for which a masked-language head is computed
 
-
-# Tile slots: the peak of the best known part over its number of multiprocessors (data sheets).
-# Attention: published, arXiv:2307.08691 (A100: 190 to 200 TFLOP/s forward of 312, 170 backward;
-# H100: 335 TFLOP/s with the same kernels), less what short rows cost; cuDNN on Hopper reaches 1.5
-# times that (arXiv:2407.08608 figure 5). On Blackwell the same kernels are assumed to run as on
-# Hopper, and cuDNN to gain a little more.
-_GPUS: Final = MappingProxyType(
-    {
-        "Volta": GpuEfficiency(
-            ceiling_share=0.80,  # assumed; github issues report 95 to 105 of 125 TFLOP/s
-            sustained_share=0.92,  # calibrated
-            flops_per_tile_slot=1.56e12,
-            attention_forward_share=0.35, attention_backward_share=0.30,  # assumed
-            host_slowness=1.6,  # assumed: hosts a little older than the A100's
-            reference_watts=300,
-        ),
-        "Turing": GpuEfficiency(
-            ceiling_share=0.75, sustained_share=0.85,  # assumed: as Volta, lower power limits
-            flops_per_tile_slot=1.7e12,
-            attention_forward_share=0.35, attention_backward_share=0.30,  # assumed
-            host_slowness=1.6, reference_watts=260,
-        ),
-        "Ampere": GpuEfficiency(
-            ceiling_share=0.869,  # published: 271.2 of 312 TFLOP/s (catalogue)
-            sustained_share=0.96,  # calibrated
-            flops_per_tile_slot=2.89e12,
-            attention_forward_share=0.60, attention_backward_share=0.52,  # published
-            host_slowness=1.48,  # calibrated: EPYC 7002 hosts
-            reference_watts=400,
-        ),
-        "Ada": GpuEfficiency(
-            ceiling_share=0.85, sustained_share=0.80,  # assumed: as Ampere, less power for its peak
-            flops_per_tile_slot=2.55e12,
-            attention_forward_share=0.50, attention_backward_share=0.40,  # assumed
-            host_slowness=1.2, reference_watts=350,
-        ),
-        "Hopper": GpuEfficiency(
-            ceiling_share=0.803,  # published: 794.5 of 989 TFLOP/s (catalogue)
-            sustained_share=0.835,  # calibrated: clocks sink under long load at 700 W
-            flops_per_tile_slot=7.49e12,
-            attention_forward_share=0.40, attention_backward_share=0.32,  # published
-            cudnn_attention_gain=1.5, host_slowness=1.0,
-            reference_watts=700,
-        ),
-        # Consumer parts; the data-centre generation follows.
-        "Blackwell 2.0": GpuEfficiency(
-            ceiling_share=0.85, sustained_share=0.80, flops_per_tile_slot=1.23e12,  # as Ada
-            attention_forward_share=0.50, attention_backward_share=0.40,
-            host_slowness=1.2, reference_watts=575,
-        ),
-        "Blackwell": GpuEfficiency(
-            ceiling_share=0.776,  # published: 1745 of 2250 TFLOP/s (catalogue)
-            sustained_share=0.66,  # calibrated on few runs
-            flops_per_tile_slot=15.2e12,
-            attention_forward_share=0.18, attention_backward_share=0.14,  # assumed
-            cudnn_attention_gain=2.4, host_slowness=1.22,  # calibrated: Grace hosts
-            reference_watts=1000,
-        ),
-        "CDNA": GpuEfficiency(
-            ceiling_share=0.52,  # published: 668.4 of 1307 TFLOP/s (catalogue)
-            sustained_share=0.70,  # calibrated on four runs
-            flops_per_tile_slot=4.3e12,
-            attention_forward_share=0.18, attention_backward_share=0.13,  # assumed
-            host_slowness=1.0, reference_watts=750,
-        ),
-    }
-)  # fmt: skip
-# Kepler and Pascal: no tensor cores, so multiplications are closer to what little peak there is.
-_OLDER: Final = GpuEfficiency(
-    ceiling_share=0.85, sustained_share=0.95, flops_per_tile_slot=0.2e12,
-    attention_forward_share=0.3, attention_backward_share=0.25,
-    host_slowness=2.0, reference_watts=250,
-)  # fmt: skip
 
 # Two norms and two residual additions read and write ten rows; norms in fp32 and rotations by
 # single operations another eight (counted).
@@ -222,15 +130,6 @@ _LAUNCHERS: Final = MappingProxyType(
         ),
     }
 )  # fmt: skip
-
-
-@cache
-def gpu_efficiency(gpu: GpuSpec) -> GpuEfficiency:
-    """The shares of the generation that the GPU's architecture belongs to."""
-    for name, efficiency in _GPUS.items():
-        if gpu.architecture.startswith(name):
-            return efficiency
-    return _OLDER
 
 
 def launcher_efficiency(launcher: str) -> LauncherEfficiency:

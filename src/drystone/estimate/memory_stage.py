@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from drystone.describe.generations import generation_of
 from drystone.describe.gpu import GpuSpec
 from drystone.describe.layout import Layouts
 from drystone.estimate.memory_kept import Gathered, Kept, gathered_weights, kept_activations
@@ -28,9 +29,7 @@ Count = TypeVar("Count", int, IntArray)
 # PyTorch's cuBLAS workspace is 8 MiB per handle and stream before Hopper and 32 MiB from it on
 # (torch.backends.cuda, CUBLAS_WORKSPACE_CONFIG); cuBLASLt and Transformer Engine hold as much again
 # each. Three of them are alive in a training process.
-_WORKSPACE_BYTES = 24 * MiB + 46 * MiB
-_WORKSPACE_HOPPER_BYTES = 96 * MiB + 46 * MiB
-_LARGE_WORKSPACE = ("Hopper", "Blackwell", "Blackwell Ultra")
+_WORKSPACE_BYTES = 24 * MiB + 46 * MiB  # where no GPU is named; generations.csv has each
 # One CUDA context with the kernels of torch, cuBLAS and NCCL loaded: 1,113 MiB by the calibration
 # in the BigScience logs. Each communicator adds its channels' buffers.
 _CONTEXT_BYTES = 1113 * MiB
@@ -142,6 +141,4 @@ def context_bytes(num_groups: Count) -> Count:
 
 def workspace_bytes(gpu: GpuSpec | None) -> float:
     """What cuBLAS and the like allocate through torch."""
-    if gpu is not None and gpu.architecture in _LARGE_WORKSPACE:
-        return float(_WORKSPACE_HOPPER_BYTES)
-    return float(_WORKSPACE_BYTES)
+    return float(_WORKSPACE_BYTES) if gpu is None else generation_of(gpu).workspace_bytes

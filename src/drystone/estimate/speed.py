@@ -18,10 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from drystone.describe.cluster import Machine
+from drystone.describe.generations import generation_of
 from drystone.describe.layout import Layouts
 from drystone.describe.model import ModelSpec
 from drystone.describe.recipe import Recipe
-from drystone.estimate.efficiency import gpu_efficiency, launcher_efficiency
+from drystone.estimate.efficiency import launcher_efficiency
 from drystone.estimate.step import Prepared, prepare_step, step_seconds
 from drystone.estimate.work import make_work
 
@@ -165,7 +166,7 @@ def prepare(
     model: ModelSpec, recipe: Recipe, machine: Machine, profile: Profile | None
 ) -> Prepared:
     """The part of an estimate that no layout changes; kept for the next call."""
-    gpu, launcher = gpu_efficiency(machine.gpu), launcher_efficiency(recipe.launcher)
+    gpu, launcher = generation_of(machine.gpu), launcher_efficiency(recipe.launcher)
     if profile is not None:
         machine, launcher = profile.apply(machine, launcher)
     prepared = prepare_step(model, recipe, machine, gpu=gpu, launcher=launcher)

@@ -11,12 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from drystone.describe.cluster import Machine
+from drystone.describe.generations import Generation
 from drystone.describe.layout import Layouts, Sharding
 from drystone.describe.model import ModelSpec
 from drystone.describe.recipe import Offload, Precision, Recipe, Tuning
 from drystone.estimate.compute import PADDING_TOKENS, Device, make_device
 from drystone.estimate.data_parallel import data_parallel_seconds
-from drystone.estimate.efficiency import GpuEfficiency, LauncherEfficiency
+from drystone.estimate.efficiency import LauncherEfficiency
 from drystone.estimate.network import (
     allreduce_seconds,
     alltoall_seconds,
@@ -77,7 +78,7 @@ def prepare_step(
     recipe: Recipe,
     machine: Machine,
     *,
-    gpu: GpuEfficiency,
+    gpu: Generation,
     launcher: LauncherEfficiency,
 ) -> Prepared:
     """The part of an estimate that no layout changes."""

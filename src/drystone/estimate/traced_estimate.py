@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from drystone.describe.cluster import Machine
+from drystone.describe.generations import generation_of
 from drystone.describe.gpu import GpuSpec
 from drystone.describe.layout import Layout
 from drystone.describe.prices import Price
 from drystone.describe.recipe import Precision, Recipe
-from drystone.estimate.efficiency import gpu_efficiency
 from drystone.estimate.memory_stage import context_bytes, workspace_bytes
 from drystone.estimate.module_trace import ModuleTrace
 from drystone.estimate.residuals import memory_range
@@ -111,7 +111,7 @@ def estimate_traced(
 def best_flops(gpu: GpuSpec, recipe: Recipe) -> float:
     """Operations a second of the GPU's best matrix multiplication in the recipe's precision."""
     peak = gpu.fp32_flops if recipe.precision in _FULL_WIDTH else (gpu.bf16_flops or gpu.fp16_flops)
-    ceiling = gpu.measured_bf16_flops or peak * gpu_efficiency(gpu).ceiling_share
+    ceiling = gpu.measured_bf16_flops or peak * generation_of(gpu).ceiling_share
     return min(peak or gpu.fp32_flops, ceiling or gpu.fp32_flops)
 
 

@@ -6,13 +6,13 @@ import pytest
 
 from drystone.describe.catalogue import find_gpu, load_gpus, match_gpus, own_gpus
 from drystone.describe.cluster_file import parse_cluster
+from drystone.describe.generations import generation_of
 from drystone.describe.job_file import make_job
 from drystone.describe.links import default_machine, gpu_link
 from drystone.describe.market_file import parse_market
 from drystone.describe.prices import cheapest_price, load_prices
 from drystone.describe.trace_cluster import load_cluster
 from drystone.errors import RequestError, UnknownName
-from drystone.estimate.efficiency import gpu_efficiency
 from drystone.units import GB, TERA, GiB
 
 NODES = "nodes: [{gpu: Mine, gpus_per_node: 4}]\n"
@@ -32,7 +32,7 @@ def test_what_is_left_out_is_as_the_like_type_has_it():
     assert mine.bf16_flops == like.bf16_flops
     assert mine.is_own
     assert not like.is_own
-    assert gpu_efficiency(mine) == gpu_efficiency(like)
+    assert generation_of(mine) == generation_of(like)
     assert default_machine(mine).inter == default_machine(like).inter
 
 

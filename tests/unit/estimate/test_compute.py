@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drystone.describe.catalogue import find_gpu
+from drystone.describe.generations import generation_of
 from drystone.describe.model import Attention, Block, Experts, Head, Mlp, ModelSpec
 from drystone.describe.recipe import AttentionKernel, Precision, Recipe
 from drystone.errors import InvalidSpec
@@ -24,7 +25,6 @@ from drystone.estimate.compute import (
     make_device,
     weight_gradient_ramp,
 )
-from drystone.estimate.efficiency import gpu_efficiency
 from drystone.estimate.parameters import count_block
 
 ATTENTION = Attention(num_heads=32, num_kv_heads=8, head_dim=128)
@@ -44,7 +44,7 @@ ONE = np.array([1.0])
 
 def device_of(name: str, precision: Precision = Precision.BF16_MIXED) -> Device:
     gpu = find_gpu(name)
-    return make_device(gpu, precision, gpu_efficiency(gpu))
+    return make_device(gpu, precision, generation_of(gpu))
 
 
 def seconds_of(ramp, tokens: float, tp: float = 1.0) -> float:
@@ -182,7 +182,7 @@ def test_a_gpu_without_bf16_falls_back_to_fp32():
 
 def test_a_lower_power_limit_lowers_the_ceiling_that_nobody_measured():
     gpu = replace(find_gpu("H100-80G"), measured_bf16_flops=0.0)
-    efficiency = gpu_efficiency(gpu)
+    efficiency = generation_of(gpu)
     full = make_device(gpu, Precision.BF16_MIXED, efficiency)
     half = make_device(replace(gpu, power_watts=350.0), Precision.BF16_MIXED, efficiency)
 

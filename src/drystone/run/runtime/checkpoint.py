@@ -4,6 +4,9 @@ A checkpoint is a folder `step-00000012`. It is written under another name, ever
 the hashes and the position of the job go into `checkpoint.json`, and only then the folder gets its
 name. Loading takes the newest folder whose files are what their hashes say. All ranks must see the
 same file system.
+
+A checkpoint of another format is not a damaged one: loading refuses rather than pass over work that
+another version of Drystone can read. Only checkpoints older than the one just written are removed.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from drystone.errors import UnreadableFile
+from drystone.errors import DrystoneError, UnreadableFile
 from drystone.run.fence import own_epoch, writing
 from drystone.run.runtime.collectives import Wire
 from drystone.run.runtime.ledger import host_memory
@@ -34,6 +37,10 @@ from drystone.run.runtime.stepping import Stepper
 FORMAT = 1
 RECORD = "checkpoint.json"
 _NAME = re.compile(r"step-(\d{8,})")
+
+
+class OtherFormat(UnreadableFile):
+    """A checkpoint of another version of Drystone, in a format that this one cannot read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +104,7 @@ def write_checkpoint(
             shutil.rmtree(target, ignore_errors=True)
             scratch.rename(target)
             _sync_folder(folder)
-            _remove_old(folder, keep)
+            _remove_old(folder, target, keep)
     wire.barrier()
     return target
 
@@ -105,10 +112,18 @@ def write_checkpoint(
 def load_latest(folder: Path, engine: Stepper, optimizer: torch.optim.Optimizer) -> Progress | None:
     """Load the newest whole checkpoint into this split; None where there is none."""
     wire = engine.wire
-    choice = [find_whole(folder) if wire.rank == 0 else None]
+    choice: list[Path | DrystoneError | None] = [None]
+    if wire.rank == 0:
+        try:
+            choice = [find_whole(folder)]
+        except DrystoneError as error:  # the other ranks wait to hear of it
+            choice = [error]
     if not wire.is_alone:
         dist.broadcast_object_list(choice, group_src=0, group=wire.group)
-    return None if choice[0] is None else load_checkpoint(choice[0], engine, optimizer)
+    found = choice[0]
+    if isinstance(found, DrystoneError):
+        raise found
+    return None if found is None else load_checkpoint(found, engine, optimizer)
 
 
 def load_checkpoint(path: Path, engine: Stepper, optimizer: torch.optim.Optimizer) -> Progress:
@@ -133,7 +148,10 @@ def load_checkpoint(path: Path, engine: Stepper, optimizer: torch.optim.Optimize
 
 
 def find_whole(folder: Path) -> Path | None:
-    """The newest checkpoint that is what its hashes say; damaged ones are named on the way."""
+    """The newest checkpoint that is what its hashes say; damaged ones are named on the way.
+
+    One of another format on the way is an error: to pass over it would throw its steps away.
+    """
     for path in reversed(_checkpoints(folder)):
         problems = check_checkpoint(path)
         if not problems:
@@ -143,14 +161,23 @@ def find_whole(folder: Path) -> Path | None:
 
 
 def check_checkpoint(path: Path) -> list[str]:
-    """What is wrong with a checkpoint; empty when nothing is."""
+    """What is damaged in a checkpoint; empty when nothing is. Another format is an error."""
     try:
         record = json.loads((path / RECORD).read_text(encoding="utf-8"))
-        files = dict(record["files"])
+        written = record["format"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         return [f"no readable {RECORD}: {error}"]
-    if record.get("format") != FORMAT:
-        return [f"is of format {record.get('format')}, not {FORMAT}"]
+    if written != FORMAT:  # before anything else is looked at: the rest may mean something else
+        raise OtherFormat(
+            f"is a checkpoint of format {written!r}, this version of Drystone reads {FORMAT}",
+            where=str(path),
+            hint="Go on with the version that wrote it; or move the folder elsewhere to go on from "
+            "the checkpoint before it. Nothing was changed",
+        )
+    try:
+        files = dict(record["files"])
+    except (KeyError, ValueError, TypeError) as error:
+        return [f"no readable {RECORD}: {error}"]
     problems = []
     for name, expected in files.items():
         try:
@@ -243,9 +270,31 @@ def _checkpoints(folder: Path) -> list[Path]:
         return []
     except OSError as error:
         raise UnreadableFile(f"cannot be read: {error.strerror}", where=str(folder)) from None
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+    return sorted(found, key=_step)
 
 
-def _remove_old(folder: Path, keep: int) -> None:
-    for path in _checkpoints(folder)[: -max(keep, 1)]:
-        shutil.rmtree(path, ignore_errors=True)
+def _remove_old(folder: Path, newest: Path, keep: int) -> None:
+    """Remove what the newest replaces, but for the last `keep`, itself included.
+
+    Checkpoints of later steps are of a run that did not lead here, and of other formats of another
+    version: neither is replaced by this one.
+    """
+    older = [path for path in _checkpoints(folder) if _step(path) < _step(newest)]
+    formats = {path: _format(path) for path in older}
+    readable = [path for path in older if formats[path] == FORMAT]
+    kept = readable[max(len(readable) + 1 - max(keep, 1), 0) :]
+    for path in older:
+        if path not in kept and formats[path] in (FORMAT, None):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def _format(path: Path) -> object:
+    """What a checkpoint says of its format; None where it says nothing that can be read."""
+    try:
+        return json.loads((path / RECORD).read_text(encoding="utf-8"))["format"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -43,6 +43,18 @@ def test_jobs_run_on_rented_nodes_and_everything_is_given_back_and_paid(tmp_path
 
 
 @pytest.mark.slow
+def test_a_hard_cap_below_the_favourite_option_lets_jobs_run_on_fewer_nodes(tmp_path):
+    """Four nodes would be fastest, and the cap pays for three: $1.30 at $0.40 each."""
+    cloud = open_cloud(tmp_path)
+    with renting(tmp_path / "s", cloud) as system:
+        jobs = [system.submit(gpus={"max": 4}) for _ in range(3)]
+        assert system.wait_over(*jobs, seconds=120) == ["done"] * 3
+        system.until(lambda: is_quiet(system.controller))
+        events = system.events()
+    check_rentals(events, cloud)
+
+
+@pytest.mark.slow
 def test_a_node_that_is_taken_back_costs_a_checkpoint_at_most(tmp_path):
     cloud = open_cloud(tmp_path)
     with renting(tmp_path / "s", cloud) as system:

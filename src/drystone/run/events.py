@@ -17,8 +17,14 @@ import msgspec
 
 from drystone.describe.job import JobSpec
 from drystone.describe.trace_cluster import NodeSpec
-from drystone.errors import UnknownName, UnreadableFile
+from drystone.errors import DrystoneError, UnknownName, UnreadableFile
 from drystone.schedule.snapshot import Placement
+
+_ENCODER: Final = json.JSONEncoder(allow_nan=False)
+
+
+class UnwritableEvent(DrystoneError):
+    """An event holds what no log can keep; nothing was written."""
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
@@ -256,13 +262,48 @@ def render_event(event: Event) -> str:
         fields["job"] = {name: value for name, value in job.items() if value != math.inf}
     if isinstance(event, NodeJoined | NodeAdded):
         fields["spec"] = dataclasses.asdict(event.spec)
-    return json.dumps({"event": type(event).__name__} | fields)
+    return dump_line(event, fields)
+
+
+def dump_line(event: Event, fields: dict[str, Any]) -> str:
+    """An event as one line of JSON, which knows no infinity: nobody could read it back."""
+    try:
+        return _ENCODER.encode({"event": type(event).__name__} | fields)
+    except ValueError as error:
+        raise UnwritableEvent(f"{type(event).__name__} cannot be written: {error}") from None
+
+
+def load_line(line: str) -> dict[str, Any]:
+    """What a line of a log says, as plain values; all its numbers are finite.
+
+    Logs of earlier versions may hold infinities: a speed that is none is 0 (not measured), and one
+    of several numbers is left out.
+    """
+    table: dict[str, Any] = json.loads(line)
+    if not isinstance(table, dict):
+        raise UnreadableFile(f"not an event: {line[:80]!r}")
+    if "Infinity" in line or "NaN" in line:
+        return {name: _without_infinities(value) for name, value in table.items()}
+    return table
+
+
+def _without_infinities(value: Any) -> Any:
+    if isinstance(value, dict):
+        found = {name: _without_infinities(one) for name, one in value.items()}
+        return {name: one for name, one in found.items() if _is_finite(value[name])}
+    if isinstance(value, list):
+        return [_without_infinities(one) for one in value]
+    return value if _is_finite(value) else 0.0
+
+
+def _is_finite(value: Any) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def parse_event(line: str) -> Event:
     """The event that a line of JSON says."""
     try:
-        fields: dict[str, Any] = json.loads(line)
+        fields = load_line(line)
         name = str(fields.pop("event"))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UnreadableFile(f"not an event: {line[:80]!r}") from error

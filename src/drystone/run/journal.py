@@ -1,7 +1,8 @@
 """The log and what follows from it, kept in step: nothing is believed before it is written.
 
 An event is checked, appended to the store under the controller's lease, and only then folded into
-the state. If writing fails, nothing has changed. Threads may share a journal: whoever changes or
+the state. If writing fails, nothing has changed; if nobody knows whether it failed, the log is read
+again before anything else is written. Threads may share a journal: whoever changes or
 reads several things at once holds `lock`.
 """
 
@@ -28,9 +29,9 @@ from drystone.run.events import (
     NodeReleased,
     NodeRemoved,
     Progressed,
-    Submitted,
 )
-from drystone.run.lifecycle import TERMINAL, JobState
+from drystone.run.job_rows import job_rows
+from drystone.run.lifecycle import JobState
 from drystone.run.live.options import OptionBook, work_of
 from drystone.run.live_state import LiveState
 from drystone.run.notes import (
@@ -39,15 +40,20 @@ from drystone.run.notes import (
     Described,
     Launched,
     Learned,
-    Note,
     TokenMade,
     TokenRevoked,
-    job_of,
 )
 from drystone.run.renting.settings import Renting, with_rentable
-from drystone.run.snapshots import SnapshotMaker
-from drystone.run.store import JobRow, Lease, Store
-from drystone.schedule.snapshot import JobTable, OptionSet, Snapshot, StartupCost
+from drystone.run.snapshots import SnapshotMaker, take_jobs
+from drystone.run.store import (
+    CommitUnclear,
+    Lease,
+    LogConflict,
+    LogMoved,
+    Store,
+    StoreBusy,
+)
+from drystone.schedule.snapshot import OptionSet, Snapshot, StartupCost
 
 # The event of a node that joins, given its row and the time; None: it is not to be used.
 Joining = Callable[[int, NodeSpec, float], Event | None]
@@ -82,6 +88,8 @@ class Journal:
         self.gpu_types: tuple[str, ...] = ()  # also of nodes that are gone: their rows stay
         self.version = 0  # grows with every event that may change a decision
         self.sequence = 0  # of the last event in the log
+        self._is_unclear = False  # whether the log may hold more than that
+        self._conflict: LogConflict | None = None  # why nothing more may be written
         self.taken: dict[str, int] = {}  # GPUs of nodes that others use; not in the log
         self._actor = ""  # who is behind what is written now
         self._startup, self._clock, self._joining = startup or StartupCost(), clock, joining
@@ -107,18 +115,51 @@ class Journal:
         if not events:
             return
         with self.lock:
-            states = self.live.check(events)
-            self.sequence = self.store.append(
-                self.lease, events, self._rows(events, states), actor=self._actor
-            )
+            self.settle()
+            rows = job_rows(self.live, events, self.live.check(events))
+            before = self.sequence
+            try:
+                last = self.store.append(self.lease, events, rows, after=before, actor=self._actor)
+            except (CommitUnclear, LogMoved) as error:
+                self._is_unclear = True
+                try:
+                    self.settle()
+                except StoreBusy:
+                    raise error from None  # later, before the next write
+                if isinstance(error, CommitUnclear) and self.sequence == before + len(events):
+                    return  # it was written, and is believed by now
+                raise StoreBusy(f"nothing was written: {error.message}") from None
+            self._believe(events, last)
+
+    def settle(self) -> None:
+        """Look what is in the log after a write whose answer was lost, and believe that.
+
+        While the database does not say, `StoreBusy` is raised: nothing may be written before.
+        """
+        with self.lock:
+            if self._conflict is not None:
+                raise self._conflict
+            if self._is_unclear:
+                found = self.store.read_settled(self.lease, after=self.sequence)
+                last = found[-1][0] if found else self.sequence
+                self._believe([event for _, event in found], last)
+                self._is_unclear = False
+
+    def _believe(self, events: Sequence[Event], last: int) -> None:
+        """Fold what is in the log up to `last`; what cannot be folded ends this controller."""
+        try:
             for event in events:
                 record = self.live.record(event)
                 if isinstance(event, Learned):
                     self._maker = None  # other options
                 elif record is not None and self._maker is not None:
                     self._maker.update(record)
-            self.version += any(not isinstance(event, _NO_CHANGE) for event in events)
-            self.changed.notify_all()
+        except Exception as error:
+            self._conflict = LogConflict(f"the log says what cannot follow: {error}")
+            raise self._conflict from error
+        self.sequence = last
+        self.version += any(not isinstance(event, _NO_CHANGE) for event in events)
+        self.changed.notify_all()
 
     @contextmanager
     def acting(self, actor: str) -> Iterator[None]:
@@ -150,7 +191,7 @@ class Journal:
                 dtype=bool,
             )
             if not kept.all():
-                made = replace(made, jobs=_take(made.jobs, np.flatnonzero(kept)))
+                made = replace(made, jobs=take_jobs(made.jobs, np.flatnonzero(kept)))
             if self.live.drained:
                 made = self._without_drained(made)
             return self._without_taken(made) if self.taken else made
@@ -334,50 +375,6 @@ class Journal:
                     )
                 ]
             )
-
-    def _rows(self, events: Sequence[Event], states: dict[str, JobState]) -> list[JobRow]:
-        """The table for reading: every job that these events changed."""
-        described = {one.job_id: one.job for one in events if isinstance(one, Described)}
-        rows: dict[str, JobRow] = {}
-        for event in events:
-            job_id = job_of(event)
-            if isinstance(event, Note | Progressed) or not job_id:
-                continue
-            state = states[job_id]
-            if isinstance(event, Submitted):
-                job, submit = described.get(job_id), event.job.submit_seconds
-            else:
-                job = described.get(job_id) or self.live.jobs[job_id].job
-                known = rows.get(job_id)
-                submit = (
-                    known.submit_seconds
-                    if known
-                    else self.live.state.jobs[job_id].spec.submit_seconds
-                )
-            rows[job_id] = JobRow(
-                id=job_id,
-                name=job.name if job else job_id,
-                owner=job.owner if job else "",
-                state=state.value,
-                submit_seconds=submit,
-                end_seconds=event.time_seconds if state in TERMINAL else None,
-                reason=str(getattr(event, "reason", "")),
-            )
-        return list(rows.values())
-
-
-def _take(jobs: JobTable, rows: np.ndarray) -> JobTable:
-    """Some rows of a table of jobs."""
-    values = {}
-    for name in JobTable.__dataclass_fields__:
-        column = getattr(jobs, name)
-        if isinstance(column, np.ndarray):
-            values[name] = column[rows]
-        elif isinstance(column, tuple):
-            values[name] = tuple(column[row] for row in rows)
-        else:
-            values[name] = column
-    return JobTable(**values)
 
 
 def _sizes(cluster: ClusterSpec) -> object:

@@ -6,7 +6,6 @@ job's description, a node that is drained, what was learned. Both go into one lo
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -16,7 +15,7 @@ from drystone.describe.json_shapes import to_plain
 from drystone.describe.module_spec import ModuleSpec
 from drystone.describe.training_job import TrainingJob
 from drystone.errors import InvalidSpec, UnreadableFile
-from drystone.run.events import Event, parse_event, render_event
+from drystone.run.events import Event, dump_line, load_line, parse_event, render_event
 
 
 class Note(Event, frozen=True, forbid_unknown_fields=True):
@@ -134,13 +133,13 @@ def render(event: Event) -> str:
     if not isinstance(event, Note):
         return render_event(event)
     fields = {name: to_plain(getattr(event, name)) for name in event.__struct_fields__}
-    return json.dumps({"event": type(event).__name__} | fields)
+    return dump_line(event, fields)
 
 
 def parse(line: str) -> Event:
     """The event or note that a line says."""
     try:
-        table: dict[str, Any] = json.loads(line)
+        table = load_line(line)
         kind = NOTES.get(table["event"])
     except (ValueError, KeyError, TypeError) as error:
         raise UnreadableFile(f"not an event: {line[:80]!r}") from error

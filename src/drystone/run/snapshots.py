@@ -319,3 +319,17 @@ class LazySnapshot(Snapshot):
 
     def free_by_node(self) -> Sequence[int]:
         return self._maker.state.free if self._is_live else super().free_by_node()
+
+
+def take_jobs(jobs: JobTable, rows: np.ndarray) -> JobTable:
+    """Some rows of a table of jobs."""
+    values = {}
+    for name in JobTable.__dataclass_fields__:
+        column = getattr(jobs, name)
+        if isinstance(column, np.ndarray):
+            values[name] = column[rows]
+        elif isinstance(column, tuple):
+            values[name] = tuple(column[row] for row in rows)
+        else:
+            values[name] = column
+    return JobTable(**values)

@@ -19,60 +19,45 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from drystone.errors import DrystoneError, MissingExtra, UnreadableFile
 from drystone.run.events import Event
 from drystone.run.notes import Described, job_of, parse, render
+from drystone.run.store_connections import prepare_postgresql, prepare_sqlite
+from drystone.run.store_tables import (
+    AUDIT_INDEX,
+    BY_PEOPLE,
+    EVENTS,
+    FORMATS,
+    JOBS,
+    KEYS,
+    LEASES,
+    TABLES,
+)
 
 CONTROLLER: Final = "controller"
 _FORMAT: Final = 2  # 1 had no column `actor`
 _BUSY_SECONDS: Final = 5.0
-_TABLES = sa.MetaData()
-
-_EVENTS = sa.Table(
-    "events",
-    _TABLES,
-    sa.Column("sequence", sa.BigInteger, primary_key=True, autoincrement=False),
-    sa.Column("time_seconds", sa.Double, nullable=False),
-    sa.Column("kind", sa.String(32), nullable=False),
-    sa.Column("job_id", sa.String(64), nullable=False, index=True),
-    sa.Column("actor", sa.String(200), nullable=False, server_default=""),  # "": the system itself
-    sa.Column("body", sa.Text, nullable=False),
-)
-_BY_PEOPLE = _EVENTS.c.actor != ""
-_AUDIT_INDEX = sa.Index(
-    "ix_events_by_people", _EVENTS.c.sequence, sqlite_where=_BY_PEOPLE, postgresql_where=_BY_PEOPLE
-)
-_KEYS = sa.Table(
-    "client_keys",
-    _TABLES,
-    sa.Column("client_key", sa.String(200), primary_key=True),
-    sa.Column("job_id", sa.String(64), nullable=False),
-)
-_LEASES = sa.Table(
-    "leases",
-    _TABLES,
-    sa.Column("name", sa.String(64), primary_key=True),
-    sa.Column("holder", sa.String(200), nullable=False),
-    sa.Column("epoch", sa.BigInteger, nullable=False),
-    sa.Column("expires_seconds", sa.Double, nullable=False),
-)
-_JOBS = sa.Table(
-    "jobs",
-    _TABLES,
-    sa.Column("id", sa.String(64), primary_key=True),
-    sa.Column("name", sa.String(200), nullable=False),
-    sa.Column("owner", sa.String(200), nullable=False, index=True),
-    sa.Column("state", sa.String(16), nullable=False, index=True),
-    sa.Column("submit_seconds", sa.Double, nullable=False),
-    sa.Column("end_seconds", sa.Double, nullable=True),
-    sa.Column("reason", sa.Text, nullable=False),
-)
-_FORMATS = sa.Table("format", _TABLES, sa.Column("number", sa.Integer, primary_key=True))
 
 
 class LeaseLost(DrystoneError):
     """Another controller has taken over; whoever gets this must stop acting."""
 
 
+class LogConflict(LeaseLost):
+    """The log and its writer's memory differ beyond mending; the next controller reads it anew."""
+
+
 class StoreBusy(DrystoneError):
-    """The database cannot be written right now; nothing was written, trying again may help."""
+    """The database cannot be used right now; nothing was written, trying again may help."""
+
+
+class CommitUnclear(StoreBusy):
+    """The answer to a commit was lost: it may be in the log or not, until somebody looks."""
+
+
+class LogMoved(StoreBusy):
+    """The log is longer than its writer knew; nothing was written."""
+
+
+class StoreRefused(DrystoneError):
+    """The database does not take a value; nothing was written, and the same would be refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +98,11 @@ class Store:
             self._engine = sa.create_engine(url, pool_pre_ping=not url.startswith("sqlite"))
             self._is_sqlite = self._engine.dialect.name == "sqlite"
             if self._is_sqlite:
-                _prepare_sqlite(self._engine, busy_seconds)
+                prepare_sqlite(self._engine, busy_seconds)
+            else:
+                prepare_postgresql(self._engine, busy_seconds)
             self._upgrade()
-            _TABLES.create_all(self._engine)
+            TABLES.create_all(self._engine)
             self._check_format()
         except ModuleNotFoundError as error:
             if error.name != "psycopg":
@@ -139,7 +126,7 @@ class Store:
                 lease = Lease(holder, 1)
                 values = {"name": CONTROLLER, "holder": holder, "epoch": 1}
                 connection.execute(
-                    _LEASES.insert().values(**values, expires_seconds=now + lease_seconds)
+                    LEASES.insert().values(**values, expires_seconds=now + lease_seconds)
                 )
                 return lease
             if row.expires_seconds > now and row.holder != holder:
@@ -162,15 +149,26 @@ class Store:
                 self._set_lease(connection, lease, 0.0)
 
     def append(
-        self, lease: Lease, events: Sequence[Event], rows: Iterable[JobRow] = (), *, actor: str = ""
+        self,
+        lease: Lease,
+        events: Sequence[Event],
+        rows: Iterable[JobRow] = (),
+        *,
+        after: int | None = None,
+        actor: str = "",
     ) -> int:
         """Write events and what they did to jobs, all or nothing; the last sequence number.
 
-        `actor` is the person behind them, where there is one.
+        `after` is the last one that the writer knows: if the log has others, nothing is written and
+        `LogMoved` is raised. `actor` is the person behind them, where there is one. If the answer
+        is lost, `CommitUnclear` is raised, and `read_settled` says what became of it.
         """
         with self._write() as connection:
             self._check_lease(connection, lease)
-            first = self._last(connection) + 1
+            last = self._last(connection)
+            if after is not None and last != after:
+                raise LogMoved(f"the log is at {last}, and its writer knew of {after}")
+            first = last + 1
             values = [
                 {
                     "sequence": first + offset,
@@ -183,25 +181,36 @@ class Store:
                 for offset, event in enumerate(events)
             ]
             if values:
-                connection.execute(_EVENTS.insert(), values)
+                connection.execute(EVENTS.insert(), values)
             keys = [
                 {"client_key": one.client_key, "job_id": one.job_id}
                 for one in events
                 if isinstance(one, Described) and one.client_key
             ]
             if keys:
-                connection.execute(_KEYS.insert(), keys)
+                connection.execute(KEYS.insert(), keys)
             self._write_rows(connection, rows)
             return first + len(values) - 1
+
+    def read_settled(self, lease: Lease, *, after: int) -> list[tuple[int, Event]]:
+        """Events after one, once no earlier write of this holder can still come through.
+
+        Every write locks the row of the lease first: whoever has it knows how the others ended.
+        """
+        columns = (EVENTS.c.sequence, EVENTS.c.body)
+        query = sa.select(*columns).where(EVENTS.c.sequence > after).order_by(EVENTS.c.sequence)
+        with self._write() as connection:
+            self._check_lease(connection, lease)
+            return [(int(sequence), parse(body)) for sequence, body in connection.execute(query)]
 
     def read(
         self, *, after: int = 0, job_id: str = "", most: int = 0
     ) -> Iterator[tuple[int, Event]]:
         """Events with their sequence numbers, oldest first."""
-        query = sa.select(_EVENTS.c.sequence, _EVENTS.c.body).where(_EVENTS.c.sequence > after)
+        query = sa.select(EVENTS.c.sequence, EVENTS.c.body).where(EVENTS.c.sequence > after)
         if job_id:
-            query = query.where(_EVENTS.c.job_id == job_id)
-        query = query.order_by(_EVENTS.c.sequence)
+            query = query.where(EVENTS.c.job_id == job_id)
+        query = query.order_by(EVENTS.c.sequence)
         if most:
             query = query.limit(most)
         with self._read() as connection:
@@ -230,15 +239,15 @@ class Store:
         With `by_people` only what somebody did, with `kinds` only events of those. Oldest first in
         any case.
         """
-        columns = (_EVENTS.c.sequence, _EVENTS.c.job_id, _EVENTS.c.actor, _EVENTS.c.body)
-        query = sa.select(*columns).where(_EVENTS.c.sequence > after)
+        columns = (EVENTS.c.sequence, EVENTS.c.job_id, EVENTS.c.actor, EVENTS.c.body)
+        query = sa.select(*columns).where(EVENTS.c.sequence > after)
         if job_id:
-            query = query.where(_EVENTS.c.job_id == job_id)
+            query = query.where(EVENTS.c.job_id == job_id)
         if by_people:
-            query = query.where(_BY_PEOPLE)
+            query = query.where(BY_PEOPLE)
         if kinds:
-            query = query.where(_EVENTS.c.kind.in_(kinds))
-        order = _EVENTS.c.sequence.desc() if is_newest else _EVENTS.c.sequence
+            query = query.where(EVENTS.c.kind.in_(kinds))
+        order = EVENTS.c.sequence.desc() if is_newest else EVENTS.c.sequence
         query = query.order_by(order)
         with self._read() as connection:
             found = connection.execute(query.limit(most) if most else query)
@@ -252,7 +261,7 @@ class Store:
 
     def find_key(self, client_key: str) -> str | None:
         """The job that was submitted under a client's key."""
-        query = sa.select(_KEYS.c.job_id).where(_KEYS.c.client_key == client_key)
+        query = sa.select(KEYS.c.job_id).where(KEYS.c.client_key == client_key)
         with self._read() as connection:
             return connection.execute(query).scalar()
 
@@ -260,11 +269,11 @@ class Store:
         self, *, states: Sequence[str] = (), owner: str = "", most: int = 0, skip: int = 0
     ) -> list[JobRow]:
         """Jobs by submission, the newest last."""
-        query = sa.select(_JOBS).order_by(_JOBS.c.submit_seconds, _JOBS.c.id)
+        query = sa.select(JOBS).order_by(JOBS.c.submit_seconds, JOBS.c.id)
         if states:
-            query = query.where(_JOBS.c.state.in_(states))
+            query = query.where(JOBS.c.state.in_(states))
         if owner:
-            query = query.where(_JOBS.c.owner == owner)
+            query = query.where(JOBS.c.owner == owner)
         if most:
             query = query.limit(most)
         if skip:
@@ -274,13 +283,21 @@ class Store:
 
     @contextmanager
     def _write(self) -> Iterator[sa.Connection]:
+        is_committing = False
         try:
-            with self._engine.begin() as connection:
+            with self._engine.connect() as connection, connection.begin() as transaction:
                 yield connection
+                is_committing = True
+                transaction.commit()
         except IntegrityError as error:
             raise LeaseLost(f"another writer was faster: {error.orig}") from None
-        except OperationalError as error:
-            raise StoreBusy(f"the database cannot be written: {error.orig}") from None
+        except DBAPIError as error:
+            if is_committing:
+                raise CommitUnclear(
+                    f"the database did not say whether it has written: {error.orig}",
+                    hint="Look before you try again; a submission may be sent again with its key",
+                ) from None
+            raise _trouble(error, "written") from None
 
     @contextmanager
     def _read(self) -> Iterator[sa.Connection]:
@@ -288,8 +305,8 @@ class Store:
             with self._engine.connect() as connection:
                 # Without a transaction: a reader must not hold up a writer.
                 yield connection.execution_options(isolation_level="AUTOCOMMIT")
-        except OperationalError as error:
-            raise StoreBusy(f"the database cannot be read: {error.orig}") from None
+        except DBAPIError as error:
+            raise _trouble(error, "read") from None
 
     def _now(self, connection: sa.Connection) -> float:
         """The database's clock where several machines may share it."""
@@ -300,7 +317,7 @@ class Store:
         )
 
     def _lease_row(self, connection: sa.Connection) -> Any:
-        query = sa.select(_LEASES).where(_LEASES.c.name == CONTROLLER).with_for_update()
+        query = sa.select(LEASES).where(LEASES.c.name == CONTROLLER).with_for_update()
         return connection.execute(query).one_or_none()
 
     def _check_lease(self, connection: sa.Connection, lease: Lease) -> None:
@@ -314,8 +331,8 @@ class Store:
 
     def _set_lease(self, connection: sa.Connection, lease: Lease, expires: float) -> None:
         connection.execute(
-            _LEASES.update()
-            .where(_LEASES.c.name == CONTROLLER)
+            LEASES.update()
+            .where(LEASES.c.name == CONTROLLER)
             .values(holder=lease.holder, epoch=lease.epoch, expires_seconds=expires)
         )
 
@@ -324,12 +341,12 @@ class Store:
         if not values:
             return
         ids = [value["id"] for value in values]
-        connection.execute(_JOBS.delete().where(_JOBS.c.id == sa.bindparam("old")),
+        connection.execute(JOBS.delete().where(JOBS.c.id == sa.bindparam("old")),
                            [{"old": one} for one in ids])  # fmt: skip
-        connection.execute(_JOBS.insert(), values)
+        connection.execute(JOBS.insert(), values)
 
     def _last(self, connection: sa.Connection) -> int:
-        return int(connection.execute(sa.select(sa.func.max(_EVENTS.c.sequence))).scalar() or 0)
+        return int(connection.execute(sa.select(sa.func.max(EVENTS.c.sequence))).scalar() or 0)
 
     def _upgrade(self) -> None:
         """Bring a database of an earlier format to this one, in one transaction."""
@@ -337,19 +354,19 @@ class Store:
         if "format" not in names:
             return
         with self._engine.begin() as connection:
-            if connection.execute(sa.select(_FORMATS.c.number)).scalar() != 1:
+            if connection.execute(sa.select(FORMATS.c.number)).scalar() != 1:
                 return
             connection.execute(
                 sa.text("ALTER TABLE events ADD COLUMN actor VARCHAR(200) NOT NULL DEFAULT ''")
             )
-            _AUDIT_INDEX.create(connection)
-            connection.execute(_FORMATS.update().values(number=_FORMAT))
+            AUDIT_INDEX.create(connection)
+            connection.execute(FORMATS.update().values(number=_FORMAT))
 
     def _check_format(self) -> None:
         with self._engine.begin() as connection:
-            found = connection.execute(sa.select(_FORMATS.c.number)).scalar()
+            found = connection.execute(sa.select(FORMATS.c.number)).scalar()
             if found is None:
-                connection.execute(_FORMATS.insert().values(number=_FORMAT))
+                connection.execute(FORMATS.insert().values(number=_FORMAT))
             elif found != _FORMAT:
                 raise UnreadableFile(
                     f"is a database of format {found}, this version reads {_FORMAT}",
@@ -358,23 +375,11 @@ class Store:
                 )
 
 
-def _prepare_sqlite(engine: sa.Engine, busy_seconds: float) -> None:
-    """Write-ahead log, every commit on the disk, writers wait for each other."""
-
-    @sa.event.listens_for(engine, "connect")
-    def connected(connection: Any, _: object) -> None:
-        connection.isolation_level = None  # the driver begins no transactions of its own
-        cursor = connection.cursor()
-        cursor.execute(f"PRAGMA busy_timeout = {int(busy_seconds * 1000)}")
-        cursor.execute("PRAGMA journal_mode = WAL")
-        cursor.execute("PRAGMA synchronous = FULL")
-        cursor.close()
-
-    @sa.event.listens_for(engine, "begin")
-    def began(connection: sa.Connection) -> None:
-        # Take the lock at once: a reader that turns writer could not wait for another writer.
-        if connection.get_execution_options().get("isolation_level") != "AUTOCOMMIT":
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
+def _trouble(error: DBAPIError, what: str) -> DrystoneError:
+    """Whether to try again, or never the same."""
+    if isinstance(error, OperationalError) or error.connection_invalidated:
+        return StoreBusy(f"the database cannot be {what}: {error.orig}")
+    return StoreRefused(f"the database refuses it: {error.orig}")
 
 
 def _shown(url: str) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final
 
 from drystone.run.controller import Controller
+from drystone.run.events import load_line
 from drystone.run.store import LogLine
 from drystone.service.callers import Caller, may_touch
 
@@ -15,7 +15,7 @@ _PUBLIC_KEYS: Final = ("name", "owner", "team", "model", "priority", "num_steps"
 
 def event_view(line: LogLine, *, is_open: bool) -> Table:
     """One event. `is_open`: for those who may read the job's logs and its description."""
-    event: Table = json.loads(line.body)
+    event: Table = load_line(line.body)
     job, reason = event.get("job"), event.get("reason")
     event.pop("secret_sha256", None)
     event.pop("client_key", None)

@@ -6,10 +6,10 @@ prices (by far the most) stay in the database.
 
 from __future__ import annotations
 
-import json
 import threading
 from typing import Any, Final
 
+from drystone.run.events import load_line
 from drystone.run.store import Store
 from drystone.units import HOUR_SECONDS
 
@@ -35,7 +35,7 @@ class PriceHistory:
             read = self._store.read_log
             while lines := read(after=self._sequence, most=_CHUNK, kinds=_WANTED):
                 for line in lines:
-                    self._take(json.loads(line.body))
+                    self._take(load_line(line.body))
                 self._sequence = lines[-1].sequence
                 if len(lines) < _CHUNK:
                     return

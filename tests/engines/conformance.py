@@ -125,6 +125,28 @@ def resize(system: System) -> None:
         check_audit(system, job, steps=45)
 
 
+def exchange(system: System) -> None:
+    """Two jobs change places in one round: each waits for the other to leave, and both go on."""
+    here, there = ({node.id: node.num_gpus} for node in system.small_nodes()[:2])
+    one, two = system.submit(steps=80), system.submit(steps=80)
+    system.place(one, here)
+    system.place(two, there)
+    system.wait_step(one, 6)
+    system.wait_step(two, 6)
+    system.steering.wishes.update({one: [there], two: [here]})
+    system.wake()
+
+    assert system.wait_over(one, two) == ["done", "done"]
+    places = {}
+    for job in (one, two):
+        places[job] = [e.placement for e in system.events(job) if isinstance(e, Started)]
+        assert not [e for e in system.events(job) if isinstance(e, Interrupted)]
+        if isinstance(system, LiveSystem):
+            check_audit(system, job, steps=80)
+    assert places[one] == places[two][::-1]
+    assert len(set(places[one])) == 2
+
+
 def preempt(system: System) -> None:
     """A job that loses its GPUs saves, leaves, waits, and later goes on from there."""
     job = system.submit(steps=40)
@@ -364,6 +386,6 @@ def check_audit(system: LiveSystem, job_id: str, *, steps: int) -> None:
     assert step == steps, system.audit(job_id)
 
 
-SIMULATED = (start, gang, progress, resize, preempt, node_loss)
+SIMULATED = (start, gang, progress, resize, exchange, preempt, node_loss)
 LIVE = (logs, worker_crash, hung_node, controller_restart, orphan, cancel)
 CASES = {one.__name__: one for one in (*SIMULATED, *LIVE)}

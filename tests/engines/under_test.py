@@ -106,17 +106,20 @@ class Steering:
             return find_policy("prices")(snapshot, memory)
         free = dict(zip(snapshot.nodes.ids, snapshot.nodes.free.tolist(), strict=True))
         rows = {name: row for row, name in enumerate(snapshot.nodes.ids)}
-        decisions = []
+        moving = []
         for spec in snapshot.jobs.specs:
-            status = snapshot.job_status(spec.id)
-            own = {snapshot.nodes.ids[row]: count for row, count in status.placement}
+            placement = snapshot.job_status(spec.id).placement
+            own = {snapshot.nodes.ids[row]: count for row, count in placement}
             wishes = self.wishes.get(spec.id, [])
             if own in wishes:
                 continue  # it stays where it is
+            moving.append((spec, own, wishes))
+            for node, count in own.items():
+                free[node] += count  # for whoever moves in this round
+        decisions = []
+        for spec, own, wishes in moving:
             for wish in wishes:
-                if all(
-                    count <= free.get(node, 0) + own.get(node, 0) for node, count in wish.items()
-                ):
+                if all(count <= free.get(node, 0) for node, count in wish.items()):
                     decisions.append(self._decide(snapshot, spec.id, wish, rows))
                     for node, count in wish.items():
                         free[node] -= count

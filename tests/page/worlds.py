@@ -26,7 +26,7 @@ from drystone.run.live.launching import load_order
 from drystone.run.live.lessons import speed_lesson
 from drystone.run.live.ordering import order_launch
 from drystone.run.live.progress import RunProgress
-from drystone.run.live.reconcile import _Run
+from drystone.run.live.runs import Run
 from drystone.run.live.world import LiveWorld, Pace
 from drystone.run.loop import drive
 from drystone.run.notes import Described, Launched
@@ -247,7 +247,7 @@ def adopt(controller: Controller) -> None:
         if path.exists():
             progress.read(path.read_text(encoding="utf-8"), time.time())
         order = load_order(controller.reconciler.folder_of(job_id) / f"epoch-{record.num_starts}")
-        controller.reconciler._runs[job_id] = _Run(order=order, ordered=0.0, progress=progress)
+        controller.reconciler._runs[job_id] = Run(order=order, ordered=0.0, progress=progress)
 
 
 def tell(controller: Controller, story: Story, *, policy: str = "prices", seed: int = 7) -> None:

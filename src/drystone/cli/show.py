@@ -34,7 +34,7 @@ def show(job: JobId, folder: Folder = None, as_json: AsJson = False) -> None:
 
 
 def _facts(job: dict[str, Any], now: float) -> list[tuple[str, str]]:
-    described = job["description"]
+    described, bad = job["description"], job["num_bad_reports"]
     facts = [
         ("job", f"{job['id']} {job['name']}" + (f" of {job['owner']}" if job["owner"] else "")),
         ("state", state_word(job)),
@@ -51,6 +51,7 @@ def _facts(job: dict[str, Any], now: float) -> list[tuple[str, str]]:
         ("cost", f"${job['dollars']:.4f}"),
         ("starts", f"{job['num_starts']}, faults {job['num_faults']}"),
         ("reason", job["reason"]),
+        ("bad reports", f"{bad}, the last: {job['bad_report']}" if bad else ""),
     ]
     return [(name, value) for name, value in facts if value]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import math
 import os
 import socket
 import time
@@ -24,6 +25,7 @@ from drystone.run.agent.client import AgentGone, AgentRefused
 from drystone.run.agent.launches import read_lines
 from drystone.run.engine import Engine
 from drystone.run.events import Cancelled, Event, Paused, Stopped, Submitted, Unpaused
+from drystone.run.job_output import clean_text
 from drystone.run.journal import Journal, node_added
 from drystone.run.lifecycle import TERMINAL, IllegalTransition
 from drystone.run.live.curves import Curves
@@ -147,6 +149,7 @@ class Controller:
         """Take a job in; its id, and whether it is new. The same key gives the same job."""
         job = self.journal.book.looked_at(job)
         with self.journal.lock:
+            self.journal.settle()  # an id is given after all that were given before
             known = self.store.find_key(client_key) if client_key else None
             if known is not None:
                 return known, False
@@ -242,7 +245,7 @@ class Controller:
             )  # fmt: skip
         except (AgentGone, AgentRefused):
             return "", offset, launch.epoch
-        return str(answer["text"]), int(answer["offset"]), launch.epoch
+        return clean_text(str(answer["text"])), int(answer["offset"]), launch.epoch
 
     def read_reports(self, job_id: str, epoch: int, offset: int) -> tuple[str, int]:
         """Lines that a launch reported, and where the next ones begin."""
@@ -310,7 +313,9 @@ class Controller:
                     job_id=one.job_id,
                     decision=type(one).__name__,
                     reason=one.reason,
-                    numbers=dict(one.numbers),
+                    numbers={
+                        name: value for name, value in one.numbers.items() if math.isfinite(value)
+                    },
                 )
                 for one in decisions
                 if isinstance(one, Start | Resize | Move | Preempt | Refuse)

@@ -72,6 +72,7 @@ class LiveJob:
     reason: str = ""  # of the last thing that happened to it, for people
     plan: str = ""  # of the last launch, in a few words
     devices: tuple[tuple[str, int], ...] = ()
+    launched_epoch: int = 0  # of the last launch in the log
     dollars: float = 0.0  # of the runs that ended, and of this one until `priced_seconds`
     run_seconds: float = 0.0  # of the runs that ended
     dollars_per_hour: float = 0.0  # while it runs
@@ -126,6 +127,8 @@ class LiveState:
             if isinstance(event, Note) or not job_id:
                 rows.check(event, states)
                 continue
+            if event.time_seconds < self.state.now_seconds - 1e-6:
+                raise DrystoneError(f"{type(event).__name__} of job {job_id} comes from the past")
             if isinstance(event, Submitted):
                 if job_id in self.state.jobs or job_id in states:
                     raise DrystoneError(f"job {job_id} is submitted twice")
@@ -239,8 +242,9 @@ class LiveState:
                 self.drained.add(node)
             case Undrained(node=node):
                 self.drained.discard(node)
-            case Launched(job_id=job_id, plan=plan, devices=devices):
-                self.jobs[job_id].plan, self.jobs[job_id].devices = plan, devices
+            case Launched(job_id=job_id, epoch=epoch, plan=plan, devices=devices):
+                live = self.jobs[job_id]
+                live.plan, live.devices, live.launched_epoch = plan, devices, epoch
             case Learned():
                 self._learn(note)
             case Decided(job_id=job_id):

@@ -174,6 +174,7 @@ def _add_health(router: APIRouter, controller: Controller, metrics: Metrics) -> 
                 "last_sequence": journal.sequence,
                 "decision_seconds": controller.decision_seconds,
                 "last_error": controller.last_error,
+                "num_jobs_put_aside": len(controller.reconciler.troubles.by_job),
                 "now_seconds": journal.now(),
             }
         )

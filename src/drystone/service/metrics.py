@@ -97,6 +97,11 @@ def _add_system(lines: list[str], controller: Controller) -> None:
          [({"team": team}, value) for team, value in sorted(dollars.items())])  # fmt: skip
     _add(lines, "drystone_spending_dollars_per_hour", "gauge", "What runs now costs.", [({}, rate)])
     _add(lines, "drystone_job_faults_total", "counter", "Faults of jobs.", [({}, num_faults)])
+    troubles = controller.reconciler.troubles
+    _add(lines, "drystone_jobs_put_aside", "gauge", "Jobs that could not be looked after.",
+         [({}, len(troubles.by_job))])  # fmt: skip
+    _add(lines, "drystone_job_troubles_total", "counter", "How often a job was put aside.",
+         [({}, troubles.num_in_all)])  # fmt: skip
     _add(lines, "drystone_events_total", "counter", "Events in the log.", [({}, sequence)])
     _add(lines, "drystone_last_decision_duration_seconds", "gauge", "What the last decision took.",
          [({}, controller.decision_seconds)])  # fmt: skip

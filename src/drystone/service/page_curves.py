@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from drystone.run.agent.launches import open_plain
+from drystone.run.job_output import BadReport, parse_report
+
 Table = dict[str, Any]
 _MOST_BYTES: Final = 2_000_000  # of the reports of one launch, from the end
 _MOST_LAUNCHES: Final = 40  # whose reports are read, the last ones
@@ -45,25 +48,22 @@ def _report_file(folder: Path, job_id: str, details: Table, launch: Table) -> Pa
 def read_reports(path: Path) -> list[list[Any]]:
     """`[step, loss, step_seconds]` of the steps that a launch reported, without torn lines."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - _MOST_BYTES))
             text = file.read().decode("utf-8", errors="replace")
     except OSError:
         return []
     found: list[list[Any]] = []
-    for line in text.splitlines():
+    for line in text.split("\n"):
         if not line.startswith("{"):
             continue
         try:
-            report = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(report, dict) and report.get("event") == "step":
-            step = report.get("step")
-            if isinstance(step, int) and not isinstance(step, bool) and step >= 0:
-                loss, seconds = _number(report.get("loss")), _number(report.get("step_seconds"))
-                found.append([step, loss, seconds])
+            report = parse_report(line)
+        except BadReport:
+            continue  # counted where the controller reads them
+        if report.event == "step":
+            found.append([report.step, _shown(report.loss), _shown(report.step_seconds)])
     return found
 
 
@@ -131,6 +131,5 @@ def _need(needs: Sequence[Table], gpu: str, stage: int) -> Table:
     return (exact or mine or [{}])[0]
 
 
-def _number(value: Any) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) else None
+def _shown(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -18,6 +18,7 @@ from drystone.run.lifecycle import JobState
 
 MOST_SEQUENCE = 2**53
 JobId = Annotated[str, Field(max_length=64, examples=["1"])]
+_PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*$"
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,39}$")]
 TeamName = Annotated[str, Field(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,39})?$")]
 Period = Literal["day", "week", "month", "ever"]
@@ -48,17 +49,17 @@ class JobBody(Shape):
 
     text: str | None = Field(default=None, max_length=32_768)
     job: dict[str, Any] | None = None
-    folder: str = Field(default="/", max_length=4096)
-    owner: str = Field(default="", max_length=80)
+    folder: str = Field(default="/", max_length=4096, pattern=_PRINTABLE)
+    owner: str = Field(default="", max_length=80, pattern=_PRINTABLE)
     team: TeamName = ""
-    client_key: str = Field(default="", max_length=200)
+    client_key: str = Field(default="", max_length=200, pattern=_PRINTABLE)
     files: str = Field(default="", pattern=r"^([0-9a-f]{32})?$")
 
     def training_job(self, folder: Path | None = None, owner: str | None = None) -> TrainingJob:
         """The job, checked; with another folder and owner than it says, where they are given."""
         if (self.text is None) == (self.job is None):
             raise InvalidSpec("give either text or job")
-        if "\0" in self.folder or not self.folder.startswith("/"):
+        if not self.folder.startswith("/"):
             raise InvalidSpec("folder must be a whole path", where="folder")
         home, name = folder or Path(self.folder), self.owner if owner is None else owner
         if self.text is not None:
@@ -158,6 +159,8 @@ class Launch(Shape):
 class JobDetails(Job):
     """One job in full."""
 
+    num_bad_reports: int  # of the last launch: lines that look like reports and cannot be read
+    bad_report: str  # what was wrong with the last of them
     description: dict[str, Any]
     launches: list[Launch]
     curve: list[tuple[int, float | None, float | None]]
@@ -313,6 +316,7 @@ class Health(Shape):
     last_sequence: int
     decision_seconds: float
     last_error: str
+    num_jobs_put_aside: int  # that could not be looked after, and are tried again
     now_seconds: float
 
 

@@ -43,6 +43,8 @@ def job_view(controller: Controller, record: JobRecord, now: float) -> Table:
     speed = record.samples_per_second if is_training else 0.0
     left = record.spec.total_samples - done
     held = controller.admission.held.get(job_id, "") if record.state is JobState.QUEUED else ""
+    trouble = controller.reconciler.troubles.by_job.get(job_id)
+    aside = f"put aside: {trouble.text}" if trouble is not None else ""
     return {
         "id": job_id,
         "name": live.job.name,
@@ -61,7 +63,7 @@ def job_view(controller: Controller, record: JobRecord, now: float) -> Table:
         "loss": _finite(loss),
         "step_seconds": _finite(batch / speed if speed > 0 else math.nan),
         "samples_per_second": speed or None,
-        "eta_seconds": now + left / speed if speed > 0 else None,
+        "eta_seconds": _finite(now + left / speed if speed > 0 else math.nan),
         "deadline_seconds": _finite(record.spec.deadline_seconds),
         "submit_seconds": record.spec.submit_seconds,
         "first_start_seconds": _finite(record.first_start_seconds),
@@ -70,7 +72,7 @@ def job_view(controller: Controller, record: JobRecord, now: float) -> Table:
         "dollars": live_state.dollars_at(job_id, now),
         "dollars_per_hour": live.dollars_per_hour,
         # The first line says what; the end of the log follows it, and is not for everybody.
-        "reason": held or live.reason.partition("\n")[0],
+        "reason": (aside or held or live.reason).partition("\n")[0],
         "num_starts": record.num_starts,
         "num_faults": live.num_faults,
         "retry_seconds": live.retry_seconds if live.retry_seconds > now else None,
@@ -95,8 +97,12 @@ def job_details(controller: Controller, record: JobRecord, now: float) -> Table:
     points = controller.curves.curve(job_id, epochs, controller.reconciler.progress(job_id))
     curve = [[step, _finite(loss), _finite(took)] for step, loss, took in points]
     shown = job_view(controller, record, now)
+    heard = controller.reconciler.progress(job_id)
+    is_ours = shown["phase"] == "held" or job_id in controller.reconciler.troubles.by_job
     return shown | {
-        "reason": shown["reason"] if shown["phase"] == "held" else live.reason,
+        "reason": shown["reason"] if is_ours else live.reason,
+        "num_bad_reports": heard.num_bad_reports if heard is not None else 0,
+        "bad_report": heard.bad_report if heard is not None else "",
         "description": description_of(live.job),
         "launches": launches,
         "curve": curve,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -196,10 +197,19 @@ def read_json(path: Path) -> Any:
         return None
 
 
+def open_plain(path: Path) -> IO[bytes]:
+    """A file that a job may have put there: what is no plain file could block for ever."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(f"{path} is not a plain file")
+    return os.fdopen(handle, "rb")
+
+
 def read_lines(path: Path, offset: int) -> tuple[str, int]:
     """Whole lines from an offset on, at most a chunk; and where the next ones begin."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             file.seek(offset)
             chunk = file.read(_MOST_CHUNK)
     except OSError:
@@ -213,7 +223,7 @@ def read_lines(path: Path, offset: int) -> tuple[str, int]:
 def read_tail(path: Path, most_bytes: int) -> str:
     """The end of a file."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - most_bytes))
             return file.read().decode("utf-8", errors="replace")

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+from drystone.run.agent.client import AgentGone, AgentRefused
+from drystone.run.engine import Engine
 from drystone.run.events import Event, Failed, Interrupted, Progressed
 from drystone.run.journal import Journal
 from drystone.run.live.failures import Fault, FaultKind, is_hopeless, wait_seconds
+from drystone.run.live.launching import LaunchOrder
 from drystone.run.live.lessons import memory_lesson
 from drystone.run.live.progress import RunProgress
 from drystone.run.state import JobRecord
@@ -43,3 +48,18 @@ def ending_events(
             retry_seconds=now + wait_seconds(fault.kind, number),
         ),
     ]
+
+
+def read_log_ends(engine: Engine, order: LaunchOrder) -> dict[int, str]:
+    """The end of what each rank wrote, without reports."""
+    logs: dict[int, str] = {}
+    for rank, seat in enumerate(order.seats):
+        is_command = order.requests[seat.node].get("is_command")
+        endings = ("out", "log") if is_command else ("log",)
+        for name in [f"rank-{rank}.{ending}" for ending in endings]:
+            with suppress(AgentGone, AgentRefused):
+                found = engine.ask(
+                    seat.node, "read_end", job_id=order.job_id, epoch=order.epoch, name=name
+                )
+                logs[rank] = logs.get(rank, "") + str(found["text"])
+    return logs

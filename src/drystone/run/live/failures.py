@@ -11,9 +11,11 @@ from typing import Final
 
 from drystone.run.agent.launches import LOST_EXIT
 from drystone.run.fence import Fenced
+from drystone.run.job_output import clean_text
 
 MOST_LINES: Final = 12
 _LONGEST_LINE: Final = 300
+_MAX_REASON_CHARS: Final = 5000
 
 
 class FaultKind(StrEnum):
@@ -72,6 +74,10 @@ class Fault:
     kind: FaultKind
     reason: str
 
+    def __post_init__(self) -> None:
+        # Whatever a job or a node said: what is kept of it is printable, and not endless.
+        object.__setattr__(self, "reason", clean_text(self.reason, _MAX_REASON_CHARS))
+
 
 def judge(exits: Mapping[int, int], logs: Mapping[int, str], note: str = "") -> Fault:
     """The fault behind exit codes by rank; `logs` are the ends of the ranks' logs.
@@ -120,7 +126,7 @@ def _suspicion(code: int, log: str) -> int:
 
 def last_lines(log: str, most: int = MOST_LINES) -> str:
     """The end of a log for people: no empty lines, none endless."""
-    lines = [line.rstrip()[:_LONGEST_LINE] for line in log.splitlines() if line.strip()]
+    lines = [line.rstrip()[:_LONGEST_LINE] for line in clean_text(log).splitlines() if line.strip()]
     return "\n".join(lines[-most:])
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from drystone.describe.training_job import count_steps
-from drystone.run.engine import Engine
+from drystone.run.engine import Engine, Seen
 from drystone.run.journal import Journal
 from drystone.run.live.launching import LaunchOrder, make_order, seat_ranks, take_seats
 from drystone.run.live.options import work_of
@@ -48,3 +48,18 @@ def order_launch(
         folder=folder,
         lease_seconds=lease_seconds,
     )
+
+
+def busy_devices(
+    seen: Iterable[Sequence[Seen]], orders: Iterable[LaunchOrder]
+) -> dict[str, set[int]]:
+    """Devices by node that cannot be given away: processes are there, or were ordered there."""
+    busy: dict[str, set[int]] = {}
+    for parts in seen:
+        for part in parts:
+            if not part.is_over:
+                busy.setdefault(part.node, set()).update(part.devices)
+    for order in orders:
+        for seat in order.seats:
+            busy.setdefault(seat.node, set()).add(seat.device)
+    return busy

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
+
+from drystone.run.job_output import BadReport, Report, parse_report
 
 _KEPT: Final = 32  # steps whose times are remembered
 _FIRST: Final = 2  # the first steps of a run are slow, and say nothing about the others
@@ -25,6 +26,8 @@ class RunProgress:
     has_left: bool = False
     heard_seconds: float = math.nan  # when the last line came
     offset: int = 0  # of what was read
+    num_bad_reports: int = 0  # lines that look like reports and cannot be read
+    bad_report: str = ""  # what was wrong with the last of them
     peak_memory_bytes: int = 0
     loss: float = math.nan
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
@@ -36,23 +39,24 @@ class RunProgress:
         return statistics.median(self.seconds) if len(self.seconds) >= _FIRST + 1 else math.nan
 
     def read(self, text: str, now_seconds: float) -> None:
-        """Take in whole lines of reports; what is no report is passed over."""
-        for line in text.splitlines():
+        """Take in whole lines of reports; what is no report is passed over, bad ones counted."""
+        for line in text.split("\n"):
             if not line.startswith("{"):
                 continue
             try:
-                report = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(report, dict):
+                report = parse_report(line)
+            except BadReport as error:
+                self.num_bad_reports += 1
+                self.bad_report = str(error)
+            else:
                 self._take(report)
                 self.heard_seconds = now_seconds
 
-    def _take(self, report: dict[str, Any]) -> None:
-        step = report.get("step")
-        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+    def _take(self, report: Report) -> None:
+        step = report.step
+        if step < 0:
             return
-        match report.get("event"):
+        match report.event:
             case "started":
                 self.step = self.first_step = step
             case "step":
@@ -64,22 +68,14 @@ class RunProgress:
             case "finished":
                 self.is_finished, self.step = True, step
 
-    def _take_step(self, step: int, report: dict[str, Any]) -> None:
+    def _take_step(self, step: int, report: Report) -> None:
         if self.first_step < 0:
             self.first_step = step - 1
         self.step = step
-        seconds, loss = _number(report.get("step_seconds")), _number(report.get("loss"))
-        self.loss = loss
-        if seconds > 0 and step - self.first_step > _FIRST:
-            self.seconds.append(seconds)
-        peaks = report.get("peak_memory_bytes")
-        if isinstance(peaks, list) and all(isinstance(one, int) for one in peaks):
-            self.peak_memory_bytes = max([self.peak_memory_bytes, *peaks])
-        self.curve.append((step, loss, seconds))
+        self.loss = report.loss
+        if report.step_seconds > 0 and step - self.first_step > _FIRST:
+            self.seconds.append(report.step_seconds)
+        self.peak_memory_bytes = max(self.peak_memory_bytes, report.peak_memory_bytes)
+        self.curve.append((step, report.loss, report.step_seconds))
         if len(self.curve) > MOST_POINTS:
             del self.curve[1::2]  # every second point will do
-
-
-def _number(value: Any) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number else math.nan

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,17 +18,19 @@ from drystone.run.engine import Engine, Key, Poll, Seen
 from drystone.run.events import Event, Finished, NodeBack, NodeLost, Progressed
 from drystone.run.journal import Journal
 from drystone.run.lifecycle import TERMINAL, JobState
-from drystone.run.live.ends import ending_events
+from drystone.run.live.ends import ending_events, read_log_ends
 from drystone.run.live.failures import Fault, FaultKind, judge
 from drystone.run.live.launching import LaunchOrder, load_order
 from drystone.run.live.lessons import speed_lesson
 from drystone.run.live.limits import limits_reached
-from drystone.run.live.ordering import order_launch
+from drystone.run.live.ordering import busy_devices, order_launch
 from drystone.run.live.progress import RunProgress
 from drystone.run.live.runs import Patience as Patience
-from drystone.run.live.runs import Run as _Run
-from drystone.run.notes import Launched
+from drystone.run.live.runs import Run, silence_fault
+from drystone.run.live.troubles import Troubles
+from drystone.run.notes import Launched, job_of
 from drystone.run.state import JobRecord
+from drystone.run.store import LeaseLost, StoreBusy
 
 
 class Reconciler:
@@ -39,12 +41,13 @@ class Reconciler:
     ) -> None:
         self._journal, self._engine, self._folder = journal, engine, folder
         self._patience = patience or Patience()
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, Run] = {}
         self._past: dict[str, RunProgress] = {}  # of launches that ended
         self._leaving: dict[Key, RunProgress] = {}  # launches that should not be there
         self._broken: set[Key] = set()  # launches that lost a node: the rest cannot save anything
         self._silent_since: dict[str, float] = {}
         self.busy: frozenset[str] = frozenset()  # nodes where processes were at the last look
+        self.troubles = Troubles()
         self._waiting: list[Event] = []  # progress of this look: one write for all of it
         self._renewed = -math.inf
 
@@ -76,16 +79,40 @@ class Reconciler:
                 for job_id, record in state.active.items()
                 if record.state is JobState.RUNNING
             }
-            for job_id in [one for one in self._runs if one not in wanted]:
-                self._past[job_id] = self._runs.pop(job_id).progress
-            for key, parts in seen.items():
-                record = wanted.get(key[0])
-                if record is None or record.num_starts != key[1]:
-                    self._see_off(key, parts, is_silent=bool(poll.silent - self._lost()))
-            for job_id, record in wanted.items():
-                self._look_after(job_id, record, seen, poll.silent)
+            self._drop_stale_runs(wanted)
+            self._look_at_all(wanted, seen, poll.silent)
             self._let_go(seen, is_silent=bool(poll.silent))
             self._commit()
+            self.troubles.end_round(state.active.keys() | {job_id for job_id, _ in seen})
+
+    def _drop_stale_runs(self, wanted: Mapping[str, JobRecord]) -> None:
+        """Forget launches that are not wanted any more, all before any new one is ordered.
+
+        Two jobs may have exchanged their nodes: each would wait for ever for what the other had.
+        While processes of a launch are left, `seen` keeps their devices from being given away.
+        """
+        for job_id, run in list(self._runs.items()):
+            record = wanted.get(job_id)
+            if record is None or record.num_starts != run.order.epoch:
+                self._past[job_id] = self._runs.pop(job_id).progress
+
+    def _look_at_all(
+        self,
+        wanted: Mapping[str, JobRecord],
+        seen: dict[Key, list[Seen]],
+        silent: frozenset[str],
+    ) -> None:
+        """Each launch and each job by itself: what goes wrong with one does not end the round."""
+        is_silent = bool(silent - self._lost())
+        for key, parts in seen.items():
+            record = wanted.get(key[0])
+            if record is None or record.num_starts != key[1]:
+                with self.troubles.guard(key[0]):  # without back-off: it holds devices
+                    self._see_off(key, parts, is_silent=is_silent)
+        for job_id, record in wanted.items():
+            if not self.troubles.is_waiting(job_id):
+                with self.troubles.guard(job_id):
+                    self._look_after(job_id, record, seen, silent)
 
     def _let_go(self, seen: dict[Key, list[Seen]], *, is_silent: bool) -> None:
         """Forget launches of which no agent knows any more, and give their locks back."""
@@ -158,7 +185,7 @@ class Reconciler:
         self._take_in(job_id, record, run, list(parts.values()))
         self._judge(job_id, record, run, parts)
 
-    def _take_lock(self, key: Key, run: _Run) -> bool:
+    def _take_lock(self, key: Key, run: Run) -> bool:
         """Whether the GPUs are ours also in the eyes of the cluster."""
         if not run.has_lock:
             gpus = {node: len(one["ranks"]) for node, one in run.order.requests.items()}
@@ -175,7 +202,7 @@ class Reconciler:
                 run.fault = run.fault or Fault(kind=FaultKind.PREEMPTED, reason=reason)
         return run.has_lock
 
-    def _order(self, job_id: str, record: JobRecord, seen: dict[Key, list[Seen]]) -> _Run | None:
+    def _order(self, job_id: str, record: JobRecord, seen: dict[Key, list[Seen]]) -> Run | None:
         """Decide once which rank sits where; None while devices are not free yet."""
         epoch = record.num_starts
         path = self._folder / job_id / f"epoch-{epoch}" / "launch.json"
@@ -195,40 +222,33 @@ class Reconciler:
             if order is None:
                 return None
             order.save(path)
-            devices = tuple((seat.node, seat.device) for seat in order.seats)
+        if self._journal.live.jobs[job_id].launched_epoch != epoch:
+            # Also for an order that was saved before: what was to be written then may be lost.
             self._commit(
                 Launched(
                     time_seconds=self._journal.now(),
                     job_id=job_id,
                     epoch=epoch,
                     plan=order.plan,
-                    devices=devices,
+                    devices=tuple((seat.node, seat.device) for seat in order.seats),
                 )
             )
-        return _Run(order=order, ordered=time.monotonic())
+        return Run(order=order, ordered=time.monotonic())
 
     def _new_order(
         self, job_id: str, record: JobRecord, seen: dict[Key, list[Seen]]
     ) -> LaunchOrder | None:
-        busy: dict[str, set[int]] = {}
-        for parts in seen.values():
-            for part in parts:
-                if not part.is_over:
-                    busy.setdefault(part.node, set()).update(part.devices)
-        for other in self._runs.values():
-            if other.order.job_id != job_id:
-                for seat in other.order.seats:
-                    busy.setdefault(seat.node, set()).add(seat.device)
+        others = [run.order for run in self._runs.values() if run.order.job_id != job_id]
         return order_launch(
             self._journal,
             record,
             self._engine,
-            busy=busy,
+            busy=busy_devices(seen.values(), others),
             folder=self._folder / job_id,
             lease_seconds=self._patience.lease_seconds,
         )
 
-    def _make(self, run: _Run, node: str) -> None:
+    def _make(self, run: Run, node: str) -> None:
         try:
             self._engine.ask(node, "launch", **run.order.requests[node])
         except AgentGone:
@@ -240,7 +260,7 @@ class Reconciler:
                     reason=f"{node}: {error}",
                 )
 
-    def _take_in(self, job_id: str, record: JobRecord, run: _Run, parts: Sequence[Seen]) -> None:
+    def _take_in(self, job_id: str, record: JobRecord, run: Run, parts: Sequence[Seen]) -> None:
         """Reports become progress; now and then, events."""
         progress = run.progress
         for part in parts:
@@ -272,72 +292,40 @@ class Reconciler:
         run.told_step, run.told_seconds = progress.step, now
         run.told_checkpoint = max(run.told_checkpoint, progress.checkpoint_step)
 
-    def _judge(self, job_id: str, record: JobRecord, run: _Run, parts: dict[str, Seen]) -> None:
+    def _judge(self, job_id: str, record: JobRecord, run: Run, parts: dict[str, Seen]) -> None:
         """Whether the run has ended, or must be."""
         codes = {rank: code for rank, code in run.exits.items() if code is not None}
         is_over = len(codes) == len(run.order.seats) and len(parts) == len(run.order.requests)
         is_well = is_over and run.fault is None and not any(codes.values())
         # A script that was asked to leave, not by us, has not finished because it left well.
-        says_done = self._journal.live.jobs[job_id].job.is_command and not run.note
+        is_command = self._journal.live.jobs[job_id].job.is_command
+        says_done = is_command and not run.note
         if is_well and (run.progress.is_finished or says_done):
             self._commit(Finished(time_seconds=self._journal.now(), job_id=job_id))
             return
         if is_over or (run.fault is not None and all(one.is_over for one in parts.values())):
-            logs = self._logs(job_id, run) if any(codes.values()) else {}
+            logs = read_log_ends(self._engine, run.order) if any(codes.values()) else {}
             self._end(job_id, record, run.fault or judge(codes, logs, run.note), run)
             return
-        run.fault = run.fault or self._impatience(job_id, run)
+        run.fault = run.fault or silence_fault(run, self._patience, is_command=is_command)
         if run.fault is not None:
             self._stop_all(run, 0.0)
         elif any(codes.values()):
             self._stop_all(run, 2.0)  # the others wait for a rank that will not come
 
-    def _impatience(self, job_id: str, run: _Run) -> Fault | None:
-        """Whether it has been silent for too long; a script need not say anything at all."""
-        patience, progress = self._patience, run.progress
-        if progress.step < 0:
-            if self._journal.live.jobs[job_id].job.is_command:
-                return None
-            waited = time.monotonic() - run.ordered
-            if waited > patience.start_seconds:
-                return Fault(kind=FaultKind.HANG, reason=f"it did not start within {waited:.0f} s")
-            return None
-        seconds = progress.step_seconds
-        limit = max(patience.hang_seconds, patience.hang_steps * seconds if seconds > 0 else 0.0)
-        silent = time.time() - progress.heard_seconds
-        if silent > limit:
-            reason = f"no report for {silent:.0f} s after step {progress.step}"
-            return Fault(kind=FaultKind.HANG, reason=reason)
-        return None
-
     def _lost(self) -> frozenset[str]:
         state = self._journal.live.state
         return frozenset(state.nodes[row].id for row in state.lost)
 
-    def _stop_all(self, run: _Run, grace_seconds: float) -> None:
+    def _stop_all(self, run: Run, grace_seconds: float) -> None:
         for node in run.order.requests:
             self._ask(node, "stop", job_id=run.order.job_id, epoch=run.order.epoch,
                       grace_seconds=grace_seconds, note="")  # fmt: skip
 
-    def _end(self, job_id: str, record: JobRecord, fault: Fault, run: _Run | None = None) -> None:
+    def _end(self, job_id: str, record: JobRecord, fault: Fault, run: Run | None = None) -> None:
         """The run is over: try again later, otherwise, or not at all."""
         progress = run.progress if run is not None else None
         self._commit(*ending_events(self._journal, record, fault, progress))
-
-    def _logs(self, job_id: str, run: _Run) -> dict[int, str]:
-        """The end of each rank's log."""
-        logs: dict[int, str] = {}
-        for rank, seat in enumerate(run.order.seats):
-            for name in (f"rank-{rank}.out", f"rank-{rank}.log"):
-                with suppress(AgentGone, AgentRefused):
-                    found = self._engine.ask(
-                        seat.node, "read_end", job_id=job_id, epoch=run.order.epoch, name=name
-                    )
-                    is_report = name.endswith(".out") and not run.order.requests[seat.node].get(
-                        "is_command"
-                    )
-                    logs[rank] = logs.get(rank, "") + ("" if is_report else str(found["text"]))
-        return logs
 
     def _note_nodes(self, poll: Poll) -> None:
         """Nodes joined, or left for good, with what runs on them."""
@@ -397,4 +385,15 @@ class Reconciler:
 
     def _commit(self, *events: Event) -> None:
         waiting, self._waiting = self._waiting, []
-        self._journal.commit([*waiting, *events])
+        try:
+            self._journal.commit([*waiting, *events])
+        except (LeaseLost, StoreBusy):
+            raise
+        except Exception:
+            if not waiting:
+                raise
+            # What one job reported may be what cannot be written: each by itself, then.
+            for job_id in dict.fromkeys(job_of(event) for event in waiting):
+                with self.troubles.guard(job_id):
+                    self._journal.commit([event for event in waiting if job_of(event) == job_id])
+            self._journal.commit(events)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
-from drystone.run.live.failures import Fault
+from drystone.run.live.failures import Fault, FaultKind
 from drystone.run.live.launching import LaunchOrder
 from drystone.run.live.progress import RunProgress
 
@@ -37,3 +38,23 @@ class Run:
     exits: dict[int, int | None] = field(default_factory=dict)
     note: str = ""
     fault: Fault | None = None  # why we end it
+
+
+def silence_fault(run: Run, patience: Patience, *, is_command: bool) -> Fault | None:
+    """Whether it has been silent for too long; a script need not say anything at all."""
+    progress = run.progress
+    if progress.step < 0:
+        waited = time.monotonic() - run.ordered
+        if is_command or waited <= patience.start_seconds:
+            return None
+        return Fault(kind=FaultKind.HANG, reason=f"it did not start within {waited:.0f} s")
+    seconds = progress.step_seconds
+    limit = max(patience.hang_seconds, patience.hang_steps * seconds if seconds > 0 else 0.0)
+    silent = time.time() - progress.heard_seconds
+    if silent <= limit:
+        return None
+    reason = f"no report for {silent:.0f} s after step {progress.step}"
+    if progress.num_bad_reports:
+        number = progress.num_bad_reports
+        reason += f"; {number} could not be read, the last was {progress.bad_report}"
+    return Fault(kind=FaultKind.HANG, reason=reason)

@@ -63,7 +63,7 @@ class LiveWorld:
     def launch(self, job_id: str, option: int, placement: Placement, reason: str) -> None:
         """Give a waiting job GPUs; its processes follow as soon as the devices are free."""
         journal = self._journal
-        with journal.lock:
+        with journal.lock, self._reconciler.troubles.guard(job_id):
             state = journal.live.state
             record = state.jobs[job_id]
             if record.state is not JobState.QUEUED or not self._has_room(placement):
@@ -87,13 +87,15 @@ class LiveWorld:
     def stop(self, job_id: str, reason: str) -> None:
         """Take a running job's GPUs; it writes a checkpoint and leaves."""
         journal = self._journal
-        with journal.lock, suppress(IllegalTransition):
+        troubles = self._reconciler.troubles
+        with journal.lock, troubles.guard(job_id), suppress(IllegalTransition):
             journal.commit([Stopped(time_seconds=journal.now(), job_id=job_id, reason=reason)])
 
     def refuse(self, job_id: str, reason: str) -> None:
         """Turn a waiting job away."""
         journal = self._journal
-        with journal.lock, suppress(IllegalTransition):
+        troubles = self._reconciler.troubles
+        with journal.lock, troubles.guard(job_id), suppress(IllegalTransition):
             journal.commit([Refused(time_seconds=journal.now(), job_id=job_id, reason=reason)])
 
     def rent(self, offer: str, num_nodes: int, reason: str) -> None:
@@ -131,6 +133,7 @@ class LiveWorld:
     def tick(self) -> None:
         """Hold the lease, and bring what runs nearer to what should."""
         try:
+            self._journal.settle()
             if time.monotonic() - self._renewed > self._pace.controller_lease_seconds / 4:
                 self._journal.store.renew(
                     self._journal.lease, lease_seconds=self._pace.controller_lease_seconds
@@ -143,7 +146,7 @@ class LiveWorld:
             self.is_leaving = True
             raise
         except StoreBusy:
-            time.sleep(self._pace.tick_seconds)  # nothing was written, nothing is believed
+            time.sleep(self._pace.tick_seconds)  # nothing is believed that was not written
 
     def _has_room(self, placement: Placement) -> bool:
         live = self._journal.live

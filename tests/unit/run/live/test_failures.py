@@ -1,3 +1,6 @@
+import math
+import unicodedata
+
 import pytest
 
 from drystone.run.agent.launches import LOST_EXIT
@@ -81,3 +84,50 @@ def test_a_step_that_is_no_number_is_passed_over(step):
     progress.read(f'{{"event": "step", "step": {step}}}', 0.0)
 
     assert progress.step == -1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"event": "step", "step": 1, "x": ' + "[" * 20_000 + "]" * 20_000 + "}",
+        '{"event": "step", "step": 1, "x": "' + "x" * 70_000 + '"}',
+        '{"event": "step", "step": 1' + "0" * 20 + "}",
+        '{"event": "step", "step": 1' + "0" * 5000 + "}",
+        '{"event": "step", "st',
+    ],
+)
+def test_a_report_that_cannot_be_read_is_counted(line):
+    progress = RunProgress()
+    progress.read(line + '\n{"event": "step", "step": 2}\n', 0.0)
+
+    assert progress.step == 2
+    assert progress.num_bad_reports == 1
+    assert progress.bad_report.startswith("a report ")
+
+
+@pytest.mark.parametrize("number", ["5e-324", "1e-9", "1e308", "Infinity", "NaN", "1" + "0" * 400])
+def test_numbers_that_nobody_can_have_measured_are_left_out(number):
+    progress = RunProgress()
+    for step in range(1, 9):
+        progress.read(
+            f'{{"event": "step", "step": {step}, "step_seconds": {number}, '
+            f'"peak_memory_bytes": [{"9" * 40}]}}', 0.0,
+        )  # fmt: skip
+
+    assert progress.step == 8
+    assert math.isnan(progress.step_seconds)
+    assert progress.peak_memory_bytes == 0
+    assert progress.num_bad_reports == 0
+
+
+def test_a_reason_is_printable_and_not_endless():
+    log = (
+        "".join(chr(number) for number in range(256)) + "\ud800\r50%\r\n\x1b]0;title\x07\x1b[1mend"
+    )
+    reason = judge({0: 1}, {0: log}, note="n" * 10_000).reason
+
+    kept = {char for char in last_lines(log) if unicodedata.category(char) in ("Cc", "Cs")}
+    assert kept <= {"\n", "\t"}
+    assert last_lines(log).endswith("50%\nend")
+    assert len(reason) == 5000
+    reason.encode()

@@ -179,7 +179,7 @@ def test_while_the_database_is_away_nothing_is_claimed_and_later_the_truth_is_re
 @pytest.mark.parametrize("kind", ["Started", "Launched", "Progressed", "Finished"])
 def test_a_running_system_goes_on_after_a_lost_answer(lossy, tmp_path, kind):
     proxy, url = lossy
-    with running(tmp_path / "s", database=url) as system:
+    with running(tmp_path / "s", database=url, hang_seconds=60.0) as system:
         proxy.lose(f'"event": "{kind}"')
         jobs = [system.submit(), system.submit()]
 

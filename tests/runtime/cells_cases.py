@@ -1,12 +1,15 @@
-"""What the ranks of the tests of split jobs do, and the plans that they execute."""
+"""What the ranks of the tests of split jobs do, the plans that they execute, and one device."""
 
+import random
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import checkpoint_cases
 import engine_cases
+import pytest
 import torch
 from engine_cases import SEQ_LEN, a_spec, tokens
+from ranks import run_ranks
 from torch import nn
 
 from drystone.describe.layout import Schedule, Sharding
@@ -104,6 +107,37 @@ class CellCase:
         )
 
 
+def cell(dp: int, tp: int, pp: int, **more) -> CellCase:
+    """Equal stages of two layers, or one; two micro-batches of two samples for each dp rank."""
+    given = {"num_micro": 2, "batch": 4 * dp, **more}
+    return CellCase(stages=(((2 if pp < 4 else 1), tp, (2,) * dp),) * pp, **given)
+
+
+def a_random_case(chance: random.Random, num_ranks: int) -> CellCase:
+    """Stages of any degrees, whose data-parallel ranks take any part of a micro-batch."""
+    left, stages, size = num_ranks, [], chance.choice((4, 5, 6))
+    while left:
+        tp = chance.choice([one for one in (1, 1, 2, 4) if one <= left])
+        samples = [1] * chance.randint(1, min(left // tp, size))
+        for _ in range(size - len(samples) + chance.choice((0, 0, 1))):
+            samples[chance.randrange(len(samples))] += 1
+        stages.append((chance.randint(1, 2), tp, tuple(samples)))
+        left -= tp * len(samples)
+    num_micro = chance.randint(1, 4)
+    return CellCase(
+        stages=tuple(stages),
+        num_micro=num_micro,
+        batch=num_micro * size - chance.choice((0, 0, num_micro - 1)),
+        style=chance.choice(("llama", "qwen")),
+        tied=chance.random() < 0.5,
+        zero=chance.randrange(4),
+        schedule=chance.choice((Schedule.ONE_F_ONE_B, Schedule.GPIPE)),
+        splits_sequence=chance.random() < 0.7,
+        recompute=chance.random() < 0.3,
+        clip=chance.choice((0.0, 0.5)),
+    )
+
+
 def an_optimizer(groups) -> torch.optim.Optimizer:
     """With an epsilon that leaves noise alone: some gradients are 0 but for rounding."""
     return torch.optim.AdamW(groups, lr=3e-3, eps=1e-4)
@@ -192,6 +226,21 @@ def put_together(ranks: list[list[tuple]], like: dict[str, torch.Tensor]):
     for name, at, values in copies:
         assert torch.allclose(found[name][at], values, atol=1e-7, rtol=0), name
     return found
+
+
+def check_equal(cases: list[CellCase], *, backend: str = "gloo") -> None:
+    """Every rank reports the true loss and norm; gradients are those of one device."""
+    by_rank = run_ranks(train_split, cases[0].num_ranks, cases, backend=backend)
+    for index, case in enumerate(cases):
+        for step, (loss, norm, gradients) in enumerate(train_plainly(case)):
+            most = 2e-2 if case.is_16_bit else 1e-5
+            for rank in by_rank:
+                assert rank[index][step][0] == pytest.approx(loss, abs=most), (case, step)
+                assert rank[index][step][1] == pytest.approx(norm, rel=most), (case, step)
+            found = put_together([rank[index][step][2] for rank in by_rank], gradients)
+            for name, gradient in gradients.items():
+                difference = (found[name] - gradient).abs().max().item()
+                assert difference <= most / 10, (case, step, name, difference)
 
 
 def a_trainer(case: CellCase, folder: Path | None) -> Trainer:

@@ -1,4 +1,4 @@
-"""Start a few gloo processes, run a function in each, and collect what they return.
+"""Start a few processes that talk over gloo, run a function in each, and collect what they return.
 
 They are forked from a server that has imported torch once, which costs more than most tests do.
 """
@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import nccl_rules
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -31,12 +32,14 @@ multiprocessing.set_forkserver_preload(
 )
 
 
-def run_ranks(function: Callable[..., Any], num_ranks: int, *args: Any) -> list[Any]:
+def run_ranks(
+    function: Callable[..., Any], num_ranks: int, *args: Any, backend: str = "gloo"
+) -> list[Any]:
     """What `function(*args)` returns on each rank; it must live in an importable module."""
     with tempfile.TemporaryDirectory() as folder:
         mp.start_processes(
             _enter,
-            args=(num_ranks, folder, function, args),
+            args=(num_ranks, folder, function, args, backend),
             nprocs=num_ranks,
             start_method=START_METHOD,
         )
@@ -45,11 +48,19 @@ def run_ranks(function: Callable[..., Any], num_ranks: int, *args: Any) -> list[
         ]
 
 
-def _enter(rank: int, num_ranks: int, folder: str, function: Callable[..., Any], args: tuple):
+def _enter(
+    rank: int,
+    num_ranks: int,
+    folder: str,
+    function: Callable[..., Any],
+    args: tuple,
+    backend: str,
+):
+    nccl_rules.register(timedelta(seconds=SECONDS))
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo",
+        backend,
         init_method=f"file://{folder}/store",
         rank=rank,
         world_size=num_ranks,

@@ -11,7 +11,7 @@ from drystone.describe.layout import Schedule
 from drystone.errors import InvalidSpec
 from drystone.run.runtime.cells import Stage
 from drystone.run.runtime.exchange import hidden_regions, inside, overlap
-from drystone.run.runtime.pipeline import Action, stage_actions
+from drystone.run.runtime.pipeline import Action, pipeline_order, stage_actions
 
 sys.path.insert(0, str(Path(__file__).parent))
 from cells_cases import CellCase
@@ -69,6 +69,36 @@ def test_every_stage_can_go_on_to_the_end(schedule: Schedule, num_stages: int, e
             assert most == min(num_micro, num_stages)
         if schedule is Schedule.GPIPE:
             assert most == num_micro * each
+
+
+@pytest.mark.parametrize("schedule", list(Schedule))
+@pytest.mark.parametrize("num_stages", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("each", [1, 2, 4])
+def test_the_common_order_is_that_of_every_stage_and_what_is_needed_comes_before(
+    schedule: Schedule, num_stages: int, each: int
+):
+    num_chunks = num_stages * each
+    for rounds in (1, 2, 3, 5):
+        num_micro = rounds * num_stages if each > 1 else rounds
+        given = {"num_stages": num_stages, "num_chunks": num_chunks, "num_micro": num_micro}
+
+        order = pipeline_order(schedule, **given)
+
+        for stage in range(num_stages):
+            own = [action for action in order if action.chunk % num_stages == stage]
+            assert own == stage_actions(schedule, stage=stage, **given)
+        places = {action: place for place, action in enumerate(order)}
+        for action, place in places.items():
+            assert all(places[before] < place for before in needed(action, num_chunks))
+
+
+def test_the_first_stage_runs_ahead_of_the_second_in_the_common_order():
+    order = pipeline_order(Schedule.ONE_F_ONE_B, num_stages=2, num_chunks=2, num_micro=3)
+
+    short = [
+        f"{'F' if action.is_forward else 'B'}{action.micro}@{action.chunk}" for action in order
+    ]
+    assert " ".join(short) == "F0@0 F1@0 F0@1 B0@1 F1@1 B0@0 B1@1 F2@0 F2@1 B1@0 B2@1 B2@0"
 
 
 def test_interleaving_needs_rounds():

@@ -47,8 +47,8 @@ def join_groups(layout: CellLayout, seat: Seat, wire: Wire) -> CellGroups:
             if (index, dp_index) == (seat.stage, seat.dp_index):
                 tensor = group
     assert data is not None
-    # Two of them: on NCCL messages between two ranks keep their order within a group only, and
-    # those forward and those backward are not sent in the order in which they are received.
+    # Two of them: on NCCL the messages between two ranks share a stream within a group, and those
+    # forward and those backward need not wait for each other.
     mails = [Mail(wire.make_group()) for _ in range(2)]
     return CellGroups(data=data, tensor=tensor, forward_mail=mails[0], backward_mail=mails[1])
 

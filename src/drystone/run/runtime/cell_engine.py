@@ -1,10 +1,11 @@
 """One training step of a job whose layers, matrices and batch are split, equal to one device's.
 
-Theory of operation. Every rank walks through the order of its stage (`pipeline.py`). What enters
-its layers comes from the ranks of the stage before, as much as each of them has of this rank's
-samples and positions (`exchange.py`), so two stages need not be split alike; gradients go back the
-same way. Within a stage matrices are split over tensor-parallel ranks (`tensor.py`), and weights,
-gradients and optimizer state over data-parallel ranks (`stage.py`).
+Theory of operation. Every rank walks through the order of the whole pipeline (`pipeline.py`):
+it computes what is its stage's, and begins to receive where another stage computes what it needs.
+What enters its layers comes from the ranks of the stage before, as much as each of them has of this
+rank's samples and positions (`exchange.py`), so two stages need not be split alike; gradients go
+back the same way. Within a stage matrices are split over tensor-parallel ranks (`tensor.py`), and
+weights, gradients and optimizer state over data-parallel ranks (`stage.py`).
 
 Losses are summed and divided by the tokens of the whole step; gradients are summed.
 """
@@ -24,7 +25,7 @@ from drystone.run.runtime.emulate import Pacer
 from drystone.run.runtime.exchange import Incoming, Mail, Region, hidden_regions
 from drystone.run.runtime.layered import Batch
 from drystone.run.runtime.model import Transformer
-from drystone.run.runtime.pipeline import Action, stage_actions
+from drystone.run.runtime.pipeline import Action, pipeline_order
 from drystone.run.runtime.stepping import Stepper, StepResult
 from drystone.run.runtime.tensor import refuse_unsplittable
 from drystone.run.runtime.tied import TiedGradient
@@ -55,13 +56,15 @@ class CellEngine(Stepper):
             refuse_unsplittable(model, stage.tp)
         self.layout, self.seat, self._seq_len = layout, layout.seat(wire.rank), seq_len
         self._dtype, self._width = dtype, model.spec.hidden_size
-        self._actions = stage_actions(
+        order = pipeline_order(
             layout.schedule,
-            stage=self.seat.stage,
             num_stages=len(layout.stages),
             num_chunks=len(layout.chunks),
             num_micro=layout.num_micro,
         )
+        self._order = [
+            action for action in order if self._is_mine(action) or self._is_mine(_next(action))
+        ]
         device = device or torch.device("cpu")
         self._groups = join_groups(layout, self.seat, wire)
         builder = CellBuilder(
@@ -94,10 +97,10 @@ class CellEngine(Stepper):
         self._seconds = dict.fromkeys(_PARTS, 0.0)
         self._losses.zero_()
         incoming: dict[Action, Incoming] = {}
-        for action, following in zip(self._actions, [*self._actions[1:], None], strict=True):
-            self._expect(action, incoming)
-            if following is not None:
-                self._expect(following, incoming)
+        for action in self._order:
+            if not self._is_mine(action):
+                self._expect(_next(action), incoming)
+                continue
             with self._timed("receive"):
                 given = incoming.pop(action).wait() if action in incoming else None
             self._take(action, given, batches)
@@ -109,7 +112,7 @@ class CellEngine(Stepper):
             self._groups.forward_mail.finish()
             self._groups.backward_mail.finish()
             if self._tied is not None:
-                self._tied.add_other(first_tag=self._tag(self.layout.num_micro, 0))
+                self._tied.add_other()
         self.num_steps += 1
         return self._result(self._losses, self._total)
 
@@ -131,40 +134,35 @@ class CellEngine(Stepper):
             self._send(action, run.backward(action.micro, given, is_last=is_last_micro))
 
     def _expect(self, action: Action, incoming: dict[Action, Incoming]) -> None:
-        """Begin to receive what an action needs, if that comes from elsewhere."""
-        giver = self._neighbour(action, is_giver=True)
+        """Begin to receive what an action of this stage needs."""
         mine = self._held(self.seat.stage, action.micro)[self.wire.rank]
-        if giver is None or action in incoming or not len(mine[0]):
+        if not len(mine[0]):
             return
         shape = (len(mine[0]), len(mine[1]), self._width)
         tensor = torch.empty(shape, dtype=self._dtype, device=self.device)
-        given = self._given(self.layout.chunks[giver].stage, action.micro)
-        tag = self._tag(action.micro, min(action.chunk, giver))
-        incoming[action] = self._mail(action).start_receive(tensor, mine, given, tag=tag)
+        giver = self.layout.chunks[action.chunk + (-1 if action.is_forward else 1)].stage
+        given = self._given(giver, action.micro)
+        incoming[action] = self._mail(action).start_receive(tensor, mine, given)
 
     def _send(self, action: Action, tensor: torch.Tensor | None) -> None:
         """Give the result of an action to whoever goes on with it, if anybody does."""
-        taker = self._neighbour(action, is_giver=False)
-        if tensor is None or taker is None:
+        taker = _next(action).chunk
+        if tensor is None or not 0 <= taker < len(self.layout.chunks):
             return
         self._mail(action).send(
             tensor,
             self._given(self.seat.stage, action.micro)[self.wire.rank],
             self._held(self.layout.chunks[taker].stage, action.micro),
             held=self._held(self.seat.stage, action.micro)[self.wire.rank],
-            tag=self._tag(action.micro, min(action.chunk, taker)),
         )
 
-    def _neighbour(self, action: Action, *, is_giver: bool) -> int | None:
-        """The chunk that what is needed comes from, or that the result goes to."""
-        other = action.chunk + (-1 if action.is_forward is is_giver else 1)
-        return other if 0 <= other < len(self.layout.chunks) else None
+    def _is_mine(self, action: Action) -> bool:
+        """Whether it is of this rank's stage, and of the pipeline at all."""
+        chunks = self.layout.chunks
+        return 0 <= action.chunk < len(chunks) and chunks[action.chunk].stage == self.seat.stage
 
     def _mail(self, action: Action) -> Mail:
         return self._groups.forward_mail if action.is_forward else self._groups.backward_mail
-
-    def _tag(self, micro: int, boundary: int) -> int:
-        return micro * len(self.layout.chunks) + boundary
 
     def _held(self, stage: int, micro: int) -> Mapping[int, Region]:
         """Samples and positions that each rank of a stage computes with."""
@@ -189,11 +187,15 @@ class CellEngine(Stepper):
 
     def _tie(self) -> TiedGradient:
         first, last = (self.layout.chunks[at].stage for at in (0, -1))
-        other = {first: last, last: first}.get(self.seat.stage)
         return TiedGradient(
             self.owned,
             TIED,
             wire=self.wire,
-            others=None if other is None else self.layout.stages[other].ranks,
-            mail=self._groups.forward_mail,
+            stages=(self.layout.stages[first].ranks, self.layout.stages[last].ranks),
+            mails=(self._groups.forward_mail, self._groups.backward_mail),
         )
+
+
+def _next(action: Action) -> Action:
+    """The action that goes on with the result; that of the last one is not in the pipeline."""
+    return Action(action.is_forward, action.chunk + (1 if action.is_forward else -1), action.micro)

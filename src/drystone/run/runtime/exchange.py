@@ -53,28 +53,32 @@ def hidden_regions(
 
 
 class Mail:
-    """Messages between ranks, in one direction. They are sent at once and never waited for."""
+    """Messages between ranks. Sends are started and not waited for until the step ends.
+
+    Messages have no names: those of two ranks must be sent in the order in which they are received.
+    On NCCL both directions of a pair share a stream, and the first message blocks until the other
+    rank is there, so all ranks must start their sends and receives in one common order.
+    """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group  # of all ranks
         self._sent: list[tuple[dist.Work, torch.Tensor]] = []
 
     def send(
-        self, tensor: torch.Tensor, mine: Region, wanted: Mapping[int, Region], *, held: Region,
-        tag: int,
-    ) -> None:  # fmt: skip
+        self, tensor: torch.Tensor, mine: Region, wanted: Mapping[int, Region], *, held: Region
+    ) -> None:
         """Give away the part `mine` of a tensor, which covers `held`, to whoever wants of it."""
-        self._sent = [one for one in self._sent if not one[0].is_completed()]
+        self._sent = [(work, part) for work, part in self._sent if not work.is_completed()]
         for rank, want in wanted.items():
             both = overlap(mine, want)
             if both is not None:
                 part = tensor.detach()[inside(held, both)].contiguous()
-                work = dist.isend(part, group=self._group, group_dst=rank, tag=tag)
+                work = dist.isend(part, group=self._group, group_dst=rank)
                 assert work is not None
                 self._sent.append((work, part))
 
     def start_receive(
-        self, tensor: torch.Tensor, mine: Region, given: Mapping[int, Region], *, tag: int
+        self, tensor: torch.Tensor, mine: Region, given: Mapping[int, Region]
     ) -> Incoming:
         """Begin to fill a tensor, which covers `mine`, from what others give away."""
         parts = []
@@ -83,7 +87,7 @@ class Mail:
             if both is not None:
                 target = tensor[inside(mine, both)]
                 part = target if target.is_contiguous() else torch.empty_like(target).contiguous()
-                work = dist.irecv(part, group=self._group, group_src=rank, tag=tag)
+                work = dist.irecv(part, group=self._group, group_src=rank)
                 assert work is not None
                 parts.append((work, part, target))
         return Incoming(tensor, parts)

@@ -8,6 +8,7 @@ two numbers does not depend on their order, so both copies take the same update.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import torch
@@ -18,49 +19,54 @@ from drystone.run.runtime.exchange import Mail, Region
 from drystone.run.runtime.shard import Owned
 from drystone.run.runtime.slices import Box, part_boxes
 
-_MOST_BOXES = 8  # that an interval of a matrix falls into: three, with room
-
 
 class TiedGradient:
     """The weight of that name, on two stages. Every rank of the job must make one."""
 
     def __init__(
-        self, owned: Sequence[Owned], name: str, *, wire: Wire, others: range | None, mail: Mail
+        self,
+        owned: Sequence[Owned],
+        name: str,
+        *,
+        wire: Wire,
+        stages: tuple[range, range],  # the ranks of the first and of the last
+        mails: tuple[Mail, Mail],  # from the first to the last, and back
     ) -> None:
-        mine_too = [one for one in owned if one.name == name and one.value.requires_grad]
-        self._pieces = mine_too if others is not None else []
-        self._others, self._mail = others or range(0), mail
-        mine = [_region(box) for one in self._pieces for box in _boxes(one)]
+        first, last = stages
+        self._is_first = wire.rank in first
+        self._others = last if self._is_first else first if wire.rank in last else range(0)
+        self._mails = mails
+        self._pieces = [one for one in owned if one.name == name and one.value.requires_grad]
+        mine = [_region(box) for piece in self._pieces for box in _boxes(piece)]
         table: list[Any] = [None] * wire.num_ranks
         dist.all_gather_object(table, mine, group=wire.group)
         self._regions: list[list[Region]] = table
 
-    def add_other(self, *, first_tag: int) -> None:
+    def add_other(self) -> None:
         """Add to the gradients of the owned pieces those of the other stage."""
-        views = [(_region(box), view) for one in self._pieces for box, view in _views(one)]
+        views = [(_region(box), view) for piece in self._pieces for box, view in _views(piece)]
         received = [torch.zeros_like(view) for _, view in views]
+        forward, backward = self._mails
         incoming = []
-        for index, (mine, view) in enumerate(views):
-            for rank in self._others:
-                for number, other in enumerate(self._regions[rank]):
-                    sent, awaited = (index, number), (number, index)
-                    self._mail.send(
-                        view, mine, {rank: other}, held=mine, tag=first_tag + _pair(*sent)
-                    )
-                    incoming.append(
-                        self._mail.start_receive(
-                            received[index], mine, {rank: other}, tag=first_tag + _pair(*awaited)
-                        )
-                    )
-        for one in incoming:
-            one.wait()
-        self._mail.finish()
+        for rank in self._others:
+            theirs = self._regions[rank]
+            pairs = list(product(range(len(views)), range(len(theirs))))
+            if not self._is_first:  # both sides go through them in one order, that of the first
+                pairs.sort(key=lambda pair: pair[::-1])
+            for index, number in pairs:
+                (mine, view), other = views[index], {rank: theirs[number]}
+                if self._is_first:
+                    forward.send(view, mine, other, held=mine)
+                    incoming.append(backward.start_receive(received[index], mine, other))
+                else:
+                    incoming.append(forward.start_receive(received[index], mine, other))
+                    backward.send(view, mine, other, held=mine)
+        for parts in incoming:
+            parts.wait()
+        for mail in self._mails:
+            mail.finish()
         for (_, view), other_gradient in zip(views, received, strict=True):
             view += other_gradient
-
-
-def _pair(sender_box: int, receiver_box: int) -> int:
-    return sender_box * _MOST_BOXES + receiver_box
 
 
 def _boxes(one: Owned) -> list[Box]:

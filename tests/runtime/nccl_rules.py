@@ -123,7 +123,7 @@ class NcclRules(dist.ProcessGroup):
         self._store, self._rank, self._size, self._timeout = store, rank, size, timeout
         self._gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
         self._make_stream = make_stream
-        self._streams: dict[tuple[int, ...], Stream] = {}  # by the ranks of the communicator
+        self._streams: dict[str, Stream] = {}  # by communicator
 
     def getBackendName(self) -> str:  # noqa: N802  # torch's name
         return NCCL_RULES
@@ -160,7 +160,8 @@ class NcclRules(dist.ProcessGroup):
     def _pair_stream(self, peer: int, name: str) -> Stream:
         if peer == self._rank:
             raise BrokenRule(f"{name}: a rank cannot send to itself")
-        return self._stream(tuple(sorted((self._rank, peer))), name)
+        pair = sorted((self._rank, peer))
+        return self._stream(f"pair {pair}", pair, name)
 
     def _meet(self, peer: int, kind: int, num_bytes: int, name: str) -> None:
         """Until the other rank is at its end of the same message."""
@@ -297,7 +298,7 @@ class NcclRules(dist.ProcessGroup):
         same = tree_leaves(inputs if same is None else same)
         signature = ", ".join([kind, *(f"{one.numel()} x {one.dtype}" for one in same)])
         name = self._name(signature)
-        stream = self._stream(tuple(range(self._size)), name)
+        stream = self._stream("group", range(self._size), name)
         outs, ins = (tree_map(lambda one: one.detach().clone(), some) for some in (outputs, inputs))
         for tensor in tree_leaves(outputs):
             _spoil(tensor)
@@ -328,20 +329,20 @@ class NcclRules(dist.ProcessGroup):
 
     # Of both
 
-    def _stream(self, ranks: tuple[int, ...], name: str) -> Stream:
+    def _stream(self, communicator: str, ranks: Sequence[int], name: str) -> Stream:
         """That of a communicator, which is created together with its other ranks."""
-        if ranks not in self._streams:
-            keys = [f"communicator {ranks}: rank {rank}" for rank in ranks]
+        if communicator not in self._streams:
+            keys = [f"communicator of {communicator}: rank {rank}" for rank in ranks]
             self._store.set(keys[ranks.index(self._rank)], "here")
             try:
                 self._store.wait(keys, self._timeout)
             except RuntimeError as error:
                 raise BrokenRule(
-                    f"{name}: creates the communicator of ranks {ranks} of the group, and not all "
-                    "of them come to do so"
+                    f"{name}: creates the communicator of the {communicator}, and not all its "
+                    "ranks come to do so"
                 ) from error
-            self._streams[ranks] = self._make_stream(f"stream of {ranks}")
-        return self._streams[ranks]
+            self._streams[communicator] = self._make_stream(communicator)
+        return self._streams[communicator]
 
     def _name(self, what: str) -> str:
         return f"rank {self._rank} of group {self.group_name}: {what}"

@@ -23,7 +23,7 @@ def test_what_would_hang_or_be_wrong_on_nccl_is_found():
     for rule, match in (
         ("send_from_both_sides", "rank 1 does the same"),
         ("receive_by_tag_in_another_order", "the orders differ"),
-        ("meet_in_two_groups", "creates the communicator of ranks (0, 1)"),
+        ("meet_in_two_groups", "creates the communicator of the pair [0, 1]"),
         ("send_to_oneself", "cannot send to itself"),
         ("call_other_collectives", "rank 1 calls 'broadcast from 0"),
         ("call_another_size", "rank 1 calls 'all-reduce, 5 x"),

@@ -24,12 +24,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from drystone.describe.cluster_file import ClusterSpec, Emulation
-from drystone.describe.job_file import make_job
-from drystone.describe.trace_cluster import NodeSpec
-from drystone.run.agent.server import listen
-from drystone.run.controller import Controller, ControllerSettings
-from drystone.run.live.world import Pace
+from drystone.describe.files.cluster import ClusterSpec, Emulation
+from drystone.describe.files.job import make_job
+from drystone.describe.node import NodeSpec
+from drystone.run.control.controller import Controller, ControllerSettings
+from drystone.run.control.world import Pace
+from drystone.run.engines.agent.server import listen
 from figures import print_figures
 
 LOOKS_PER_SECOND = 1 / Pace().tick_seconds
@@ -160,7 +160,7 @@ class SyntheticAgent:
                 await writer.drain()
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """As `run/agent/server.py` does, without processes."""
+        """As `run/engines/agent/server.py` does, without processes."""
         match request["op"]:
             case "hello":
                 return {"node": "synthetic", "pid": os.getpid(), "controller": 0, "leaving": ""}

@@ -29,14 +29,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from drystone.describe.cluster_file import parse_cluster
-from drystone.describe.job_file import make_job
+from drystone.describe.files.cluster import parse_cluster
+from drystone.describe.files.job import make_job
 from drystone.describe.training_job import make_spec
-from drystone.run.access import make_team, make_token
+from drystone.run.control.access import make_team, make_token
+from drystone.run.control.journal import Journal
+from drystone.run.control.notes import Described
+from drystone.run.control.store import Store
 from drystone.run.events import Event, Finished, Started, Submitted
-from drystone.run.journal import Journal
-from drystone.run.notes import Described
-from drystone.run.store import Store
 from drystone.service.client import Client, NotRunning
 from figures import print_figures
 

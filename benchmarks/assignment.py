@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from drystone.plan.assignment import Assignment, plan_assignment
-from drystone.plan.assignment_spec import AssignmentSpec, RankKind, even_or_uneven
+from drystone.plan.uneven.assignment import Assignment, plan_assignment
+from drystone.plan.uneven.spec import AssignmentSpec, RankKind, even_or_uneven
 from drystone.units import GiB
 from figures import print_figures
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from drystone.schedule.budget import JobClasses, classes_from_speeds, trace_frontier
-from drystone.schedule.budget_blocks import BlockClasses, trace_paths
+from drystone.schedule.budget.blocks import BlockClasses, trace_paths
+from drystone.schedule.budget.frontier import JobClasses, classes_from_speeds, trace_frontier
 from figures import print_figures
 
 RUNS = 5

@@ -19,9 +19,9 @@ import numpy as np
 from drystone.describe.market import Offer
 from drystone.observe.frontier import arrival_hours, theoretical_frontier
 from drystone.observe.generate import DEFAULT_MIX, Sizes, TraceSpec, generate_trace, parse_mix
-from drystone.observe.report import Scenario, reachable_nodes, run_policy
+from drystone.observe.simulation import Scenario, reachable_nodes, run_policy
+from drystone.schedule.baselines.pollux.autoscale import Bounds, make_pollux_autoscale
 from drystone.schedule.estimated import estimated_options
-from drystone.schedule.policies.pollux_autoscale import Bounds, make_pollux_autoscale
 from drystone.schedule.snapshot import StartupCost
 from figures import print_figures
 

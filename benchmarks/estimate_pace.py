@@ -21,7 +21,7 @@ from drystone.describe.layout import Layout, Layouts, Sharding
 from drystone.describe.links import default_machine
 from drystone.describe.model import Attention, Block, Mlp, ModelSpec
 from drystone.describe.recipe import Recipe
-from drystone.estimate.speed import estimate_speed
+from drystone.estimate.time.speed import estimate_speed
 from figures import print_figures
 
 NUM_LAYOUTS = 100_000

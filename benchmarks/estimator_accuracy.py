@@ -10,9 +10,9 @@ dense full-parameter training 10 % off in the median and 30 % in nine of ten cas
 
 from __future__ import annotations
 
-from drystone.observe.check import CheckReport, check_memory, check_speed
-from drystone.observe.runs import load_runs
-from drystone.observe.tables import MEMORY_TABLE, SPEED_TABLE
+from drystone.observe.check.accuracy import CheckReport, check_memory, check_speed
+from drystone.observe.check.runs import load_runs
+from drystone.observe.check.tables import MEMORY_TABLE, SPEED_TABLE
 from drystone.units import GiB
 from figures import Figures, print_figures
 

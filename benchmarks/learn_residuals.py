@@ -14,16 +14,16 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from drystone.estimate.residuals import (
+from drystone.estimate.learned.residuals import (
     HIGH_QUANTILE,
     LOW_QUANTILE,
     RESIDUALS_FILE,
     MemoryResiduals,
     memory_residuals,
 )
-from drystone.observe.check import check_memory
-from drystone.observe.runs import load_runs
-from drystone.observe.tables import MEMORY_TABLE
+from drystone.observe.check.accuracy import check_memory
+from drystone.observe.check.runs import load_runs
+from drystone.observe.check.tables import MEMORY_TABLE
 from figures import print_figures
 
 TOLERANCE = 0.001
@@ -38,7 +38,7 @@ def learn_residuals(*, date: str) -> MemoryResiduals:
         low=round(float(low), 4),
         high=round(float(high), 4),
         num_runs=len(ratios),
-        table=f"observe/data/{MEMORY_TABLE.name}",
+        table=f"observe/check/data/{MEMORY_TABLE.name}",
         date=date,
     )
 

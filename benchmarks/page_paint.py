@@ -176,7 +176,7 @@ def serve(folder: Path, port: int) -> None:
     import worlds
 
     from drystone.run.events import Progressed
-    from drystone.service.api import make_app
+    from drystone.service.app import make_app
 
     controller = worlds.open_controller(folder)
     worlds.adopt(controller)

@@ -34,7 +34,7 @@ def measure() -> None:
     from drystone.describe.zoo import find_model
     from drystone.plan.options import enumerate_options
     from drystone.plan.search import plan_job
-    from drystone.plan.uneven import plan_uneven
+    from drystone.plan.uneven.data_parallel import plan_uneven
 
     def seconds(run: Callable[[], object]) -> tuple[float, float]:
         start, start_cpu = time.perf_counter(), time.process_time()

@@ -17,8 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from drystone.cli.simulate_setup import Request, set_up
-from drystone.observe.report import Scenario, run_policy
-from drystone.run.simulator.faults import FaultSpec
+from drystone.observe.simulation import Scenario, run_policy
+from drystone.run.simulate.faults import FaultSpec
 from drystone.schedule.snapshot import StartupCost
 from figures import print_figures
 

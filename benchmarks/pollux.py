@@ -24,16 +24,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from drystone.observe.frontier import arrival_hours
-from drystone.observe.goodput_scenarios import (
+from drystone.observe.metrics import RunReport
+from drystone.observe.simulation import Scenario, run_policy, simulate_policy
+from drystone.schedule.baselines.pollux.autoscale import Bounds, make_pollux_autoscale
+from figures import print_figures
+from goodput.scenarios import (
     AWS_STARTUP_SECONDS,
     SIA_STARTUP_SECONDS,
     pollux_scenario,
     rented_scenario,
 )
-from drystone.observe.metrics import RunReport
-from drystone.observe.report import Scenario, run_policy, simulate_policy
-from drystone.schedule.policies.pollux_autoscale import Bounds, make_pollux_autoscale
-from figures import print_figures
 
 RIGID = ("fifo", "shortest", "least-attained")
 # Seconds, by the authors' simulators: data/peers/README.md, 4.3.

@@ -18,19 +18,19 @@ import numpy as np
 from figures import print_figures
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "oracles"))
+from exact_prices import choose_exactly
 from price_markets import make_market
 
 from drystone.describe.job import JobSpec
-from drystone.describe.trace_cluster import NodeSpec, make_nodes
+from drystone.describe.node import NodeSpec, make_nodes
 from drystone.run.events import Started, Submitted
-from drystone.run.snapshots import SnapshotMaker
+from drystone.run.snapshots.maker import SnapshotMaker
 from drystone.run.state import ClusterState
 from drystone.schedule.check import check_decisions
 from drystone.schedule.decision import Start
-from drystone.schedule.exact_prices import choose_exactly
-from drystone.schedule.integral import choose_within, value_of
-from drystone.schedule.policies.prices import prices
-from drystone.schedule.prices import solve_prices
+from drystone.schedule.prices.integral import choose_within, value_of
+from drystone.schedule.prices.policy import prices
+from drystone.schedule.prices.shadow_prices import solve_prices
 from drystone.schedule.snapshot import OptionSet, Snapshot, StartupCost
 
 GPU_TYPES = ("A100", "V100", "A40", "A10")

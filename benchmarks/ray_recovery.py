@@ -67,7 +67,7 @@ def measure_recovery(system: Any, times: int) -> dict[str, float]:
     """One job over two types; the raylet of its second node is killed again and again."""
     from test_ray import ranks_alive
 
-    from drystone.describe.job_file import make_job
+    from drystone.describe.files.job import make_job
 
     engine = system.engine
     names = [engine.named(system, f"small{number}") for number in range(times)]
@@ -119,7 +119,7 @@ def wait_steps(system: Any, job: str, epoch: int, steps: int) -> None:
 
 def measure_costs(system: Any, num_jobs: int, seconds: float) -> dict[str, float]:
     """CPU time of the controller, all threads, with nothing running and with jobs that report."""
-    from drystone.run.agent.launches import read_json
+    from drystone.run.engines.agent.launches import read_json
 
     idle = cpu_share(seconds)
     wide = system.engine.named(system, "wide")

@@ -35,19 +35,19 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from drystone.describe.cluster_file import ClusterSpec
-from drystone.describe.job_file import make_job
-from drystone.describe.market_file import parse_market
-from drystone.run.controller import Controller, ControllerSettings
+from drystone.describe.files.cluster import ClusterSpec
+from drystone.describe.files.job import make_job
+from drystone.describe.files.market import parse_market
+from drystone.run.control.controller import Controller, ControllerSettings
+from drystone.run.control.notes import Note
+from drystone.run.control.reconcile import Patience
+from drystone.run.control.world import Pace
 from drystone.run.events import Event
 from drystone.run.lifecycle import TERMINAL
-from drystone.run.live.reconcile import Patience
-from drystone.run.live.world import Pace
-from drystone.run.notes import Note
 from drystone.run.renting.ledger import Ledger
 from drystone.run.renting.provider import Stage
 from drystone.run.renting.settings import Door, Renting, live_offers
-from drystone.run.renting.simulated import CloudWeather, SimulatedCloud
+from drystone.run.renting.simulated_cloud import CloudWeather, SimulatedCloud
 from drystone.run.state import ClusterState
 from drystone.units import HOUR_SECONDS
 from figures import print_figures
@@ -264,8 +264,8 @@ def make_controller(
     """The controller, on this machine or on a Ray cluster of its own."""
     engine, door, cluster = None, None, ClusterSpec(nodes=())
     if given.engine == "ray":
-        from drystone.run.ray.connection import RayConnection
-        from drystone.run.ray.engine import RayEngine
+        from drystone.run.engines.ray.connection import RayConnection
+        from drystone.run.engines.ray.engine import RayEngine
         from drystone.run.renting.ray_door import RayDoor
 
         address = start_ray(stack)

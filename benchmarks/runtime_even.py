@@ -32,12 +32,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from drystone.describe.model import Attention, Block, Mlp, ModelSpec
-from drystone.run.runtime.batch import RankWork, micro_batches
-from drystone.run.runtime.collectives import Wire
-from drystone.run.runtime.data import SyntheticTokens
-from drystone.run.runtime.engine import Engine
-from drystone.run.runtime.ledger import Ledger
-from drystone.run.runtime.model import build_model
+from drystone.run.train.collectives import Wire
+from drystone.run.train.data.batch import RankWork, micro_batches
+from drystone.run.train.data.tokens import SyntheticTokens
+from drystone.run.train.memory_ledger import Ledger
+from drystone.run.train.models.transformer import build_model
+from drystone.run.train.uneven.engine import Engine
 from figures import print_figures
 
 SEQ_LEN, VOCAB = 128, 2048

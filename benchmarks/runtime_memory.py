@@ -2,27 +2,32 @@
 
     python benchmarks/runtime_memory.py [--models llama-3.2-1b llama-3-8b llama-3-70b] [--seq-len N]
 
-The engine runs a step as one rank of many on tensors without bytes (`run/runtime/fake.py`); the
-planner's estimate (`estimate/layer_major.py`) is taken without what no tensor holds (context,
-workspaces) and without its margin. bf16, AdamW, layers computed
-again, what enters them in host memory.
+The engine runs a step as one rank of many on tensors without bytes (`tests/oracles/fake_ranks.py`);
+the planner's estimate (`estimate/memory/layer_major.py`) is taken without what no tensor holds
+(context, workspaces) and without its margin. bf16, AdamW, layers computed again, what enters them
+in host memory.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from drystone.describe.model import ModelSpec
 from drystone.describe.recipe import Offload, Recipe, Recompute, RecomputeKind
 from drystone.describe.zoo import find_model
-from drystone.estimate.layer_major import layer_major_memory
-from drystone.run.runtime.batch import RankWork
-from drystone.run.runtime.fake import peak_of_rank
-from drystone.run.runtime.train import choose_optimizer
+from drystone.estimate.memory.layer_major import layer_major_memory
+from drystone.run.train.data.batch import RankWork
+from drystone.run.train.loop import choose_optimizer
 from drystone.units import GiB
 from figures import print_figures
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "oracles"))
+
+from fake_ranks import peak_of_rank
 
 # (ranks, state share of the rank asked, its micro-batch, its micro-batches)
 CASES = ((2, 0.5, 1, 2), (2, 0.75, 2, 4), (4, 0.1, 1, 4), (8, 0.125, 2, 2), (8, 0.0, 4, 1),

@@ -2,19 +2,20 @@
 
     python benchmarks/runtime_speedup.py --replay [--wire-share 0.05]
 
-Our engine's logs come from the engine (`run/runtime/fake.py`), those of FSDP2 from a real run of it
-on gloo with the same model: every collective it calls, with its bytes, and every section of compute
-between, in the order of rank 0; all ranks have the same. There each collective is waited for where
-it is called, as FSDP2 does on a processor. Both have the same wire: gathering a block takes a given
-part of the time in which the fastest device computes a sample forward and backward through it. The
-part that it really takes is measured in the same run, between barriers: FSDP2's own gather of a
-block on gloo with the copies into and out of its buffers, the shortest of some and the median,
-which is what processes that share cores see.
+Our engine's logs come from the engine (`tests/oracles/fake_ranks.py`), those of FSDP2 from a real
+run of it on gloo with the same model: every collective it calls, with its bytes, and every section
+of compute between, in the order of rank 0; all ranks have the same. There each collective is waited
+for where it is called, as FSDP2 does on a processor. Both have the same wire: gathering a block
+takes a given part of the time in which the fastest device computes a sample forward and backward
+through it. The part that it really takes is measured in the same run, between barriers: FSDP2's own
+gather of a block on gloo with the copies into and out of its buffers, the shortest of some and the
+median, which is what processes that share cores see.
 """
 
 from __future__ import annotations
 
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,10 +29,13 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from drystone.describe.model import ModelSpec
-from drystone.run.runtime.batch import RankWork
-from drystone.run.runtime.collectives import Log, Started, Waited, Worked
-from drystone.run.runtime.fake import logs_of_step
-from drystone.run.runtime.replay import Link, replay
+from drystone.run.train.collectives import Log, Started, Waited, Worked
+from drystone.run.train.data.batch import RankWork
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "oracles"))
+
+from fake_ranks import logs_of_step
+from replay import Link, replay
 
 Step = Callable[[], None]
 

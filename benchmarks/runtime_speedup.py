@@ -33,11 +33,11 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from drystone.describe.model import Attention, Block, Mlp, ModelSpec, Norm
-from drystone.run.runtime.batch import RankWork, micro_batches
-from drystone.run.runtime.data import SyntheticTokens
-from drystone.run.runtime.emulate import Pacer
-from drystone.run.runtime.engine import Engine
-from drystone.run.runtime.model import build_model
+from drystone.run.train.data.batch import RankWork, micro_batches
+from drystone.run.train.data.tokens import SyntheticTokens
+from drystone.run.train.emulate import Pacer
+from drystone.run.train.models.transformer import build_model
+from drystone.run.train.uneven.engine import Engine
 from figures import print_figures
 from runtime_replay import Recorder, record_fsdp, replayed_seconds
 

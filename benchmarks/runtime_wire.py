@@ -26,8 +26,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from drystone.describe.model import Attention, Block, Mlp, ModelSpec, Norm
-from drystone.run.runtime.engine import Engine
-from drystone.run.runtime.model import build_model
+from drystone.run.train.models.transformer import build_model
+from drystone.run.train.uneven.engine import Engine
 from figures import print_figures
 
 SEQ_LEN, VOCAB, REPEATS = 64, 512, 3

@@ -25,15 +25,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from drystone.describe.cluster_file import parse_cluster
-from drystone.describe.job_file import make_job
+from drystone.describe.files.cluster import parse_cluster
+from drystone.describe.files.job import make_job
 from drystone.describe.training_job import make_spec
-from drystone.run.controller import Controller, ControllerSettings
+from drystone.run.control.controller import Controller, ControllerSettings
+from drystone.run.control.journal import Journal
+from drystone.run.control.notes import Described
+from drystone.run.control.store import Store
 from drystone.run.events import Event, Submitted
-from drystone.run.journal import Journal
-from drystone.run.notes import Described
-from drystone.run.store import Store
-from drystone.schedule.policy import Memory, find_policy
+from drystone.schedule.policies import Memory, find_policy
 from drystone.service.client import Client, NotRunning
 from figures import print_figures
 

@@ -20,14 +20,14 @@ from pathlib import Path
 
 import numpy as np
 
-from drystone.describe.trace_goodput import list_workloads
-from drystone.observe.goodput_scenarios import sia_scenario
 from drystone.observe.metrics import RunReport
-from drystone.observe.report import Scenario, run_policy
+from drystone.observe.simulation import Scenario, run_policy
 from drystone.schedule.decision import Decision
-from drystone.schedule.policy import Memory, Policy, find_policy
+from drystone.schedule.policies import Memory, Policy, find_policy
 from drystone.schedule.snapshot import Snapshot
 from figures import print_figures
+from goodput.scenarios import sia_scenario
+from goodput.tables import list_workloads
 
 GAVEL_ROUND_SECONDS = 360.0
 # Mean hours to completion by the authors' simulators, Saturn 1 to 7 and Philly 1 and 2, run

@@ -16,14 +16,14 @@ from pathlib import Path
 import numpy as np
 
 from drystone.describe.job import JobSpec
-from drystone.describe.trace import load_trace
-from drystone.describe.trace_cluster import make_nodes
+from drystone.describe.node import make_nodes
+from drystone.describe.traces.trace import load_trace
 from drystone.run.loop import drive
-from drystone.run.simulator.collection import rare_collection
-from drystone.run.simulator.world import SimulatedWorld
+from drystone.run.simulate.collection import rare_collection
+from drystone.run.simulate.world import SimulatedWorld
 from drystone.schedule.decision import Decision
 from drystone.schedule.measured import duration_options, types_of
-from drystone.schedule.policy import Memory, Policy, find_policy
+from drystone.schedule.policies import Memory, Policy, find_policy
 from drystone.schedule.snapshot import OptionSet, Snapshot
 from figures import print_figures
 

@@ -27,11 +27,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "engines"
 from engine_slurm import emulated
 from slurm_fixture import SlurmCluster, SlurmNode, missing_slurm
 
-from drystone.describe.job_file import make_job
-from drystone.run.controller import Controller, ControllerSettings
+from drystone.describe.files.job import make_job
+from drystone.run.control.controller import Controller, ControllerSettings
+from drystone.run.engines.slurm.engine import SlurmEngine, SlurmSettings
 from drystone.run.events import Interrupted
 from drystone.run.lifecycle import TERMINAL
-from drystone.run.slurm.engine import SlurmEngine, SlurmSettings
 from figures import print_figures, print_skip
 
 BAR_SECONDS = 10.0

@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 from drystone.describe.recipe import StepKernel
-from drystone.estimate.module_trace import Kernels, TraceRequest
-from drystone.estimate.traced import trace_module
+from drystone.estimate.module.trace import Kernels, TraceRequest
+from drystone.estimate.module.tracer import trace_module
 from drystone.units import format_bytes
 from figures import print_figures
 

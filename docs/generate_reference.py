@@ -195,10 +195,10 @@ def _shown_default(value: Any) -> str:
 
 def job_file_page() -> Iterator[str]:
     """The keys of a job file."""
-    from drystone.describe.job_file import GpuPart, JobPart, TrainPart
+    from drystone.describe.files.job import GpuPart, JobPart, TrainPart
 
     yield from ("# The job file", "", NOTE, "")
-    yield "Read by `describe/job_file.py`; [how to use it](../jobs.md). A key that is not here is"
+    yield "Read by `describe/files/job.py`; [how to use it](../jobs.md). A key that is not here is"
     yield "an error with a hint. Counts may be written `500`, `1e9`, `500M`, `2B`; durations"
     yield "`90s`, `6h`, `1d 12h`."
     yield ""
@@ -211,13 +211,13 @@ def job_file_page() -> Iterator[str]:
 
 def market_file_page() -> Iterator[str]:
     """The keys of a market file."""
-    from drystone.describe import market_file
+    from drystone.describe.files import market as market_file
     from drystone.describe.market import Offer
 
     told = {one.name: one.comment for one in fields_of(Offer)}
     told |= {"spot": told["is_spot"], "emulate": told["emulation"]}
     yield from ("# The market file", "", NOTE, "")
-    yield "Read by `describe/market_file.py`; [how renting works](../renting.md)."
+    yield "Read by `describe/files/market.py`; [how renting works](../renting.md)."
     yield "A list `offers`, each:"
     yield ""
     yield from _key_table(market_file._OfferPart, told=told)
@@ -231,13 +231,15 @@ def market_file_page() -> Iterator[str]:
 
 def cluster_file_page() -> Iterator[str]:
     """The keys of a cluster file."""
-    from drystone.describe import cluster_file, own_gpus, trace_cluster
+    from drystone.describe import node as trace_cluster
+    from drystone.describe.files import cluster as cluster_file
+    from drystone.describe.files import gpu_types as own_gpus
 
     known = {*cluster_file._KEYS, *cluster_file._NODE_KEYS, *cluster_file._EMULATE_KEYS}
     if known != set(CLUSTER_KEYS):
-        raise SystemExit(f"CLUSTER_KEYS and describe/cluster_file.py: {known ^ set(CLUSTER_KEYS)}")
+        raise SystemExit(f"CLUSTER_KEYS and describe/files/cluster.py: {known ^ set(CLUSTER_KEYS)}")
     yield from ("# The cluster file", "", NOTE, "")
-    yield "Read by `describe/cluster_file.py` for `serve` and by `describe/trace_cluster.py` for"
+    yield "Read by `describe/files/cluster.py` for `serve` and by `describe/node.py` for"
     yield "`simulate`, which knows neither emulation nor prices nor names."
     yield ""
     for title, keys in (
@@ -277,7 +279,7 @@ def json_page() -> Iterator[str]:
     """What `--json` prints, verb by verb, and the types behind it."""
     from drystone.cli.main import VERBS
     from drystone.describe.gpu import GpuSpec
-    from drystone.estimate.profile import Profile
+    from drystone.estimate.learned.profile import Profile
     from drystone.estimate.whole import Estimate, StageEstimate
     from drystone.observe.frontier import FrontierPoint
     from drystone.observe.metrics import RunReport

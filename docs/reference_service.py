@@ -13,10 +13,10 @@ from reference_fields import NOTE, code, table
 
 def _with_service(use: Callable[[Any, Any], list[str]]) -> list[str]:
     """What `use` makes of a service over an empty log, and of its app."""
-    from drystone.describe.cluster_file import parse_cluster
-    from drystone.run.access import make_team, make_token
-    from drystone.run.controller import Controller, ControllerSettings
-    from drystone.service.api import make_app
+    from drystone.describe.files.cluster import parse_cluster
+    from drystone.run.control.access import make_team, make_token
+    from drystone.run.control.controller import Controller, ControllerSettings
+    from drystone.service.app import make_app
 
     cluster = parse_cluster("nodes: [{gpu: T4, emulate: {}}]")
     with tempfile.TemporaryDirectory() as folder:
@@ -114,13 +114,13 @@ def metrics_page() -> list[str]:
     return [
         "# Metrics", "", NOTE, "",
         "What `GET /metrics` of a service answers, in the text format of Prometheus"
-        " (`service/metrics.py`).", "",
+        " (`service/prometheus.py`).", "",
         *_with_service(lambda controller, _: _metric_table(controller)),
     ]  # fmt: skip
 
 
 def _metric_table(controller: Any) -> list[str]:
-    from drystone.service.metrics import Metrics
+    from drystone.service.prometheus import Metrics
 
     metrics = Metrics()
     metrics.observe("GET", "/v1/jobs", 200, 0.01)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from drystone.describe.cluster_file import load_cluster_file, parse_cluster
+from drystone.describe.files.cluster import load_cluster_file, parse_cluster
 from drystone.units import TERA, GiB
 
 HERE = Path(__file__).resolve().parent

@@ -4,7 +4,7 @@ from drystone.describe.catalogue import find_gpu
 from drystone.describe.layout import Layouts, parse_layout
 from drystone.describe.recipe import Recipe
 from drystone.describe.zoo import find_model
-from drystone.estimate.memory import estimate_memory
+from drystone.estimate.memory.peak import estimate_memory
 from drystone.units import GiB
 
 model = find_model("llama-3-8b")

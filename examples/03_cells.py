@@ -4,7 +4,7 @@ from drystone.describe.catalogue import find_gpu
 from drystone.describe.links import default_machine
 from drystone.describe.recipe import Recipe
 from drystone.describe.zoo import find_model
-from drystone.plan.cells import search_cells
+from drystone.plan.cells.search import search_cells
 from drystone.units import GiB
 
 recipe = Recipe(seq_len=4096, global_batch=64)

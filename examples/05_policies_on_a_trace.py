@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from drystone.cli.simulate_setup import Request, set_up
-from drystone.observe.report import run_policy
+from drystone.observe.simulation import run_policy
 
 FOLDER = Path(__file__).resolve().parent / "simulate"
 

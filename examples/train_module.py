@@ -17,8 +17,8 @@ import torch
 from my_module import NUM_LETTERS, build_model
 
 from drystone.run.fence import check_lease
-from drystone.run.runtime.api import NamedBlocks, RankWork, SyntheticTokens, Trainer, joined
-from drystone.run.runtime.step_report import write_event, write_report
+from drystone.run.train.api import NamedBlocks, RankWork, SyntheticTokens, Trainer, joined
+from drystone.run.train.step_report import write_event, write_report
 
 GLOBAL_BATCH = 8  # samples in a step, however many ranks share them
 SAVE_EVERY = 10  # steps

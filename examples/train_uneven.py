@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from drystone.run.runtime.api import NamedBlocks, RankWork, SyntheticTokens, Trainer, joined
+from drystone.run.train.api import NamedBlocks, RankWork, SyntheticTokens, Trainer, joined
 
 
 class MyModel(nn.Module):  # noqa: D101

@@ -110,8 +110,8 @@ def test_the_wheel_has_every_file_of_the_package_and_no_other(wheel: Path):
     }
 
     assert names == wanted
-    assert {"drystone/py.typed", "drystone/service/page/index.html"} <= names
-    assert {"drystone/describe/data/gpus.csv", "drystone/observe/assets/page.js"} <= names
+    assert {"drystone/py.typed", "drystone/service/page/static/index.html"} <= names
+    assert {"drystone/describe/data/gpus.csv", "drystone/observe/reports/assets/page.js"} <= names
 
 
 def test_the_metadata_says_which_pythons_and_extras(wheel: Path):
@@ -187,7 +187,7 @@ def test_a_missing_extra_is_named(installed: Installed, line: str, extra: str):
 
 
 def test_a_training_process_without_torch_says_what_is_missing(installed: Installed):
-    done = installed.run("python", "-m", "drystone.run.runtime", "plan.json")
+    done = installed.run("python", "-m", "drystone.run.train", "plan.json")
 
     assert done.returncode == 1
     assert done.stderr.strip() == (

@@ -18,8 +18,8 @@ from statistics import median
 import numpy as np
 
 from drystone.describe.catalogue import find_gpu
-from drystone.describe.cluster import Link, Machine
 from drystone.describe.layout import Layout, Sharding
+from drystone.describe.machine import Link, Machine
 from drystone.describe.model import Attention, Block, Experts, Head, Mlp, ModelSpec, Norm
 from drystone.describe.recipe import (
     AttentionKernel,
@@ -29,7 +29,7 @@ from drystone.describe.recipe import (
     Recompute,
     RecomputeKind,
 )
-from drystone.plan.cells import search_cells
+from drystone.plan.cells.search import search_cells
 from drystone.units import GB, MiB
 
 ROWS = Path(__file__).resolve().parents[1] / "data" / "arena_best_plans.csv"

@@ -13,9 +13,9 @@ from doc_commands import check_command, check_mention, command_lines
 from doc_runs import difference, few_jobs, run, runnable, script
 
 from drystone.cli.main import run as run_command
-from drystone.describe.cluster_file import parse_cluster
-from drystone.describe.job_file import parse_job
-from drystone.describe.market_file import parse_market
+from drystone.describe.files.cluster import parse_cluster
+from drystone.describe.files.job import parse_job
+from drystone.describe.files.market import parse_market
 
 PAGES = pages()
 

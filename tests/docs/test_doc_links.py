@@ -120,7 +120,7 @@ def _defined(path: Path) -> frozenset[str]:
 
 
 def test_the_page_of_job_files_names_every_key():
-    from drystone.describe.job_file import GpuPart, JobPart, TrainPart
+    from drystone.describe.files.job import GpuPart, JobPart, TrainPart
 
     named = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", prose_of("docs/jobs.md")))))
     fields = {*JobPart.model_fields, *TrainPart.model_fields, *GpuPart.model_fields}

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from under_test import PATIENCE, EngineUnderTest
 
-from drystone.describe.cluster_file import parse_cluster
-from drystone.run.agent.client import AgentClient, AgentGone
-from drystone.run.controller import Controller, ControllerSettings
-from drystone.run.live.reconcile import Patience
-from drystone.run.live.world import Pace
+from drystone.describe.files.cluster import parse_cluster
+from drystone.run.control.controller import Controller, ControllerSettings
+from drystone.run.control.reconcile import Patience
+from drystone.run.control.world import Pace
+from drystone.run.engines.agent.client import AgentClient, AgentGone
 
 CLUSTER = """
 nodes:

@@ -6,12 +6,12 @@ from engine_local import children_of
 from ray_fixture import NODES, shared_cluster
 from under_test import PATIENCE, EngineUnderTest
 
-from drystone.run.agent.launches import read_json
-from drystone.run.controller import Controller, ControllerSettings
-from drystone.run.live.reconcile import Patience
-from drystone.run.live.world import Pace
-from drystone.run.ray.connection import RayConnection
-from drystone.run.ray.engine import RayEngine, RaySettings
+from drystone.run.control.controller import Controller, ControllerSettings
+from drystone.run.control.reconcile import Patience
+from drystone.run.control.world import Pace
+from drystone.run.engines.agent.launches import read_json
+from drystone.run.engines.ray.connection import RayConnection
+from drystone.run.engines.ray.engine import RayEngine, RaySettings
 
 
 def ray_controller(cluster, folder: Path, **patience) -> Controller:

@@ -8,17 +8,17 @@ import numpy as np
 from under_test import BATCH, EngineUnderTest, Steering, System
 
 from drystone.describe.job import JobSpec
-from drystone.describe.trace_cluster import NodeSpec
+from drystone.describe.node import NodeSpec
+from drystone.run.control.notes import job_of
 from drystone.run.events import Event, Finished, Interrupted, NodeBack, Started, Submitted
 from drystone.run.lifecycle import JobState
 from drystone.run.loop import drive
-from drystone.run.notes import job_of
-from drystone.run.simulator.faults import Dice, FaultSpec
-from drystone.run.simulator.node_faults import NodeFaults
-from drystone.run.simulator.world import SimulatedWorld
+from drystone.run.simulate.faults import Dice, FaultSpec
+from drystone.run.simulate.node_faults import NodeFaults
+from drystone.run.simulate.world import SimulatedWorld
 from drystone.run.world import apply
 from drystone.schedule.check import check_decisions
-from drystone.schedule.policy import find_policy
+from drystone.schedule.policies import find_policy
 from drystone.schedule.snapshot import OptionSet, StartupCost
 
 NODES = (

@@ -5,11 +5,11 @@ from pathlib import Path
 from slurm_fixture import SlurmCluster, SlurmNode, missing_slurm, skip_without_slurm
 from under_test import PATIENCE, EngineUnderTest
 
-from drystone.describe.cluster_file import ClusterSpec, parse_cluster
-from drystone.run.controller import Controller, ControllerSettings
-from drystone.run.live.reconcile import Patience
-from drystone.run.live.world import Pace
-from drystone.run.slurm.engine import SlurmEngine, SlurmSettings
+from drystone.describe.files.cluster import ClusterSpec, parse_cluster
+from drystone.run.control.controller import Controller, ControllerSettings
+from drystone.run.control.reconcile import Patience
+from drystone.run.control.world import Pace
+from drystone.run.engines.slurm.engine import SlurmEngine, SlurmSettings
 
 NODES = (
     SlurmNode("w1", "a100", 2),

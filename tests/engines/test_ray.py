@@ -12,11 +12,11 @@ from engine_ray import RayUnderTest, ray_controller
 from training import losses, train
 from under_test import LiveSystem
 
-from drystone.describe.market_file import parse_market
-from drystone.run.controller import Controller
+from drystone.describe.files.market import parse_market
+from drystone.run.control.controller import Controller
+from drystone.run.control.notes import Launched
 from drystone.run.events import Interrupted, NodeRemoved
 from drystone.run.lifecycle import JobState
-from drystone.run.notes import Launched
 from drystone.run.renting.ray_door import RayDoor
 from drystone.run.renting.settings import live_offers
 

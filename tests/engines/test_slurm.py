@@ -12,10 +12,10 @@ from training import losses, train
 from under_test import PATIENCE, LiveSystem
 
 from drystone.errors import InvalidSpec
-from drystone.run.controller import Controller
+from drystone.run.control.controller import Controller
+from drystone.run.control.notes import Launched
 from drystone.run.events import Failed, Interrupted
 from drystone.run.lifecycle import JobState
-from drystone.run.notes import Launched
 
 pytestmark = [
     pytest.mark.slow,

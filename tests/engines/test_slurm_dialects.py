@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from drystone.describe.cluster_file import parse_cluster
+from drystone.describe.files.cluster import parse_cluster
 from drystone.errors import DrystoneError, InvalidSpec
-from drystone.run.slurm import hostlist
-from drystone.run.slurm.dialect import NotSlurm, count_gpus, number, parse_jobs, parse_nodes
-from drystone.run.slurm.discover import make_cluster, usable_nodes
-from drystone.run.slurm.script import ScriptSettings, make_groups, write_script
+from drystone.run.engines.slurm import hostlist
+from drystone.run.engines.slurm.dialect import NotSlurm, count_gpus, number, parse_jobs, parse_nodes
+from drystone.run.engines.slurm.discover import make_cluster, usable_nodes
+from drystone.run.engines.slurm.script import ScriptSettings, make_groups, write_script
 
 SAMPLES = Path(__file__).parent / "samples"
 VERSIONS = ("22.05.8", "24.11.5")

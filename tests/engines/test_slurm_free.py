@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from drystone.run.slurm.dialect import SlurmJob, SlurmNode, parse_jobs, parse_nodes
-from drystone.run.slurm.free import by_type, drained_rest, lost_nodes, taken_by_others
-from drystone.run.slurm.inventory import Inventory
-from drystone.run.slurm.watch import Look
+from drystone.run.engines.slurm.dialect import SlurmJob, SlurmNode, parse_jobs, parse_nodes
+from drystone.run.engines.slurm.free import by_type, drained_rest, lost_nodes, taken_by_others
+from drystone.run.engines.slurm.inventory import Inventory
+from drystone.run.engines.slurm.watch import Look
 
 SAMPLES = Path(__file__).parent / "samples"
 

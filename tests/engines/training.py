@@ -4,7 +4,7 @@ import json
 
 from under_test import LiveSystem
 
-from drystone.describe.job_file import make_job
+from drystone.describe.files.job import make_job
 
 
 def train(system: LiveSystem, *, least: int, steps: int, checkpoint_every: int) -> str:

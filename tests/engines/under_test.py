@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from drystone.describe.job_file import make_job
-from drystone.describe.trace_cluster import NodeSpec
-from drystone.run.controller import Controller
+from drystone.describe.files.job import make_job
+from drystone.describe.node import NodeSpec
+from drystone.run.control.controller import Controller
 from drystone.run.events import Event, Progressed
 from drystone.run.lifecycle import TERMINAL, JobState
 from drystone.schedule.decision import Move, Preempt, Resize, Start
-from drystone.schedule.policy import find_policy
+from drystone.schedule.policies import find_policy
 
 WORKER = Path(__file__).parent / "worker.py"
 BATCH = 4  # samples in a step of every job
@@ -244,7 +244,7 @@ class LiveSystem(System):
         self._thread.start()
 
     def _loop(self) -> None:
-        import drystone.run.controller as module
+        import drystone.run.control.controller as module
 
         module.find_policy, known = lambda _: self.steering, module.find_policy
         try:

@@ -6,7 +6,7 @@ here, as its authors ran it, and a start costs it min(10 s x GPUs, 40 s).
 
 With room for all, the figures agree to the digits that are known. On the crowded trace one choice
 among equals leads to another queue, and the released code counts some changes of a plan twice (see
-`policies/cells.py`); with its way of counting we get 851, 6,894 and 11.48. Hence 5 %.
+`baselines/cells/policy.py`); with its way of counting we get 851, 6,894 and 11.48. Hence 5 %.
 """
 
 import sys

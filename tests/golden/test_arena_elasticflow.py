@@ -18,7 +18,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from arena_simulation import simulate_arena
 
-from drystone.schedule.policies.elasticflow import elasticflow_moving
+from drystone.schedule.baselines.elasticflow import elasticflow_moving
 
 KNOWS = "data parallel, own type"
 

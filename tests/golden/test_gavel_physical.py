@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 from drystone.describe.job import JobSpec
-from drystone.describe.trace_cluster import NodeSpec, make_nodes
-from drystone.describe.trace_speeds import MeasuredStep
+from drystone.describe.node import NodeSpec, make_nodes
+from drystone.describe.traces.speeds import MeasuredStep
 from drystone.run.events import Finished
 from drystone.run.loop import drive
-from drystone.run.simulator.world import SimulatedWorld
+from drystone.run.simulate.world import SimulatedWorld
 from drystone.schedule.measured import measured_options, types_of
-from drystone.schedule.policy import find_policy
+from drystone.schedule.policies import find_policy
 
 pytest.importorskip("highspy")
 DATA = Path(__file__).resolve().parents[1] / "data" / "gavel_physical.csv"

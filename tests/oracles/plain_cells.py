@@ -1,8 +1,8 @@
 """The policy `cells` as its description reads: one job, one candidate, one placement at a time.
 
-The oracle of `schedule/policies/cells.py`, and what is timed beside it. What that decides otherwise
-than the released code on purpose (its docstring says so), this does too; what it leaves out of the
-search because it cannot matter, this searches (`plain_cells_search.py`).
+The oracle of `schedule/baselines/cells/policy.py`, and what is timed beside it. What that decides
+otherwise than the released code on purpose (its docstring says so), this does too; what it leaves
+out of the search because it cannot matter, this searches (`plain_cells_search.py`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from plain_cells_search import Board, Cell, Search
 
+from drystone.schedule.baselines.rigid import rigid_options
 from drystone.schedule.decision import Decision, Move, Preempt, Refuse, Resize, Start
-from drystone.schedule.rigid import rigid_options
 from drystone.schedule.snapshot import Placement, Snapshot
 
 MOST_RESTARTS = 100

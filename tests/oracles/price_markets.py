@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from drystone.schedule.prices import Market
+from drystone.schedule.prices.shadow_prices import Market
 
 # By type: how fast one GPU is, and how many there are for each job.
 SPEEDS = np.array([4.0, 2.2, 1.5, 1.0, 0.8, 0.5])

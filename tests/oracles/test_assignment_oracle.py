@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drystone.plan.assignment import Assignment, AssignmentShortfall, plan_assignment
-from drystone.plan.assignment_spec import AssignmentSpec, RankKind, ShardRegime, even_or_uneven
-from drystone.plan.least_memory import RankCosts, has_split, least_split
+from drystone.plan.uneven.assignment import Assignment, AssignmentShortfall, plan_assignment
+from drystone.plan.uneven.least_memory import RankCosts, has_split, least_split
+from drystone.plan.uneven.spec import AssignmentSpec, RankKind, ShardRegime, even_or_uneven
 
 INFINITE = math.inf
 

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drystone.schedule.budget import JobClasses, classes_from_speeds, trace_frontier
-from drystone.schedule.budget_blocks import (
+from drystone.schedule.budget.blocks import (
     BlockClasses,
     best_paths,
     path_costs,
     trace_paths,
 )
+from drystone.schedule.budget.frontier import JobClasses, classes_from_speeds, trace_frontier
 
 
 def best_mix(points: list[tuple[float, float]], budget: float) -> float:

@@ -10,9 +10,9 @@ from drystone.describe.layout import Layout, Layouts, Schedule, Sharding, check_
 from drystone.describe.links import default_machine
 from drystone.describe.model import Attention, Block, Experts, Mlp, ModelSpec
 from drystone.describe.recipe import Recipe, Recompute, RecomputeKind
-from drystone.estimate.memory import estimate_memory
-from drystone.estimate.speed import estimate_speed
-from drystone.plan.cells import search_cells
+from drystone.estimate.memory.peak import estimate_memory
+from drystone.estimate.time.speed import estimate_speed
+from drystone.plan.cells.search import search_cells
 
 
 def model_of(*, layers=4, heads=4, kv_heads=2, width=64, ffn=None, name="small") -> ModelSpec:

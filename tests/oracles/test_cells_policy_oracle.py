@@ -19,8 +19,8 @@ from plain_cells import plain_cells
 
 from decision_time import take_moments
 from drystone.run.loop import drive
+from drystone.schedule.baselines.cells.policy import CellsMemory, cells
 from drystone.schedule.decision import Decision, Move, Preempt, Resize, Start
-from drystone.schedule.policies.cells import CellsMemory, cells
 from drystone.schedule.snapshot import Snapshot
 
 

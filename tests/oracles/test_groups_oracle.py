@@ -14,11 +14,11 @@ from drystone.describe.links import default_machine
 from drystone.describe.model import Attention, Block, Mlp, ModelSpec
 from drystone.describe.pool import GpuGroup, make_pool
 from drystone.describe.recipe import Recipe
-from drystone.estimate.memory import estimate_memory
-from drystone.estimate.speed import prepare
-from drystone.plan.cells import RECOMPUTES
-from drystone.plan.group_splits import group_sharding, group_splits, join_splits
-from drystone.plan.groups import plan_groups
+from drystone.estimate.memory.peak import estimate_memory
+from drystone.estimate.time.speed import prepare
+from drystone.plan.cells.search import RECOMPUTES
+from drystone.plan.groups.pipelines import plan_groups
+from drystone.plan.groups.splits import group_sharding, group_splits, join_splits
 
 ATTENTION = Attention(num_heads=16, num_kv_heads=4, head_dim=128)
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+from exact_prices import choose_exactly, solve_exact_prices
 from price_markets import make_market
 
-from drystone.schedule.exact_prices import choose_exactly, solve_exact_prices
-from drystone.schedule.integral import choose_within, value_of
-from drystone.schedule.prices import dual_bound, solve_prices
+from drystone.schedule.prices.integral import choose_within, value_of
+from drystone.schedule.prices.shadow_prices import dual_bound, solve_prices
 
 pytest.importorskip("highspy", reason="exact prices need the `solver` extra")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import worlds
 
-from drystone.run.access import make_token
-from drystone.service.api import make_app
+from drystone.run.control.access import make_token
+from drystone.service.app import make_app
 from drystone.service.server import make_server
 
 LIVE = "html[data-live=live]"

@@ -7,11 +7,11 @@ import pytest
 import worlds
 from fastapi.testclient import TestClient
 
-from drystone.service.api import make_app
-from drystone.service.page_curves import read_picture, read_reports, thin_out
-from drystone.service.page_life import life_of
-from drystone.service.page_prices import put, shown
-from drystone.service.page_routes import assets
+from drystone.service.app import make_app
+from drystone.service.page.curves import read_picture, read_reports, thin_out
+from drystone.service.page.life import life_of
+from drystone.service.page.price_history import put, shown
+from drystone.service.page.routes import assets
 
 
 def line(event: str, at: float, **more) -> str:
@@ -125,7 +125,7 @@ def test_a_shared_document_is_made_anew_when_something_happened(client):
 
 @pytest.mark.parametrize("path", ["overview", "jobs", "jobs/1", "prices", "types"])
 def test_documents_need_a_token_where_there_are_tokens(client, path):
-    from drystone.run.access import make_token
+    from drystone.run.control.access import make_token
 
     journal = client.controller.journal
     note, text = make_token(name="somebody", role="viewer", team="", now_seconds=journal.now())

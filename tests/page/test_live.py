@@ -5,7 +5,7 @@ import os
 import pytest
 from page_services import LIVE
 
-from drystone.run.notes import Drained
+from drystone.run.control.notes import Drained
 
 pytestmark = [pytest.mark.slow, pytest.mark.second_try("Chromium")]
 

@@ -7,9 +7,9 @@ import pytest
 import worlds
 from page_services import LIVE, VIEWS, Service
 
-from drystone.describe.market_file import parse_market
+from drystone.describe.files.market import parse_market
 from drystone.run.renting.settings import Renting, live_offers
-from drystone.run.renting.simulated import CloudWeather, SimulatedCloud
+from drystone.run.renting.simulated_cloud import CloudWeather, SimulatedCloud
 
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
 SHIFTS = """() => new Promise((done) => {

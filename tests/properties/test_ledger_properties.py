@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drystone.describe.job import JobSpec
-from drystone.describe.trace_cluster import NodeSpec
+from drystone.describe.node import NodeSpec
 from drystone.describe.training_job import TrainingJob
+from drystone.run.control.notes import ClusterDescribed, Described
 from drystone.run.events import (
     BillSettled,
     Finished,
@@ -24,7 +25,6 @@ from drystone.run.events import (
     Stopped,
     Submitted,
 )
-from drystone.run.notes import ClusterDescribed, Described
 from drystone.run.renting.ledger import IDLE, Ledger
 from drystone.run.state import ClusterState
 

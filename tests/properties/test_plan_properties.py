@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from drystone.describe.model import Attention, Block, Experts, Mlp, ModelSpec
 from drystone.describe.pool import GpuGroup, Pool, make_pool, parse_pool
 from drystone.describe.recipe import Precision, Recipe
-from drystone.plan.cells import search_cells
-from drystone.plan.groups import plan_groups
+from drystone.plan.cells.search import search_cells
+from drystone.plan.groups.pipelines import plan_groups
 from drystone.plan.options import count_grid, enumerate_options
 from drystone.plan.plan import Plan, Way, load_plan, save_plan
 from drystone.plan.search import plan_job
-from drystone.plan.uneven import plan_uneven
+from drystone.plan.uneven.data_parallel import plan_uneven
 
 NAMES = ("A100-80G", "H100-80G", "L40S", "A10G", "L4")
 few = settings(max_examples=25)

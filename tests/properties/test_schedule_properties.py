@@ -18,7 +18,7 @@ from tiny import snapshot as make_snapshot
 
 from drystone.describe.job import JobSpec
 from drystone.describe.market import Offer, PriceChange
-from drystone.describe.trace_cluster import NodeSpec
+from drystone.describe.node import NodeSpec
 from drystone.run.events import (
     Finished,
     Interrupted,
@@ -37,13 +37,13 @@ from drystone.run.events import (
     render_event,
 )
 from drystone.run.loop import drive
-from drystone.run.simulator.faults import FaultSpec
-from drystone.run.simulator.world import SimulatedWorld
+from drystone.run.simulate.faults import FaultSpec
+from drystone.run.simulate.world import SimulatedWorld
 from drystone.run.state import replay
 from drystone.schedule.check import check_decisions
 from drystone.schedule.measured import types_of
 from drystone.schedule.packing import make_room
-from drystone.schedule.policy import POLICIES, find_policy
+from drystone.schedule.policies import POLICIES, find_policy
 from drystone.schedule.snapshot import OptionSet, Snapshot, StartupCost
 
 every_policy = pytest.mark.parametrize("name", sorted(POLICIES))

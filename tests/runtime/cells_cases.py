@@ -16,14 +16,14 @@ from drystone.describe.layout import Schedule, Sharding
 from drystone.describe.model import ModelSpec, QkNorm
 from drystone.describe.recipe import Lora, Precision, Recipe, Recompute, RecomputeKind
 from drystone.plan.plan import Plan, RankShare, StagePlan, Way
-from drystone.run.runtime.cell_engine import CellEngine
-from drystone.run.runtime.cell_trainer import CellTrainer
-from drystone.run.runtime.cells import cell_layout
-from drystone.run.runtime.collectives import Wire
-from drystone.run.runtime.lora import add_adapters
-from drystone.run.runtime.model import Transformer, build_model
-from drystone.run.runtime.slices import part_boxes
-from drystone.run.runtime.trainer import Trainer
+from drystone.run.train.cells.engine import CellEngine
+from drystone.run.train.cells.layout import cell_layout
+from drystone.run.train.cells.trainer import CellTrainer
+from drystone.run.train.checkpoint.slices import part_boxes
+from drystone.run.train.collectives import Wire
+from drystone.run.train.models.lora import add_adapters
+from drystone.run.train.models.transformer import Transformer, build_model
+from drystone.run.train.trainer import Trainer
 
 
 @dataclass(frozen=True)

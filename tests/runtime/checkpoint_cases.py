@@ -6,7 +6,7 @@ import torch
 from engine_cases import Case, a_model, an_optimizer, tokens
 
 from drystone.errors import DrystoneError
-from drystone.run.runtime.trainer import Trainer
+from drystone.run.train.trainer import Trainer
 
 
 def a_trainer(case: Case, folder: Path | None, *, keep: int = 3) -> Trainer:

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import torch
 
-from drystone.run.runtime.collectives import Form, Wire
+from drystone.run.train.collectives import Form, Wire
 
 
 def gather_and_reduce(

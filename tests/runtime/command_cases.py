@@ -16,7 +16,7 @@ from engine_cases import a_spec
 
 from drystone.describe.recipe import Precision, Recipe
 from drystone.plan.plan import Plan, RankShare, StagePlan, Way
-from drystone.run.runtime.__main__ import main
+from drystone.run.train.__main__ import main
 
 
 def a_plan(shares: list[tuple[int, int, float]], **recipe) -> Plan:

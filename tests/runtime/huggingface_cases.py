@@ -4,9 +4,9 @@ import random
 
 import torch
 
-from drystone.run.runtime.batch import RankWork, micro_batches
-from drystone.run.runtime.engine import Engine
-from drystone.run.runtime.layered import NamedBlocks
+from drystone.run.train.data.batch import RankWork, micro_batches
+from drystone.run.train.models.layered import NamedBlocks
+from drystone.run.train.uneven.engine import Engine
 
 VOCAB, SEQ_LEN = 53, 10
 BLOCKS = {"gpt2": "transformer.h", "llama": "model.layers", "qwen3": "model.layers"}

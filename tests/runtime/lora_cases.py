@@ -7,11 +7,11 @@ from engine_cases import SEQ_LEN, VOCAB, Case, a_spec, an_optimizer, tokens
 from torch import nn
 
 from drystone.describe.recipe import Lora
-from drystone.run.runtime.batch import micro_batches
-from drystone.run.runtime.engine import Engine
-from drystone.run.runtime.layered import LayeredModel, NamedBlocks
-from drystone.run.runtime.lora import add_adapters
-from drystone.run.runtime.model import build_model
+from drystone.run.train.data.batch import micro_batches
+from drystone.run.train.models.layered import LayeredModel, NamedBlocks
+from drystone.run.train.models.lora import add_adapters
+from drystone.run.train.models.transformer import build_model
+from drystone.run.train.uneven.engine import Engine
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from drystone.describe.recipe import Optimizer, StepKernel
-from drystone.estimate.module_trace import TraceRequest
-from drystone.run.runtime.trace import _autocast, _recompute
-from drystone.run.runtime.tracing.batch import make_batch
-from drystone.run.runtime.tracing.blocks import find_blocks
-from drystone.run.runtime.tracing.build import build_module, load_source, materialise
+from drystone.estimate.module.trace import TraceRequest
+from drystone.run.train.tracing.batch import make_batch
+from drystone.run.train.tracing.blocks import find_blocks
+from drystone.run.train.tracing.build import build_module, load_source, materialise
+from drystone.run.train.tracing.trace import _autocast, _recompute
 
 
 class WholeTracker(MemTracker):

@@ -27,7 +27,7 @@ multiprocessing.set_forkserver_preload(
         "torch.distributed.checkpoint",
         "torch.distributed.tensor",
         "numpy.random",
-        "drystone.run.runtime.__main__",
+        "drystone.run.train.__main__",
     ]
 )
 

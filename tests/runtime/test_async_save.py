@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from checkpoint_cases import a_trainer, pieces
 from engine_cases import Case, tokens
 
-from drystone.run.runtime import async_save
-from drystone.run.runtime.checkpoint import find_whole
+from drystone.run.train.checkpoint import background as async_save
+from drystone.run.train.checkpoint.checkpoint import find_whole
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 

@@ -14,8 +14,8 @@ from cells_cases import CellCase, a_random_case, cell, check_equal
 
 from drystone.describe.layout import Schedule
 from drystone.errors import InvalidSpec
-from drystone.run.runtime.cells import cell_layout
-from drystone.run.runtime.tensor import check_splittable
+from drystone.run.train.cells.layout import cell_layout
+from drystone.run.train.cells.tensor import check_splittable
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 

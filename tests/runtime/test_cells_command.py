@@ -16,13 +16,13 @@ from engine_cases import a_spec
 from drystone.describe.layout import Schedule, parse_layout
 from drystone.describe.pool import parse_pool
 from drystone.describe.recipe import Lora, Precision, Recipe, Tuning
-from drystone.plan.cells import search_cells
-from drystone.plan.groups import plan_groups
+from drystone.plan.cells.search import search_cells
+from drystone.plan.groups.pipelines import plan_groups
 from drystone.plan.plan import Plan, Way, save_plan
 from drystone.plan.search import cell_plan, plan_job
-from drystone.run.runtime.__main__ import main
-from drystone.run.runtime.batch import rank_works
-from drystone.run.runtime.cells import cell_layout, is_cell
+from drystone.run.train.__main__ import main
+from drystone.run.train.cells.layout import cell_layout, is_cell
+from drystone.run.train.data.batch import rank_works
 
 pytestmark = pytest.mark.torch
 

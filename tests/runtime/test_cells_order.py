@@ -9,9 +9,9 @@ pytest.importorskip("torch")
 
 from drystone.describe.layout import Schedule
 from drystone.errors import InvalidSpec
-from drystone.run.runtime.cells import Stage
-from drystone.run.runtime.exchange import hidden_regions, inside, overlap
-from drystone.run.runtime.pipeline import Action, pipeline_order, stage_actions
+from drystone.run.train.cells.exchange import hidden_regions, inside, overlap
+from drystone.run.train.cells.layout import Stage
+from drystone.run.train.cells.pipeline import Action, pipeline_order, stage_actions
 
 sys.path.insert(0, str(Path(__file__).parent))
 from cells_cases import CellCase
@@ -129,7 +129,7 @@ def test_boxes_overlap_where_both_are():
 
 
 def test_samples_of_all_ranks_are_those_of_the_step_once():
-    from drystone.run.runtime.cells import cell_layout
+    from drystone.run.train.cells.layout import cell_layout
 
     case = CellCase(stages=((1, 1, (5,)), (1, 2, (3, 2)), (1, 1, (2, 2, 2))), num_micro=3, batch=14)
     layout = cell_layout(case.plan)

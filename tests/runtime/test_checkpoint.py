@@ -23,7 +23,12 @@ from checkpoint_cases import (
 from engine_cases import Case, tokens
 from ranks import run_ranks
 
-from drystone.run.runtime.checkpoint import RECORD, OtherFormat, check_checkpoint, find_whole
+from drystone.run.train.checkpoint.checkpoint import (
+    RECORD,
+    OtherFormat,
+    check_checkpoint,
+    find_whole,
+)
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 

@@ -1,4 +1,4 @@
-"""`python -m drystone.run.runtime plan.json` and the example: real processes, real signals."""
+"""`python -m drystone.run.train plan.json` and the example: real processes, real signals."""
 
 import gc
 import signal
@@ -17,10 +17,10 @@ from drystone.describe.layout import Layout, Sharding
 from drystone.describe.recipe import Optimizer, Precision, Tuning
 from drystone.errors import InvalidSpec
 from drystone.plan.plan import Way, save_plan
-from drystone.run.runtime.__main__ import main
-from drystone.run.runtime.batch import rank_works
-from drystone.run.runtime.collectives import Wire
-from drystone.run.runtime.train import TrainSettings, prepare
+from drystone.run.train.__main__ import main
+from drystone.run.train.collectives import Wire
+from drystone.run.train.data.batch import rank_works
+from drystone.run.train.loop import TrainSettings, prepare
 
 pytestmark = pytest.mark.torch
 
@@ -53,7 +53,7 @@ def test_sigterm_to_one_rank_makes_all_save_and_leave_and_others_go_on(tmp_path:
     save_plan(two, tmp_path / "two.json")
     save_plan(a_plan([(6, 3, 1.0)]), tmp_path / "one.json")
     folder = ["--checkpoints", str(tmp_path / "saved")]
-    command = ["-m", "drystone.run.runtime"]
+    command = ["-m", "drystone.run.train"]
 
     ranks = start([*command, str(tmp_path / "two.json"), "--steps", "100000", *folder], 2)
     lines = [ranks[0].stdout.readline() for _ in range(5)]

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 from drystone.errors import InvalidSpec
-from drystone.run.runtime.emulate import Pacer
+from drystone.run.train.emulate import Pacer
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 

@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from engine_cases import Case, a_model, tokens, train_plainly, train_unevenly, whole_gradients
 from ranks import run_ranks
 
-from drystone.run.runtime.engine import Engine
-from drystone.run.runtime.layered import NamedBlocks
+from drystone.run.train.models.layered import NamedBlocks
+from drystone.run.train.uneven.engine import Engine
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 

@@ -18,12 +18,12 @@ from engine_cases import SEQ_LEN, a_spec, an_optimizer, tokens
 from drystone.describe.model import Attention, Block, Mlp, ModelSpec, Norm, QkNorm
 from drystone.describe.recipe import Lora
 from drystone.errors import InvalidSpec, UnreadableFile
-from drystone.run.runtime.batch import RankWork
-from drystone.run.runtime.export import export_checkpoint
-from drystone.run.runtime.export_names import exported_model
-from drystone.run.runtime.lora import add_adapters
-from drystone.run.runtime.model import build_model
-from drystone.run.runtime.trainer import Trainer
+from drystone.run.train.data.batch import RankWork
+from drystone.run.train.export import export_checkpoint
+from drystone.run.train.models.huggingface import exported_model
+from drystone.run.train.models.lora import add_adapters
+from drystone.run.train.models.transformer import build_model
+from drystone.run.train.trainer import Trainer
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 

@@ -12,11 +12,11 @@ import torch
 import transformers
 
 from drystone.describe.families.function import COMPARED
-from drystone.describe.huggingface import load_config
+from drystone.describe.families.huggingface import load_config
 from drystone.describe.trainable import check_trainable
 from drystone.errors import InvalidSpec
-from drystone.run.runtime.export_names import Exported, exported_model
-from drystone.run.runtime.model import Transformer, build_model
+from drystone.run.train.models.huggingface import Exported, exported_model
+from drystone.run.train.models.transformer import Transformer, build_model
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 

@@ -16,14 +16,17 @@ from ranks import run_ranks
 
 from drystone.describe.recipe import Lora, Offload, Recipe, Recompute, RecomputeKind, Tuning
 from drystone.describe.zoo import find_model
-from drystone.estimate.layer_major import layer_major_memory
-from drystone.run.runtime.batch import RankWork, micro_batches
-from drystone.run.runtime.checkpoint import make_optimizer_state
-from drystone.run.runtime.collectives import Wire
-from drystone.run.runtime.engine import Engine
-from drystone.run.runtime.fake import peak_of_rank
-from drystone.run.runtime.ledger import Ledger
-from drystone.run.runtime.model import build_model
+from drystone.estimate.memory.layer_major import layer_major_memory
+from drystone.run.train.checkpoint.checkpoint import make_optimizer_state
+from drystone.run.train.collectives import Wire
+from drystone.run.train.data.batch import RankWork, micro_batches
+from drystone.run.train.memory_ledger import Ledger
+from drystone.run.train.models.transformer import build_model
+from drystone.run.train.uneven.engine import Engine
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "oracles"))
+
+from fake_ranks import peak_of_rank
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 

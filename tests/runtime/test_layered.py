@@ -16,9 +16,9 @@ from huggingface_cases import BLOCKS, plain_gradients, uneven_gradients_of_all
 from ranks import run_ranks
 
 from drystone.errors import InvalidSpec, UnknownName
-from drystone.run.runtime.batch import RankWork
-from drystone.run.runtime.engine import Engine
-from drystone.run.runtime.layered import NamedBlocks
+from drystone.run.train.data.batch import RankWork
+from drystone.run.train.models.layered import NamedBlocks
+from drystone.run.train.uneven.engine import Engine
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 

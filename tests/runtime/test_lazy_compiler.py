@@ -13,21 +13,21 @@ sys.path.insert(0, str(Path(__file__).parent))
 from command_cases import a_plan, events, rendezvous
 
 from drystone.plan.plan import save_plan
-from drystone.run.runtime.__main__ import main
+from drystone.run.train.__main__ import main
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
 # In processes of their own: what was imported stays.
 TRAIN = """
 import sys
-from drystone.run.runtime.__main__ import main
+from drystone.run.train.__main__ import main
 assert main(sys.argv[1:]) == 0
 assert not any(one.startswith("torch._dynamo.") for one in sys.modules)
 """
 COMPILE = """
 import sys
 import torch
-from drystone.run.runtime import lazy_compiler
+from drystone.run.train import lazy_compiler
 
 lazy_compiler.install()
 stand_in = torch._dynamo

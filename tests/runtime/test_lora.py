@@ -20,10 +20,10 @@ from ranks import run_ranks
 from drystone.describe.recipe import Lora, Tuning
 from drystone.errors import InvalidSpec
 from drystone.plan.plan import save_plan
-from drystone.run.runtime.__main__ import main
-from drystone.run.runtime.engine import Engine
-from drystone.run.runtime.lora import add_adapters
-from drystone.run.runtime.model import build_model
+from drystone.run.train.__main__ import main
+from drystone.run.train.models.lora import add_adapters
+from drystone.run.train.models.transformer import build_model
+from drystone.run.train.uneven.engine import Engine
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 

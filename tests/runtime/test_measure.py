@@ -7,7 +7,7 @@ import pytest
 
 from drystone.cli.profile import profile
 from drystone.errors import RequestError
-from drystone.estimate.profile import load_profile
+from drystone.estimate.learned.profile import load_profile
 
 pytest.importorskip("torch")
 

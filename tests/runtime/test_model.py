@@ -21,7 +21,7 @@ from drystone.describe.trainable import ACTIVATIONS, check_buildable
 from drystone.describe.zoo import find_model, model_names
 from drystone.errors import InvalidSpec
 from drystone.estimate.parameters import count_model
-from drystone.run.runtime.model import FeedForward, Transformer, build_model
+from drystone.run.train.models.transformer import FeedForward, Transformer, build_model
 
 pytestmark = pytest.mark.torch
 

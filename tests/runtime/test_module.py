@@ -15,10 +15,10 @@ from drystone.describe.model_source import ModuleReference
 from drystone.describe.module_spec import ModuleSpec
 from drystone.describe.recipe import Precision, Recipe
 from drystone.errors import RequestError
-from drystone.estimate import module_probe
+from drystone.estimate.module import probe as module_probe
 from drystone.plan.plan import save_plan
-from drystone.run.runtime import probe
-from drystone.run.runtime.__main__ import main
+from drystone.run.train.__main__ import main
+from drystone.run.train.tracing import probe
 
 pytestmark = pytest.mark.torch
 

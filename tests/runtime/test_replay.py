@@ -11,10 +11,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 from engine_cases import SEQ_LEN, a_spec
 
 from drystone.errors import InvalidSpec
-from drystone.run.runtime.batch import RankWork
-from drystone.run.runtime.collectives import Log, Started, Waited, Worked
-from drystone.run.runtime.fake import logs_of_step
-from drystone.run.runtime.replay import Link, fully_sharded_log, replay
+from drystone.run.train.collectives import Log, Started, Waited, Worked
+from drystone.run.train.data.batch import RankWork
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "oracles"))
+
+from fake_ranks import logs_of_step
+from replay import Link, fully_sharded_log, replay
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drystone.errors import InvalidSpec
-from drystone.run.runtime.collectives import Form, choose_gather, choose_reduce
-from drystone.run.runtime.shard import cut_by_shares, cut_units
-from drystone.run.runtime.slices import interval_boxes
+from drystone.run.train.checkpoint.slices import interval_boxes
+from drystone.run.train.collectives import Form, choose_gather, choose_reduce
+from drystone.run.train.uneven.shard import cut_by_shares, cut_units
 
 pytestmark = pytest.mark.torch
 

@@ -16,10 +16,10 @@ from engine_cases import Case, a_model, an_optimizer, tokens
 
 from drystone.describe.recipe import Precision
 from drystone.plan.plan import save_plan
-from drystone.run.runtime.__main__ import main
-from drystone.run.runtime.engine import Engine
-from drystone.run.runtime.loss_scale import PATIENCE_STEPS, LossScale
-from drystone.run.runtime.trainer import Trainer
+from drystone.run.train.__main__ import main
+from drystone.run.train.loss_scale import PATIENCE_STEPS, LossScale
+from drystone.run.train.trainer import Trainer
+from drystone.run.train.uneven.engine import Engine
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 

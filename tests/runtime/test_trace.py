@@ -17,8 +17,8 @@ from drystone.describe.recipe import (
     RecomputeKind,
     StepKernel,
 )
-from drystone.estimate.module_trace import Kernels, ModuleTrace, TraceRequest, parse_trace
-from drystone.run.runtime.trace import trace
+from drystone.estimate.module.trace import Kernels, ModuleTrace, TraceRequest, parse_trace
+from drystone.run.train.tracing.trace import trace
 
 sys.path.insert(0, str(Path(__file__).parent))
 from memtracker import memtracker_peak_bytes
@@ -196,7 +196,7 @@ def traced_apart(request: TraceRequest, folder: Path) -> ModuleTrace:
     """The trace from a process of its own, with the quick imports."""
     asked, answered = folder / "request.json", folder / "answer.json"
     asked.write_text(json.dumps(asdict(request)))
-    command = [sys.executable, "-m", "drystone.run.runtime.trace", str(asked), str(answered)]
+    command = [sys.executable, "-m", "drystone.run.train.tracing.trace", str(asked), str(answered)]
     subprocess.run(command, check=True, capture_output=True)
     return parse_trace(json.loads(answered.read_text())["trace"])
 

@@ -9,8 +9,8 @@ pytest.importorskip("torch")
 
 from drystone.describe.recipe import Optimizer, StepKernel
 from drystone.errors import RequestError
-from drystone.estimate.module_trace import TraceRequest
-from drystone.estimate.traced import trace_module
+from drystone.estimate.module.trace import TraceRequest
+from drystone.estimate.module.tracer import trace_module
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from renters import is_quiet, make_renter, open_cloud
 
-from drystone.describe.job_file import make_job
+from drystone.describe.files.job import make_job
+from drystone.run.control.store import Store
 from drystone.run.events import (
     BillSettled,
     NodeJoined,
@@ -26,8 +27,7 @@ from drystone.run.events import (
     RentalFailed,
 )
 from drystone.run.lifecycle import TERMINAL
-from drystone.run.renting.simulated import SimulatedCloud
-from drystone.run.store import Store
+from drystone.run.renting.simulated_cloud import SimulatedCloud
 
 RENTAL_EVENTS = (
     RentalAsked, RentalFailed, NodeJoined, ReleaseAsked, NodeReleased, NodeReclaimed, BillSettled,

@@ -19,16 +19,16 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
-from drystone.describe.cluster_file import load_cluster_file
-from drystone.describe.job_file import make_job
+from drystone.describe.files.cluster import load_cluster_file
+from drystone.describe.files.job import make_job
 from drystone.errors import InvalidSpec
-from drystone.run.agent.client import AgentClient
-from drystone.run.controller import Controller, ControllerSettings
+from drystone.run.control.controller import Controller, ControllerSettings
+from drystone.run.control.reconcile import Patience
+from drystone.run.control.store import Store
+from drystone.run.control.world import Pace
+from drystone.run.engines.agent.client import AgentClient
 from drystone.run.events import Paused, Started
 from drystone.run.lifecycle import TERMINAL, JobState
-from drystone.run.live.reconcile import Patience
-from drystone.run.live.world import Pace
-from drystone.run.store import Store
 
 KINDS = ("Progressed", "Learned", "Finished", "Interrupted", "Paused", "Unpaused", "Cancelled",
          "Failed", "Stopped")  # fmt: skip

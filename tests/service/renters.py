@@ -7,16 +7,16 @@ from pathlib import Path
 
 from systems import Running
 
-from drystone.describe.cluster_file import ClusterSpec
-from drystone.describe.market_file import parse_market
-from drystone.run.controller import Controller, ControllerSettings
-from drystone.run.live.reconcile import Patience
-from drystone.run.live.world import Pace
-from drystone.run.notes import Note
+from drystone.describe.files.cluster import ClusterSpec
+from drystone.describe.files.market import parse_market
+from drystone.run.control.controller import Controller, ControllerSettings
+from drystone.run.control.notes import Note
+from drystone.run.control.reconcile import Patience
+from drystone.run.control.world import Pace
 from drystone.run.renting.ledger import Ledger
 from drystone.run.renting.provider import Stage
 from drystone.run.renting.settings import Renting, live_offers
-from drystone.run.renting.simulated import CloudWeather, SimulatedCloud
+from drystone.run.renting.simulated_cloud import CloudWeather, SimulatedCloud
 from drystone.run.state import ClusterState
 
 MARKET = """

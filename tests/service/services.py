@@ -11,15 +11,15 @@ from pathlib import Path
 
 from systems import CLUSTER
 
-from drystone.describe.cluster_file import parse_cluster
-from drystone.describe.job_file import make_job
-from drystone.run.access import make_team, make_token
-from drystone.run.controller import Controller, ControllerSettings
-from drystone.run.live.world import Pace
-from drystone.service.api import make_app
+from drystone.describe.files.cluster import parse_cluster
+from drystone.describe.files.job import make_job
+from drystone.run.control.access import make_team, make_token
+from drystone.run.control.controller import Controller, ControllerSettings
+from drystone.run.control.world import Pace
+from drystone.service.app import make_app
+from drystone.service.auth.guard import Doors
+from drystone.service.auth.rate_limits import Limits
 from drystone.service.client import Client
-from drystone.service.guard import Doors
-from drystone.service.limits import Limits
 from drystone.service.server import make_server
 
 UNLIMITED = Limits(requests_per_second=1e6, burst=1e6, unknown_per_second=1e6, unknown_burst=1e6)

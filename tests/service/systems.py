@@ -6,13 +6,13 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from drystone.describe.cluster_file import parse_cluster
-from drystone.describe.job_file import make_job
-from drystone.run.agent.client import AgentClient
-from drystone.run.controller import Controller, ControllerSettings
+from drystone.describe.files.cluster import parse_cluster
+from drystone.describe.files.job import make_job
+from drystone.run.control.controller import Controller, ControllerSettings
+from drystone.run.control.reconcile import Patience
+from drystone.run.control.world import Pace
+from drystone.run.engines.agent.client import AgentClient
 from drystone.run.lifecycle import TERMINAL, JobState
-from drystone.run.live.reconcile import Patience
-from drystone.run.live.world import Pace
 
 TRAINER = Path(__file__).parent / "trainer.py"
 CLUSTER = """

@@ -10,7 +10,7 @@ from systems import TRAINER, Running, running
 
 from drystone.cli.main import run
 from drystone.errors import DrystoneError, NothingFits, RequestError
-from drystone.service.api import make_app
+from drystone.service.app import make_app
 from drystone.service.client import Client, NotRunning
 from drystone.service.server import listen
 

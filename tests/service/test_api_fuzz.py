@@ -7,10 +7,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from systems import CLUSTER
 
-from drystone.describe.cluster_file import parse_cluster
-from drystone.describe.job_file import GpuPart, JobPart, TrainPart
-from drystone.run.controller import Controller, ControllerSettings
-from drystone.service.api import make_app
+from drystone.describe.files.cluster import parse_cluster
+from drystone.describe.files.job import GpuPart, JobPart, TrainPart
+from drystone.run.control.controller import Controller, ControllerSettings
+from drystone.service.app import make_app
 
 testclient = pytest.importorskip("fastapi.testclient")
 pytestmark = pytest.mark.slow

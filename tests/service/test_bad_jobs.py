@@ -7,10 +7,10 @@ import pytest
 from services import serving, until
 from systems import TRAINER, running
 
-from drystone.describe.job_file import make_job
+from drystone.describe.files.job import make_job
+from drystone.run.control import reconcile
+from drystone.run.control.notes import Learned
 from drystone.run.events import Started
-from drystone.run.live import reconcile
-from drystone.run.notes import Learned
 from drystone.run.store_tables import EVENTS
 
 pytestmark = pytest.mark.slow

@@ -12,14 +12,14 @@ from contextlib import suppress
 import pytest
 from systems import running
 
-from drystone.describe.job_file import make_job
+from drystone.describe.files.job import make_job
 from drystone.errors import DrystoneError, NothingFits, RequestError
-from drystone.run.agent.processes import birth_of
+from drystone.run.control import failures
+from drystone.run.control.failures import FaultKind
+from drystone.run.control.notes import Learned
+from drystone.run.engines.agent.processes import birth_of
 from drystone.run.events import Interrupted
 from drystone.run.lifecycle import JobState
-from drystone.run.live import failures
-from drystone.run.live.failures import FaultKind
-from drystone.run.notes import Learned
 
 pytestmark = pytest.mark.slow
 

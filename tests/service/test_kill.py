@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from drystone.run.control.live_state import LiveState
+from drystone.run.control.store import Store
 from drystone.run.events import Started, Submitted
 from drystone.run.lifecycle import JobState
-from drystone.run.live_state import LiveState
-from drystone.run.store import Store
 
 HERE = Path(__file__).parent
 CLUSTER = """
@@ -127,7 +127,7 @@ def test_a_controller_killed_at_any_event_loses_nothing(tmp_path):
 
 def check_money(folder: Path, events: list) -> None:
     """What jobs cost is what their GPUs cost while they had them: nothing twice, nothing lost."""
-    from drystone.describe.cluster_file import load_cluster_file
+    from drystone.describe.files.cluster import load_cluster_file
 
     cluster = load_cluster_file(folder / "c.yaml")
     live = LiveState(cluster)

@@ -11,12 +11,12 @@ import pytest
 import sqlalchemy as sa
 from systems import CLUSTER, running
 
-from drystone.describe.cluster_file import parse_cluster
-from drystone.describe.job_file import make_job
-from drystone.run.controller import Controller, ControllerSettings
+from drystone.describe.files.cluster import parse_cluster
+from drystone.describe.files.job import make_job
+from drystone.run.control.controller import Controller, ControllerSettings
+from drystone.run.control.notes import Drained, render
+from drystone.run.control.store import CommitUnclear, LeaseLost, LogConflict, StoreBusy
 from drystone.run.events import Submitted
-from drystone.run.notes import Drained, render
-from drystone.run.store import CommitUnclear, LeaseLost, LogConflict, StoreBusy
 
 pytestmark = pytest.mark.slow
 

@@ -8,10 +8,10 @@ pytest.importorskip("torch")
 
 from systems import running
 
-from drystone.describe.job_file import make_job
+from drystone.describe.files.job import make_job
+from drystone.run.control import launching
+from drystone.run.control.notes import Learned
 from drystone.run.events import Interrupted
-from drystone.run.live import launching
-from drystone.run.notes import Learned
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 

@@ -6,9 +6,9 @@ pytest.importorskip("torch")
 
 from systems import running
 
-from drystone.describe.job_file import make_job
+from drystone.describe.files.job import make_job
 from drystone.errors import RequestError
-from drystone.run.notes import Launched, parse, render
+from drystone.run.control.notes import Launched, parse, render
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from systems import TRAINER, running
 
-from drystone.describe.job_file import make_job
+from drystone.describe.files.job import make_job
 from drystone.describe.zoo import MODELS_FILE
 from drystone.errors import InvalidSpec
-from drystone.run.notes import Described
+from drystone.run.control.notes import Described
 from drystone.service.submission import with_files
 from drystone.service.views import plan_view
 

@@ -11,10 +11,10 @@ import pytest
 from renters import HARD_CAP, MARKET, check_rentals, is_quiet, open_cloud, renting, take_back
 from systems import TRAINER
 
+from drystone.run.control.store import Store
 from drystone.run.events import NodeJoined, NodeReclaimed, RentalAsked
 from drystone.run.renting.provider import Stage
-from drystone.run.store import Store
-from drystone.service.money_routes import LedgerPage, ledger_view
+from drystone.service.money import LedgerPage, ledger_view
 
 HERE = Path(__file__).parent
 NUM_KILLS = int(os.environ.get("DRYSTONE_NUM_KILLS", "3"))

@@ -13,10 +13,10 @@ from renters import make_renter, open_cloud
 from systems import TRAINER
 
 from drystone.cli.main import run
-from drystone.describe.job_file import make_job
+from drystone.describe.files.job import make_job
 from drystone.errors import DrystoneError, NothingFits
-from drystone.run.controller import Controller
-from drystone.schedule.policies.budget import budget
+from drystone.run.control.controller import Controller
+from drystone.schedule.budget.policy import budget
 from drystone.service.answers import add_answers
 from drystone.service.client import Client
 from drystone.service.shapes import Failure

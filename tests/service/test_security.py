@@ -11,9 +11,9 @@ import time
 import pytest
 from services import UNLIMITED, serving
 
-from drystone.run.access import Role
+from drystone.run.control.access import Role
 from drystone.run.events import Failed, Started
-from drystone.service.limits import Limits
+from drystone.service.auth.rate_limits import Limits
 
 pytestmark = pytest.mark.slow
 SECRET = "hunter2-of-the-environment"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from systems import CLUSTER, TRAINER
 
-from drystone.run.agent.client import AgentClient, AgentGone
+from drystone.run.engines.agent.client import AgentClient, AgentGone
 from drystone.service.client import Client, NotRunning
 
 pytestmark = pytest.mark.slow

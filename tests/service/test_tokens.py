@@ -15,13 +15,13 @@ from systems import CLUSTER, TRAINER
 
 from drystone.cli.main import run
 from drystone.errors import RequestError
-from drystone.run.access import Access, Role, make_token, period_start
-from drystone.run.notes import TokenRevoked
-from drystone.run.store import Store
-from drystone.service.api import make_app
+from drystone.run.control.access import Access, Role, make_token, period_start
+from drystone.run.control.notes import TokenRevoked
+from drystone.run.control.store import Store
+from drystone.service.app import make_app
+from drystone.service.auth.guard import Doors
+from drystone.service.auth.offline import OfflineTokens
 from drystone.service.client import Client, load_login, login_path
-from drystone.service.guard import Doors
-from drystone.service.offline import OfflineTokens
 
 pytestmark = pytest.mark.slow
 

@@ -12,10 +12,10 @@ pytest.importorskip("torch")
 
 from systems import Running, running
 
-from drystone.describe.job_file import make_job
+from drystone.describe.files.job import make_job
+from drystone.run.control.notes import Launched, Learned
+from drystone.run.control.options import kind_of
 from drystone.run.events import Interrupted
-from drystone.run.live.options import kind_of
-from drystone.run.notes import Launched, Learned
 from drystone.schedule.decision import Resize, Start
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
@@ -84,7 +84,7 @@ def list_options(system: Running, job_id: str, *wanted: tuple[int, int]) -> None
 
 def test_a_resized_job_learns_what_an_uninterrupted_one_learns(tmp_path, monkeypatch):
     wanted = Wanted()
-    monkeypatch.setattr("drystone.run.controller.find_policy", lambda _: wanted)
+    monkeypatch.setattr("drystone.run.control.controller.find_policy", lambda _: wanted)
     with running(tmp_path / "s", CLUSTER, **PATIENT) as system:
         wanted.counts = (2, 0)
         job = submit(system, 18)
@@ -108,7 +108,7 @@ def test_a_resized_job_learns_what_an_uninterrupted_one_learns(tmp_path, monkeyp
 
 def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(tmp_path, monkeypatch):
     wanted = Wanted()
-    monkeypatch.setattr("drystone.run.controller.find_policy", lambda _: wanted)
+    monkeypatch.setattr("drystone.run.control.controller.find_policy", lambda _: wanted)
     with running(tmp_path / "s", CLUSTER, **PATIENT) as system:
         job = submit(system, 14)
         wait_for(system, job, 8)
@@ -131,7 +131,7 @@ def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(tmp_path, mon
 def test_a_killed_worker_of_a_gang_restarts_all_of_it_and_speeds_are_learned(tmp_path, monkeypatch):
     wanted = Wanted()
     wanted.counts = (2, 0)
-    monkeypatch.setattr("drystone.run.controller.find_policy", lambda _: wanted)
+    monkeypatch.setattr("drystone.run.control.controller.find_policy", lambda _: wanted)
     with running(tmp_path / "s", CLUSTER, **PATIENT) as system:
         job = submit(system, 16)
         wait_for(system, job, 7)

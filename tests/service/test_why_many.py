@@ -4,13 +4,13 @@ import random
 
 import pytest
 
-from drystone.describe.cluster_file import parse_cluster
-from drystone.describe.job_file import make_job
+from drystone.describe.files.cluster import parse_cluster
+from drystone.describe.files.job import make_job
 from drystone.describe.training_job import find_shape, make_spec
-from drystone.run.controller import Controller, ControllerSettings
+from drystone.run.control.controller import Controller, ControllerSettings
+from drystone.run.control.notes import Described
 from drystone.run.events import Submitted
-from drystone.run.notes import Described
-from drystone.schedule.policy import find_policy
+from drystone.schedule.policies import find_policy
 from drystone.service.why import explain
 
 CLUSTER = """

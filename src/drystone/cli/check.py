@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from drystone.observe.check import CheckReport
+    from drystone.observe.check.accuracy import CheckReport
 
 
 class Measure(StrEnum):
@@ -65,9 +65,9 @@ def check(
 
 def _check(measure: Measure, rows: Path | None) -> CheckReport:
     from drystone.cli.output import track
-    from drystone.observe.check import check_memory, check_speed
-    from drystone.observe.runs import load_runs
-    from drystone.observe.tables import MEMORY_TABLE, SPEED_TABLE
+    from drystone.observe.check.accuracy import check_memory, check_speed
+    from drystone.observe.check.runs import load_runs
+    from drystone.observe.check.tables import MEMORY_TABLE, SPEED_TABLE
 
     table = rows or (MEMORY_TABLE if measure is Measure.MEMORY else SPEED_TABLE)
     runs = load_runs(table, measure=measure.value)

@@ -7,7 +7,7 @@ from collections import Counter
 from rich.text import Text
 
 from drystone.cli.output import Column, make_console, print_table
-from drystone.observe.check import CheckReport, Errors, dataset_and_kind
+from drystone.observe.check.accuracy import CheckReport, Errors, dataset_and_kind
 from drystone.units import GiB
 
 _ERROR_COLUMNS = (

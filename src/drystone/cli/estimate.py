@@ -27,13 +27,13 @@ from drystone.cli.recipe_options import (
 )
 
 if TYPE_CHECKING:
-    from drystone.describe.cluster import Machine
+    from drystone.describe.gpu_prices import Price
     from drystone.describe.layout import Layout
+    from drystone.describe.machine import Machine
     from drystone.describe.model import ModelSpec
     from drystone.describe.model_source import ModuleReference
-    from drystone.describe.prices import Price
     from drystone.describe.recipe import Recipe
-    from drystone.estimate.traced_estimate import TracedEstimate
+    from drystone.estimate.module.estimate import TracedEstimate
     from drystone.estimate.whole import Estimate
 
 
@@ -98,10 +98,10 @@ def estimate(
     from drystone.cli.output import print_json
     from drystone.cli.plan_request import read_cluster, say_own
     from drystone.describe.catalogue import find_gpu
+    from drystone.describe.gpu_prices import cheapest_price
     from drystone.describe.layout import parse_layout
     from drystone.describe.links import default_machine
     from drystone.describe.model_source import ModuleReference, resolve_model
-    from drystone.describe.prices import cheapest_price
     from drystone.errors import NothingFits
 
     found = resolve_model(model)
@@ -144,7 +144,7 @@ def _estimate(
 
     measured = None
     if profile is not None:
-        from drystone.estimate.profile import load_profile
+        from drystone.estimate.learned.profile import load_profile
 
         measured = load_profile(profile)
     return estimate_layout(model, recipe, layout, machine, price=price, profile=measured)
@@ -160,9 +160,9 @@ def _trace(
 ) -> TracedEstimate:
     from drystone.cli.estimate_request import parse_word
     from drystone.cli.output import make_console
-    from drystone.estimate.module_trace import Kernels
-    from drystone.estimate.traced import trace_module, trace_request
-    from drystone.estimate.traced_estimate import estimate_traced
+    from drystone.estimate.module.estimate import estimate_traced
+    from drystone.estimate.module.trace import Kernels
+    from drystone.estimate.module.tracer import trace_module, trace_request
 
     request = trace_request(
         found.path,

@@ -7,9 +7,9 @@ from enum import StrEnum
 from typing import TypeVar
 
 from drystone.describe.gpu import GpuSpec
+from drystone.describe.gpu_prices import Price
 from drystone.describe.layout import Layout
 from drystone.describe.model import ModelSpec
-from drystone.describe.prices import Price
 from drystone.describe.recipe import (
     AttentionKernel,
     Lora,

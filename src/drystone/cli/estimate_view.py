@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from drystone.cli.output import HeadedTable, make_console
-from drystone.estimate.memory import ITEM_SOURCES
+from drystone.estimate.memory.peak import ITEM_SOURCES
 from drystone.estimate.parameters import count_model
 from drystone.estimate.whole import Estimate, StageEstimate
 from drystone.units import format_bytes, format_count, format_seconds

@@ -58,7 +58,7 @@ def export(
     from drystone.run.kubernetes import DEFAULT_IMAGE, ExportSettings, Target, export_plan
 
     if cluster is not None:
-        from drystone.describe.own_gpus import load_gpu_types
+        from drystone.describe.files.gpu_types import load_gpu_types
 
         load_gpu_types(cluster)
     if to not in list(Target):

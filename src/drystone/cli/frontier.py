@@ -15,7 +15,7 @@ from drystone.errors import InvalidSpec
 if TYPE_CHECKING:
     from drystone.cli.simulate_setup import Request, Setup
     from drystone.observe.frontier import FrontierPoint
-    from drystone.schedule.budget import Frontier
+    from drystone.schedule.budget.frontier import Frontier
 
 
 def frontier(
@@ -68,7 +68,7 @@ def frontier(
     from drystone.cli.simulate import find_policies, find_scaling
     from drystone.cli.simulate_setup import Request, set_up
     from drystone.observe.frontier import FIXED, arrival_hours, theoretical_frontier
-    from drystone.run.simulator.faults import FaultSpec
+    from drystone.run.simulate.faults import FaultSpec
     from drystone.schedule.snapshot import StartupCost
 
     find_policies(policy.replace(FIXED, ""))

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from drystone.cli.output import Column, make_console, print_table, printable
 from drystone.observe.frontier import DEAF, FrontierPoint, cheapest_meeting, is_fixed
-from drystone.schedule.budget import Frontier
+from drystone.schedule.budget.frontier import Frontier
 from drystone.units import format_seconds
 
 

@@ -39,7 +39,7 @@ def gpus(
     from drystone.describe.catalogue import match_gpus
 
     if cluster is not None:
-        from drystone.describe.own_gpus import load_gpu_types
+        from drystone.describe.files.gpu_types import load_gpu_types
 
         load_gpu_types(cluster)
     found = match_gpus(pattern)
@@ -54,7 +54,7 @@ def gpus(
 def _as_dict(gpu: GpuSpec) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from drystone.describe.prices import find_prices
+    from drystone.describe.gpu_prices import find_prices
 
     return asdict(gpu) | {"prices": [asdict(price) for price in find_prices(gpu.name)]}
 
@@ -86,7 +86,7 @@ def _print_gpus(found: tuple[GpuSpec, ...]) -> None:
 
 
 def _row(gpu: GpuSpec) -> tuple[str, ...]:
-    from drystone.describe.prices import cheapest_price
+    from drystone.describe.gpu_prices import cheapest_price
     from drystone.units import GB, TERA, GiB
 
     price = cheapest_price(gpu.name)

@@ -31,7 +31,7 @@ def complete_pool(incomplete: str) -> list[str]:
 
 def complete_policies(incomplete: str) -> list[str]:
     """The last of several policies: `prices,ce`."""
-    from drystone.schedule.policy import POLICIES
+    from drystone.schedule.policies import POLICIES
 
     before, comma, last = incomplete.rpartition(",")
     return [f"{before}{comma}{one}" for one in _starting(last, POLICIES)]

@@ -133,7 +133,7 @@ def _plan_pool(
     if save is not None:
         save_plan(found.plans[0], save)
     if as_json:
-        from drystone.describe.json_shapes import to_plain
+        from drystone.describe.files.json_shapes import to_plain
 
         print_json(
             {
@@ -170,7 +170,7 @@ def _find_gpus(
             hint="Try --offload optimizer, --tuning lora, or name more GPUs with --gpus",
         )
     if as_json:
-        from drystone.describe.json_shapes import to_plain
+        from drystone.describe.files.json_shapes import to_plain
 
         rows = [
             {"gpu": one.gpu, "smallest": one.smallest.to_json(), "cheapest": one.cheapest.to_json(),

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from drystone.describe.catalogue import find_gpu, load_gpus
-from drystone.describe.cluster_file import ClusterSpec, load_cluster_file
+from drystone.describe.files.cluster import ClusterSpec, load_cluster_file
 from drystone.describe.gpu import GpuSpec
+from drystone.describe.gpu_prices import cheapest_price
 from drystone.describe.links import find_link
 from drystone.describe.model import ModelSpec
 from drystone.describe.model_source import ModuleReference, resolve_model
 from drystone.describe.pool import Pool, make_pool, parse_pool
-from drystone.describe.prices import cheapest_price
 from drystone.errors import InvalidSpec
 
 

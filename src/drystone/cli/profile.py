@@ -15,7 +15,7 @@ import typer
 from drystone.errors import DrystoneError, MissingExtra, RequestError
 
 if TYPE_CHECKING:
-    from drystone.estimate.profile import Profile
+    from drystone.estimate.learned.profile import Profile
 
 
 def profile(
@@ -44,7 +44,7 @@ def profile(
         raise MissingExtra("measuring needs torch", "runtime")
     _measure(out, is_quick=quick)
 
-    from drystone.estimate.profile import load_profile
+    from drystone.estimate.learned.profile import load_profile
 
     measured = load_profile(out)
     if as_json:
@@ -58,7 +58,7 @@ def profile(
 
 def _measure(out: Path, *, is_quick: bool) -> None:
     """Run the measurement in a process of its own, so that this one never imports torch."""
-    command = [sys.executable, "-P", "-m", "drystone.run.runtime.measure", str(out)]
+    command = [sys.executable, "-P", "-m", "drystone.run.train.measure", str(out)]
     command += ["--quick"] if is_quick else []
     # A file, not a pipe: nobody reads the messages before the end, and a full pipe would block.
     with (

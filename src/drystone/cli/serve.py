@@ -88,10 +88,10 @@ def serve(
     from drystone.cli.output import make_console
     from drystone.cli.serve_engine import EngineRequest, check_request, describe_nodes, open_engine
     from drystone.cli.serve_renting import RentRequest, describe_renting, open_renting, own_nodes
-    from drystone.run.controller import ControllerSettings
-    from drystone.schedule.policy import find_policy
+    from drystone.run.control.controller import ControllerSettings
+    from drystone.schedule.policies import find_policy
+    from drystone.service.auth.guard import Doors
     from drystone.service.client import default_folder
-    from drystone.service.guard import Doors
     from drystone.service.server import SOCKET_NAME, Network
     from drystone.service.server import serve as run_service
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drystone.describe.cluster_file import ClusterSpec, load_cluster_file
+from drystone.describe.files.cluster import ClusterSpec, load_cluster_file
 from drystone.errors import InvalidSpec, UnknownName
 
 if TYPE_CHECKING:
-    from drystone.run.engine import Engine
+    from drystone.run.engines.contract import Engine
 
 ENGINES = ("local", "ray", "slurm")
 
@@ -46,13 +46,13 @@ def open_engine(request: EngineRequest, folder: Path) -> tuple[ClusterSpec, Engi
     check_request(request)
     file = load_cluster_file(request.cluster) if request.cluster is not None else None
     if request.name == "ray":
-        from drystone.run.ray.connection import RayConnection
-        from drystone.run.ray.engine import RayEngine
+        from drystone.run.engines.ray.connection import RayConnection
+        from drystone.run.engines.ray.engine import RayEngine
 
         ray = RayEngine(folder / "agents", RayConnection(request.address or "auto"), file=file)
         return ray.discover(), ray
     if request.name == "slurm":
-        from drystone.run.slurm.engine import SlurmEngine, SlurmSettings
+        from drystone.run.engines.slurm.engine import SlurmEngine, SlurmSettings
 
         settings = SlurmSettings(
             partitions=request.partitions,
@@ -61,7 +61,7 @@ def open_engine(request: EngineRequest, folder: Path) -> tuple[ClusterSpec, Engi
         )
         slurm = SlurmEngine(folder, settings, file)
         return slurm.discover(), slurm
-    from drystone.run.local.devices import find_cluster
+    from drystone.run.engines.local.devices import find_cluster
 
     return find_cluster(request.cluster), None
 

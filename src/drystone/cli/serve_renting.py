@@ -7,13 +7,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drystone.describe.cluster_file import ClusterSpec
+from drystone.describe.files.cluster import ClusterSpec
 from drystone.errors import InvalidSpec, UnknownName
 
 if TYPE_CHECKING:
-    from drystone.run.engine import Engine
+    from drystone.run.engines.contract import Engine
     from drystone.run.renting.settings import Door, Renting
-    from drystone.run.renting.simulated import CloudWeather
+    from drystone.run.renting.simulated_cloud import CloudWeather
 
 PROVIDERS = ("simulated", "sky")
 
@@ -32,7 +32,7 @@ class RentRequest:
 
 def own_nodes(request: RentRequest, cluster: Path | None) -> ClusterSpec | None:
     """Where a market is given and no cluster, there may be no own nodes at all; None: look."""
-    from drystone.run.local.devices import local_gpus
+    from drystone.run.engines.local.devices import local_gpus
 
     if request.market is None or cluster is not None or local_gpus():
         return None
@@ -47,10 +47,10 @@ def open_renting(request: RentRequest, engine: Engine | None, folder: Path) -> R
         if request.budget_dollars_per_hour or request.hard_cap_dollars_per_hour:
             raise InvalidSpec("a budget needs something to buy", hint="Give --market FILE")
         return None
-    from drystone.describe.market_file import load_market
+    from drystone.describe.files.market import load_market
     from drystone.run.renting.provider import Provider
     from drystone.run.renting.settings import Renting, live_offers
-    from drystone.run.renting.simulated import SimulatedCloud
+    from drystone.run.renting.simulated_cloud import SimulatedCloud
 
     is_simulated = request.provider == "simulated"
     offers = live_offers(load_market(request.market), is_simulated=is_simulated)
@@ -111,7 +111,7 @@ def _door(request: RentRequest, engine: Engine | None, folder: Path) -> Door | N
 
 def parse_weather(text: str) -> CloudWeather:
     """`seed=1,stockout_share=0.1`: how unkind the simulated cloud is."""
-    from drystone.run.renting.simulated import CloudWeather
+    from drystone.run.renting.simulated_cloud import CloudWeather
 
     known = {one.name for one in fields(CloudWeather)}
     values: dict[str, float] = {}

@@ -16,7 +16,7 @@ from drystone.errors import InvalidSpec
 
 if TYPE_CHECKING:
     from drystone.cli.simulate_setup import Request, Setup
-    from drystone.observe.report import PolicyRun
+    from drystone.observe.simulation import PolicyRun
     from drystone.schedule.durations import Scaling
 
 
@@ -115,7 +115,7 @@ def simulate(
     """
     from drystone.cli.output import check_writable
     from drystone.cli.simulate_setup import Request, set_up
-    from drystone.run.simulator.faults import FaultSpec
+    from drystone.run.simulate.faults import FaultSpec
     from drystone.schedule.snapshot import StartupCost
 
     names = find_policies(policy)
@@ -149,7 +149,7 @@ def simulate(
 
 def find_policies(text: str) -> list[str]:
     """The names between commas; each must be one of a policy."""
-    from drystone.schedule.policy import find_policy
+    from drystone.schedule.policies import find_policy
 
     names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if not names:
@@ -172,7 +172,7 @@ def _run(
     setup: Setup, names: list[str], *, save_log: Path | None, timeline: Path | None
 ) -> list[PolicyRun]:
     from drystone.cli.simulate_view import follow
-    from drystone.observe.report import alone_seconds, run_policy
+    from drystone.observe.simulation import alone_seconds, run_policy
 
     alone = alone_seconds(setup.scenario)
     runs = []
@@ -220,7 +220,7 @@ def _remarks(setup: Setup, runs: list[PolicyRun]) -> list[str]:
 def _print_json(request: Request, setup: Setup, runs: list[PolicyRun]) -> None:
     from drystone.cli.output import print_json
     from drystone.observe.information import policy_information
-    from drystone.observe.report import report_table
+    from drystone.observe.simulation import report_table
 
     scenario = setup.scenario
     settings = {
@@ -259,7 +259,7 @@ def _finite(value: float) -> float | None:
 
 def _save_report(path: Path, request: Request, setup: Setup, runs: list[PolicyRun]) -> None:
     from drystone.cli.output import say_made
-    from drystone.observe.page import render_page
+    from drystone.observe.reports.page import render_page
 
     text = render_page(
         setup.scenario, runs, title=_title(request, setup), remarks=_remarks(setup, runs)
@@ -275,7 +275,7 @@ def _save_log(path: Path, run: PolicyRun) -> None:
 
 
 def _save_timeline(path: Path, setup: Setup, run: PolicyRun) -> None:
-    from drystone.observe.timeline import render_timeline
+    from drystone.observe.reports.timeline import render_timeline
 
     found = render_timeline(run.log, setup.scenario.nodes, run.end_seconds)
     path.write_text(json.dumps(found), encoding="utf-8")

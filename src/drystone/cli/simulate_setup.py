@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from drystone.describe.trace import Trace, read_trace
-from drystone.describe.trace_cluster import NodeSpec, load_cluster
-from drystone.describe.trace_reading import Reading
-from drystone.describe.trace_requests import match_requests
-from drystone.describe.trace_speeds import fill_batches, fill_sizes, load_speeds
+from drystone.describe.node import NodeSpec, load_cluster
+from drystone.describe.traces.reading import Reading
+from drystone.describe.traces.requests import match_requests
+from drystone.describe.traces.speeds import fill_batches, fill_sizes, load_speeds
+from drystone.describe.traces.trace import Trace, read_trace
 from drystone.errors import InvalidSpec
 from drystone.observe.information import Information
-from drystone.observe.report import Scenario, reachable_nodes
-from drystone.run.simulator.faults import FaultSpec
+from drystone.observe.simulation import Scenario, reachable_nodes
+from drystone.run.simulate.faults import FaultSpec
 from drystone.schedule.durations import Scaling, duration_options
 from drystone.schedule.estimated import estimated_options, kind_of
 from drystone.schedule.measured import measured_options, types_of, types_that_do
@@ -179,7 +179,7 @@ def _load_gpus(request: Request) -> tuple[tuple[NodeSpec, ...], tuple[Offer, ...
     nodes = load_cluster(request.cluster) if request.cluster is not None else ()
     if request.market is None:
         return nodes, ()
-    from drystone.describe.market_file import load_market
+    from drystone.describe.files.market import load_market
 
     return nodes, load_market(request.market)
 

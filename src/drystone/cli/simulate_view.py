@@ -10,7 +10,7 @@ from rich.text import Text
 
 from drystone.cli.output import HeadedTable, make_console, printable
 from drystone.observe.metrics import RunReport
-from drystone.observe.report_lines import report_lines
+from drystone.observe.reports.lines import report_lines
 
 _LABEL_WIDTH: Final = 22
 

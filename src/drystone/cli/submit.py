@@ -75,7 +75,7 @@ def submit(
 
 
 def _described(file: Path | None, table: dict[str, Any], train: dict[str, Any]) -> dict[str, Any]:
-    from drystone.describe.job_file import make_job
+    from drystone.describe.files.job import make_job
     from drystone.errors import InvalidSpec
     from drystone.service.submission import file_body
 

@@ -12,8 +12,8 @@ from drystone.cli.live import Folder, connected
 from drystone.cli.recipe_options import AsJson
 
 if TYPE_CHECKING:
+    from drystone.service.auth.offline import OfflineTokens
     from drystone.service.client import Client
-    from drystone.service.offline import OfflineTokens
 
 group = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
 Database = Annotated[
@@ -129,6 +129,6 @@ def _ask(
         except NotRunning:
             if client.is_remote:
                 raise
-            from drystone.service.offline import OfflineTokens
+            from drystone.service.auth.offline import OfflineTokens
 
             return otherwise(OfflineTokens(client.folder, database))

@@ -49,7 +49,7 @@ def generate(
     Simulating it needs no measured speeds: Drystone estimates every model on every GPU type.
     """
     from drystone.cli.output import make_console
-    from drystone.describe.trace_cluster import load_cluster
+    from drystone.describe.node import load_cluster
     from drystone.observe.generate import (
         DEFAULT_MIX,
         TraceSpec,
@@ -82,8 +82,8 @@ def convert(
     of which only a duration is known count GPU seconds.
     """
     from drystone.cli.output import make_console
-    from drystone.describe.trace import read_trace
-    from drystone.describe.trace_reading import Reading
+    from drystone.describe.traces.reading import Reading
+    from drystone.describe.traces.trace import read_trace
 
     found = read_trace(file, Reading(by_duration=True), part=part, most_jobs=most_jobs)
     _write(out, found.jobs)
@@ -107,8 +107,8 @@ def show(
     """
     from drystone.cli.output import print_json
     from drystone.cli.trace_view import print_summary
-    from drystone.describe.trace import read_trace
-    from drystone.describe.trace_reading import Reading
+    from drystone.describe.traces.reading import Reading
+    from drystone.describe.traces.trace import read_trace
     from drystone.observe.trace_summary import summarise_trace
 
     summary = summarise_trace(read_trace(file, Reading(by_duration=True), part=part))
@@ -119,7 +119,7 @@ def show(
 
 
 def _write(out: Path, jobs: tuple[JobSpec, ...]) -> None:
-    from drystone.describe.trace import render_trace
+    from drystone.describe.traces.trace import render_trace
 
     text = render_trace(jobs)
     if str(out) == "-":

@@ -6,7 +6,7 @@ from rich.text import Text
 
 from drystone.cli.estimate_view import bar
 from drystone.cli.output import HeadedTable, make_console
-from drystone.estimate.traced_estimate import TracedEstimate
+from drystone.estimate.module.estimate import TracedEstimate
 from drystone.units import format_bytes, format_count, format_seconds
 
 _WORDS = {

@@ -5,8 +5,8 @@ other names of a type, separated by `;`. Names are compared by their words, in a
 punctuation, the vendor's words (NVIDIA, GeForce, Tesla ...) and the spelling of sizes (`80G`,
 `80GB`, `80 GiB`) do not matter. A short name such as `A100` or `H100` means the common SXM variant.
 
-A file of the user's may describe more types (`own_gpus.py`): from then on this process knows them
-like any other, and no name of the catalogue changes its meaning.
+A file of the user's may describe more types (`files/gpu_types.py`): from then on this process knows
+them like any other, and no name of the catalogue changes its meaning.
 """
 
 from __future__ import annotations

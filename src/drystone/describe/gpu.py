@@ -1,7 +1,7 @@
 """What a GPU can do, as its vendor and independent measurements say.
 
 The rows live in `data/gpus.csv` and are read by `catalogue.py`; files of people add to them
-(`own_gpus.py`).
+(`files/gpu_types.py`).
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
-from drystone.describe.cluster import Link, Machine
 from drystone.describe.gpu import GpuSpec
+from drystone.describe.machine import Link, Machine
 from drystone.errors import InvalidSpec, UnknownName
 from drystone.units import GB
 

@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from drystone.describe.families.huggingface import load_config
 from drystone.describe.families.reader import shorten
-from drystone.describe.huggingface import load_config
 from drystone.describe.model import ModelSpec
 from drystone.describe.zoo import find_model
 from drystone.errors import InvalidSpec, UnknownName, UnreadableFile

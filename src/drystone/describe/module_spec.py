@@ -1,6 +1,6 @@
 """A module of somebody's own (`module.py:function`), as a job carries it: names and traced numbers.
 
-The numbers were traced once, when the job was submitted (`estimate/module_probe.py`), and stay with
+The numbers were traced once, when the job was submitted (`estimate/module/probe.py`), and stay with
 it in the log, so that planning it again needs neither torch nor the file. They hold for one length
 of samples and one recipe.
 """

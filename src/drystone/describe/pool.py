@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from drystone.describe.catalogue import find_gpu
-from drystone.describe.cluster import Link, Machine
 from drystone.describe.gpu import GpuSpec
 from drystone.describe.links import default_machine
+from drystone.describe.machine import Link, Machine
 from drystone.errors import InvalidSpec, UnknownName
 
 _MOST_GPUS = 1_000_000

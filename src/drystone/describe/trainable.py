@@ -1,7 +1,8 @@
 """Can Drystone's own runtime train a model as what it is? If not, what stands in the way?
 
 A model may be planned and estimated without being trained. Nothing is approximated: what the
-runtime's own transformer (`run/runtime/model.py`) does not do is refused here, with the reason.
+runtime's own transformer (`run/train/models/transformer.py`) does not do is refused here, with the
+reason.
 """
 
 from __future__ import annotations

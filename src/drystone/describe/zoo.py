@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from drystone.describe.huggingface import parse_config
+from drystone.describe.families.huggingface import parse_config
 from drystone.describe.model import ModelSpec
 from drystone.errors import InvalidSpec, UnknownName
 

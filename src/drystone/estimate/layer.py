@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from drystone.describe.cluster import Machine
 from drystone.describe.layout import Layouts, Sharding
+from drystone.describe.machine import Machine
 from drystone.describe.model import ModelSpec
 from drystone.describe.recipe import Offload, Recipe, Recompute, RecomputeKind
-from drystone.estimate.layer_major import layer_major_memory
-from drystone.estimate.memory_stage import StageMemory, stage_memory
-from drystone.estimate.memory_terms import memory_terms
-from drystone.estimate.residuals import memory_range
-from drystone.estimate.speed import prepare
-from drystone.estimate.step import (
+from drystone.estimate.learned.residuals import memory_range
+from drystone.estimate.memory.layer_major import layer_major_memory
+from drystone.estimate.memory.stage import StageMemory, stage_memory
+from drystone.estimate.memory.terms import memory_terms
+from drystone.estimate.time.speed import prepare
+from drystone.estimate.time.step import (
     host_seconds,
     layer_communication,
     split_layouts,
@@ -106,7 +106,7 @@ def compute_memory_bytes(
     (Cephalo's way), so the number of micro-batches does not matter. The upper end of the range. A
     rank with a micro-batch of 0 computes nothing, but takes part in gathering layers. What comes
     and goes is counted at its own largest moment, whatever state lies beside it: with uneven shares
-    a rank may have hardly any. Never less than what the engine takes (`layer_major.py`).
+    a rank may have hardly any. Never less than what the engine takes (`memory/layer_major.py`).
     """
     found = _layer_major(model, recipe, machine, num_ranks, most_micro_batch)
     fixed = found.context + found.workspace

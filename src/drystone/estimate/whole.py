@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from drystone.describe.cluster import Machine
+from drystone.describe.gpu_prices import Price
 from drystone.describe.layout import Layout, Layouts, check_layout
+from drystone.describe.machine import Machine
 from drystone.describe.model import ModelSpec
-from drystone.describe.prices import Price
 from drystone.describe.recipe import Recipe
 from drystone.errors import InvalidSpec
-from drystone.estimate.memory import ITEM_SOURCES, MOMENTS, estimate_memory
+from drystone.estimate.memory.peak import ITEM_SOURCES, MOMENTS, estimate_memory
 from drystone.estimate.parameters import count_model
 from drystone.estimate.price import dollars_per_billion_tokens
-from drystone.estimate.speed import SpeedEstimate, estimate_speed
+from drystone.estimate.time.speed import SpeedEstimate, estimate_speed
 
 if TYPE_CHECKING:
-    from drystone.estimate.profile import Profile
+    from drystone.estimate.learned.profile import Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

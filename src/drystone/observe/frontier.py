@@ -1,11 +1,11 @@
 """How early do jobs finish for how much money? The best possible, and what policies reach.
 
-The theoretical frontier (`schedule/budget.py`) is that of jobs which arrive for ever at the rates
-and sizes of the trace, on GPUs rented one by one at the lowest price of their type, each start paid
-for: nobody does better on average. Policies are simulated: nodes come whole, late, and are paid for
-while idle. A policy that does not rent, or whose name is after `fixed:`, gets a fixed set of nodes
-for the whole run: as many as the budget pays for, of the offer that does the trace's work for the
-least money.
+The theoretical frontier (`schedule/budget/frontier.py`) is that of jobs which arrive for ever at
+the rates and sizes of the trace, on GPUs rented one by one at the lowest price of their type, each
+start paid for: nobody does better on average. Policies are simulated: nodes come whole, late, and
+are paid for while idle. A policy that does not rent, or whose name is after `fixed:`, gets a fixed
+set of nodes for the whole run: as many as the budget pays for, of the offer that does the trace's
+work for the least money.
 
 A job with phases is taken to keep one option through all of them. A policy that changes the option
 from phase to phase can be better than that, so for such jobs the frontier is no lower bound.
@@ -23,10 +23,15 @@ import numpy as np
 
 from drystone.describe.job import JobSpec
 from drystone.describe.market import Offer
-from drystone.describe.trace_cluster import NodeSpec
+from drystone.describe.node import NodeSpec
 from drystone.errors import InvalidSpec, NothingFits
-from drystone.observe.report import Scenario, run_policy
-from drystone.schedule.budget import Frontier, JobClasses, classes_from_speeds, trace_frontier
+from drystone.observe.simulation import Scenario, run_policy
+from drystone.schedule.budget.frontier import (
+    Frontier,
+    JobClasses,
+    classes_from_speeds,
+    trace_frontier,
+)
 from drystone.schedule.phases import option_seconds, phase_set
 from drystone.schedule.snapshot import FloatArray
 from drystone.units import HOUR_SECONDS

@@ -10,7 +10,7 @@ import numpy as np
 
 from drystone.observe.frontier import FrontierPoint
 from drystone.observe.plot import COLOURS, MARKS, load_pyplot, plain_ticks, save_figure, tidy
-from drystone.schedule.budget import Frontier
+from drystone.schedule.budget.frontier import Frontier
 
 
 def plot_frontier(

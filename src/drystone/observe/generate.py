@@ -18,8 +18,8 @@ import numpy as np
 from drystone.describe.catalogue import find_gpu
 from drystone.describe.job import JobSpec
 from drystone.describe.model import ModelSpec
+from drystone.describe.node import NodeSpec
 from drystone.describe.recipe import Tuning
-from drystone.describe.trace_cluster import NodeSpec
 from drystone.describe.zoo import find_model
 from drystone.errors import InvalidSpec
 from drystone.estimate.parameters import count_model

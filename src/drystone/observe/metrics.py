@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from drystone.describe.job import JobSpec
-from drystone.describe.trace_cluster import NodeSpec
+from drystone.describe.node import NodeSpec
 from drystone.observe.usage import held_intervals, provided_gpu_seconds, rows_of_nodes
 from drystone.run.events import (
     Cancelled,

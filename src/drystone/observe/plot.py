@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from drystone.errors import MissingExtra, RequestError
-from drystone.observe.check import CheckReport, Errors
+from drystone.observe.check.accuracy import CheckReport, Errors
 from drystone.units import GiB
 
 # Okabe and Ito's colours, for colour-blind people too; marks tell series apart without any.

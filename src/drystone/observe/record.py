@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from drystone.schedule.decision import Decision
-from drystone.schedule.policy import Memory, Policy
+from drystone.schedule.policies import Memory, Policy
 from drystone.schedule.snapshot import Snapshot
 
 

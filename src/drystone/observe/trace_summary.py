@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from drystone.describe.job import JobSpec
-from drystone.describe.trace import Trace
+from drystone.describe.traces.trace import Trace
 from drystone.units import HOUR_SECONDS
 
 _NUM_BINS: Final = 60

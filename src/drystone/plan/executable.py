@@ -13,13 +13,13 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from drystone.describe.cluster import Machine
+from drystone.describe.machine import Machine
 from drystone.describe.model import ModelSpec, QkNorm, Side
 from drystone.describe.recipe import Offload, Precision, Recipe, Tuning
 from drystone.describe.trainable import check_trainable
-from drystone.plan.cells import Cells, search_cells
-from drystone.plan.pairs import equal_speeds
+from drystone.plan.cells.search import Cells, search_cells
 from drystone.plan.plan import Plan
+from drystone.plan.uneven.pairs import equal_speeds
 
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]

@@ -17,13 +17,13 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 
-from drystone.describe.cluster import Machine
+from drystone.describe.machine import Machine
 from drystone.describe.model import ModelSpec
 from drystone.describe.pool import Pool
 from drystone.describe.recipe import Recipe
-from drystone.plan.cells import Cells, search_cells
+from drystone.plan.cells.search import Cells, search_cells
 from drystone.plan.executable import EqualWays, equal_ways
-from drystone.plan.pairs import pair_speeds
+from drystone.plan.uneven.pairs import pair_speeds
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

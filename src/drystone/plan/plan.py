@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from drystone.describe.json_shapes import from_plain, to_plain
+from drystone.describe.files.json_shapes import from_plain, to_plain
 from drystone.describe.layout import Layout, Schedule, Sharding
 from drystone.describe.model import ModelSpec
 from drystone.describe.module_spec import ModuleSpec

@@ -16,7 +16,7 @@ from drystone.describe.model import ModelSpec
 from drystone.describe.pool import GpuGroup, Pool
 from drystone.describe.recipe import Offload, Optimizer, Recipe, Tuning
 from drystone.errors import NothingFits
-from drystone.plan.cells import search_cells
+from drystone.plan.cells.search import search_cells
 from drystone.plan.search import Miss, PlanList
 from drystone.units import format_bytes
 

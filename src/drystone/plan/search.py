@@ -15,15 +15,15 @@ from drystone.describe.layout import Layouts, Sharding
 from drystone.describe.model import ModelSpec
 from drystone.describe.pool import GpuGroup, Pool, make_pool
 from drystone.describe.recipe import Precision, Recipe
-from drystone.estimate.memory import estimate_memory
-from drystone.estimate.speed import estimate_speed
-from drystone.plan.assignment import AssignmentShortfall
-from drystone.plan.cells import Cells, NearestMiss, search_cells
+from drystone.estimate.memory.peak import estimate_memory
+from drystone.estimate.time.speed import estimate_speed
+from drystone.plan.cells.search import Cells, NearestMiss, search_cells
 from drystone.plan.executable import marked, split_cells
-from drystone.plan.groups import plan_groups
+from drystone.plan.groups.pipelines import plan_groups
 from drystone.plan.options import count_grid
 from drystone.plan.plan import GpuNeed, Plan, RankShare, StagePlan, Way
-from drystone.plan.uneven import plan_uneven
+from drystone.plan.uneven.assignment import AssignmentShortfall
+from drystone.plan.uneven.data_parallel import plan_uneven
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

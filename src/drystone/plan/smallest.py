@@ -14,7 +14,7 @@ from drystone.describe.links import default_machine
 from drystone.describe.model import ModelSpec
 from drystone.describe.pool import GpuGroup
 from drystone.describe.recipe import Precision, Recipe
-from drystone.plan.cells import Cells, search_cells
+from drystone.plan.cells.search import Cells, search_cells
 from drystone.plan.options import count_grid
 from drystone.plan.plan import Plan
 from drystone.plan.search import cell_plan, priced

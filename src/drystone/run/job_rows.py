@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from drystone.run.control.live_state import LiveState
+from drystone.run.control.notes import Described, Note, job_of
+from drystone.run.control.store import JobRow
 from drystone.run.events import Event, Progressed, Submitted
 from drystone.run.job_output import clean_text
 from drystone.run.lifecycle import TERMINAL, JobState
-from drystone.run.live_state import LiveState
-from drystone.run.notes import Described, Note, job_of
-from drystone.run.store import JobRow
 
 _MAX_NAME_CHARS: Final = 200  # as the columns have it
 

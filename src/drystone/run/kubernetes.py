@@ -297,7 +297,7 @@ def _command(settings: ExportSettings) -> list[str]:
     if settings.command:
         return list(settings.command)
     words = (
-        f"python -m drystone.run.runtime {_PLAN_PATH}/plan.json --steps {settings.num_steps} "
+        f"python -m drystone.run.train {_PLAN_PATH}/plan.json --steps {settings.num_steps} "
         f"--data {shlex.quote(settings.data)} --checkpoints {_CHECKPOINT_PATH}"
     )
     return shlex.split(words)

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final
 
 from drystone.describe.job import JobSpec
-from drystone.describe.trace_cluster import NodeSpec
+from drystone.describe.node import NodeSpec
 from drystone.errors import DrystoneError
 from drystone.run.events import (
     BillSettled,

@@ -14,7 +14,7 @@ import numpy as np
 
 from drystone.describe.catalogue import find_gpu
 from drystone.describe.job import JobSpec
-from drystone.describe.trace_cluster import NodeSpec
+from drystone.describe.node import NodeSpec
 from drystone.errors import InvalidSpec
 from drystone.schedule.snapshot import FloatArray, IntArray, OptionSet
 

@@ -16,9 +16,9 @@ from drystone.describe.job import JobSpec
 from drystone.describe.links import default_machine
 from drystone.describe.model import ModelSpec
 from drystone.describe.model_source import ModuleReference, resolve_model
+from drystone.describe.node import NodeSpec
 from drystone.describe.pool import GpuGroup, Pool, make_pool
 from drystone.describe.recipe import Precision, Recipe, Tuning
-from drystone.describe.trace_cluster import NodeSpec
 from drystone.errors import InvalidSpec, RequestError
 from drystone.plan.options import Options, enumerate_options
 from drystone.schedule.snapshot import OptionSet

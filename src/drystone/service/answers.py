@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from drystone.errors import DrystoneError, NothingFits, RequestError, UnknownName
-from drystone.run.store import LeaseLost, StoreBusy
+from drystone.run.control.store import LeaseLost, StoreBusy
 
 LOG: Final = logging.getLogger("drystone.service")
 _LONGEST_MESSAGE: Final = 1000

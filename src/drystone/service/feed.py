@@ -15,11 +15,11 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
-from drystone.run.controller import Controller
+from drystone.run.control.controller import Controller
+from drystone.run.control.store import LogLine
 from drystone.run.lifecycle import JobState
-from drystone.run.store import LogLine
 from drystone.service.answers import LOG
-from drystone.service.happenings import event_view
+from drystone.service.event_views import event_view
 from drystone.service.views import cluster_view, job_view, money_view
 
 Table = dict[str, Any]

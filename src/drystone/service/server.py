@@ -19,11 +19,11 @@ import uvicorn
 from fastapi import FastAPI
 
 from drystone.errors import DrystoneError, InvalidSpec
-from drystone.run.agent.socket_path import short_path
-from drystone.run.controller import Controller, ControllerSettings
-from drystone.service.api import make_app
+from drystone.run.control.controller import Controller, ControllerSettings
+from drystone.run.engines.agent.socket_path import short_path
+from drystone.service.app import make_app
+from drystone.service.auth.guard import Doors
 from drystone.service.feed import Feed
-from drystone.service.guard import Doors
 
 SOCKET_NAME = "drystone.sock"
 LOOPBACK = "127.0.0.1"

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from drystone.describe.job_file import make_job, parse_job
+from drystone.describe.files.job import make_job, parse_job
 from drystone.describe.training_job import TrainingJob
 from drystone.errors import InvalidSpec
 from drystone.run.lifecycle import JobState

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from drystone.describe.huggingface import load_config
-from drystone.describe.job_file import TrainPart, load_job, make_job
+from drystone.describe.families.huggingface import load_config
+from drystone.describe.files.job import TrainPart, load_job, make_job
+from drystone.describe.files.yaml_reader import parse_yaml
 from drystone.describe.trainable import refuse_untrainable
-from drystone.describe.yaml_file import parse_yaml
 from drystone.errors import DrystoneError, InvalidSpec
 from drystone.service.client import Client, NotRunning
 

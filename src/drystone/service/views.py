@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from drystone.describe.json_shapes import to_plain
+from drystone.describe.files.json_shapes import to_plain
 from drystone.describe.training_job import TrainingJob, count_steps, make_spec
-from drystone.run.controller import Controller
+from drystone.run.control.controller import Controller
+from drystone.run.control.limits import check_hard_cap, options_within, under_hard_cap
+from drystone.run.control.live_state import Lesson
+from drystone.run.control.options import work_of
 from drystone.run.lifecycle import JobState
-from drystone.run.live.limits import check_hard_cap, options_within, under_hard_cap
-from drystone.run.live.options import work_of
-from drystone.run.live_state import Lesson
 from drystone.run.state import JobRecord
 from drystone.schedule.snapshot import BoolArray, OptionSet
-from drystone.service.callers import check_touch
+from drystone.service.auth.callers import check_touch
 from drystone.units import HOUR_SECONDS
 
 Table = dict[str, Any]

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 import pytest
 
 from drystone.describe.catalogue import find_gpu, load_gpus
-from drystone.describe.cluster_file import parse_cluster
+from drystone.describe.files.cluster import parse_cluster
 from drystone.describe.generations import (
     FILE,
     Generation,

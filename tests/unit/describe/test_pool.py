@@ -2,7 +2,7 @@
 
 import pytest
 
-from drystone.describe.cluster import Link
+from drystone.describe.machine import Link
 from drystone.describe.pool import GpuGroup, Pool, make_pool, parse_pool
 from drystone.errors import InvalidSpec, UnknownName
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from drystone.describe.huggingface import load_config
-from drystone.describe.job_file import make_job
+from drystone.describe.families.huggingface import load_config
+from drystone.describe.files.job import make_job
 from drystone.describe.pool import parse_pool
 from drystone.describe.recipe import Recipe
 from drystone.describe.trainable import check_trainable, refuse_untrainable

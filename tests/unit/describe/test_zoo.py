@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from drystone.describe.huggingface import load_config
+from drystone.describe.families.huggingface import load_config
 from drystone.describe.model import ModelSpec
 from drystone.describe.zoo import MODELS_FILE, find_model, model_names
 from drystone.errors import InvalidSpec, UnknownName

@@ -11,9 +11,9 @@ from drystone.describe.links import default_machine
 from drystone.describe.recipe import Offload, Recipe, Recompute, RecomputeKind, Tuning
 from drystone.describe.zoo import find_model
 from drystone.estimate.layer import compute_memory_bytes, layer_seconds, sharded_state_bytes
-from drystone.estimate.memory import estimate_memory
-from drystone.estimate.residuals import memory_range
-from drystone.estimate.speed import estimate_speed
+from drystone.estimate.learned.residuals import memory_range
+from drystone.estimate.memory.peak import estimate_memory
+from drystone.estimate.time.speed import estimate_speed
 
 MODEL = find_model("llama-3.1-8b")
 MACHINE = default_machine(find_gpu("A100-80G"), 8)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from drystone.describe.huggingface import FAMILIES, parse_config
+from drystone.describe.families.huggingface import FAMILIES, parse_config
 from drystone.describe.model import (
     Attention,
     Block,

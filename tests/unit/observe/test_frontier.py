@@ -20,7 +20,7 @@ from drystone.observe.frontier import (
     theoretical_frontier,
     usual_budgets,
 )
-from drystone.observe.report import Scenario
+from drystone.observe.simulation import Scenario
 from drystone.schedule.measured import types_of
 
 # One GPU does a sample a second, two do 1.6; of B, half of that for a quarter of the price.

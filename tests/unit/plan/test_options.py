@@ -9,9 +9,9 @@ from drystone.describe.pool import GpuGroup, make_pool, parse_pool
 from drystone.describe.recipe import Precision, Recipe
 from drystone.describe.zoo import find_model
 from drystone.plan.options import concave_hull, count_grid, enumerate_options, pair_grid
-from drystone.plan.pairs import pair_speeds
 from drystone.plan.plan import Plan
-from drystone.plan.uneven import plan_uneven
+from drystone.plan.uneven.data_parallel import plan_uneven
+from drystone.plan.uneven.pairs import pair_speeds
 
 MODEL = find_model("llama-3.2-1b")
 RECIPE = Recipe(seq_len=2048, global_batch=64)

@@ -25,7 +25,7 @@ from drystone.describe.pool import GpuGroup, make_pool
 from drystone.describe.recipe import Recipe
 from drystone.errors import InvalidSpec
 from drystone.plan.plan import load_plan, save_plan
-from drystone.plan.uneven import plan_uneven
+from drystone.plan.uneven.data_parallel import plan_uneven
 from drystone.run.kubernetes import (
     START_SCRIPT,
     ExportSettings,

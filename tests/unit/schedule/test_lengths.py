@@ -12,9 +12,9 @@ from tiny import job, node, option_set, snapshot
 
 from drystone.run.events import Finished, Started
 from drystone.run.loop import drive
-from drystone.run.simulator.world import SimulatedWorld
+from drystone.run.simulate.world import SimulatedWorld
 from drystone.schedule.lengths import LengthMemory, guess_remaining, update_lengths
-from drystone.schedule.policies.prices import prices
+from drystone.schedule.prices.policy import prices
 
 NODES = [node("a0")]
 OPTIONS = option_set(([1], 1.0), ([4], 2.0))

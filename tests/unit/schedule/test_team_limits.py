@@ -14,7 +14,7 @@ from tiny import job, node, option_set, snapshot
 
 from drystone.schedule.check import check_decisions
 from drystone.schedule.decision import Preempt, Resize, Start
-from drystone.schedule.policy import find_policy
+from drystone.schedule.policies import find_policy
 from drystone.schedule.team_limits import TeamLimit, limit_teams
 
 VALUES = np.array([1.0, 0.25])

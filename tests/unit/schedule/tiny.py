@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from drystone.describe.job import JobSpec
-from drystone.describe.trace_cluster import NodeSpec
+from drystone.describe.node import NodeSpec
 from drystone.run.events import Started, Submitted
-from drystone.run.snapshots import SnapshotMaker
+from drystone.run.snapshots.maker import SnapshotMaker
 from drystone.run.state import ClusterState
 from drystone.schedule.measured import types_of
 from drystone.schedule.snapshot import OptionSet, Placement, Snapshot, StartupCost

@@ -17,11 +17,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from drystone.describe.cluster_file import ClusterSpec
+from drystone.describe.files.cluster import ClusterSpec
 from drystone.describe.market import Offer
-from drystone.describe.trace_cluster import NodeSpec
+from drystone.describe.node import NodeSpec
 from drystone.errors import DrystoneError, UnknownName
-from drystone.run.engine import Engine
+from drystone.run.control.journal import Journal, node_added
+from drystone.run.control.live_state import LiveState
+from drystone.run.control.notes import MarketDescribed
+from drystone.run.engines.contract import Engine
 from drystone.run.events import (
     BillSettled,
     Event,
@@ -32,9 +35,6 @@ from drystone.run.events import (
     RentalFailed,
     Stopped,
 )
-from drystone.run.journal import Journal, node_added
-from drystone.run.live_state import LiveState
-from drystone.run.notes import MarketDescribed
 from drystone.run.renting.errands import Errands, News
 from drystone.run.renting.provider import Rental, Stage, make_token, node_name, rental_of
 from drystone.run.renting.settings import Door, Renting

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from drystone.describe.cluster_file import ClusterSpec
+from drystone.describe.files.cluster import ClusterSpec
 from drystone.describe.market import Offer
-from drystone.run.local.engine import LocalEngine
+from drystone.run.engines.local.engine import LocalEngine
 
 
 class LocalDoor:

@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from drystone.describe.training_job import TrainingJob
+from drystone.run.control.notes import ClusterDescribed, Described, Note
 from drystone.run.events import (
     BillSettled,
     Event,
@@ -38,7 +39,6 @@ from drystone.run.events import (
     Submitted,
     Unpaused,
 )
-from drystone.run.notes import ClusterDescribed, Described, Note
 from drystone.run.rentals import MICRO_DOLLARS, RentalState
 from drystone.units import HOUR_SECONDS
 

@@ -19,8 +19,8 @@ from typing import Final
 
 from drystone.describe.market import Offer
 from drystone.errors import MissingExtra
-from drystone.run.agent.launches import read_json, write_whole
-from drystone.run.agent.processes import birth_of
+from drystone.run.engines.agent.launches import read_json, write_whole
+from drystone.run.engines.agent.processes import birth_of
 
 _FIRST_ADDRESS: Final = "127.0.64.1"  # of rented nodes; others on this machine begin lower
 _STORE_BYTES: Final = 80 * 2**20  # the least that Ray takes

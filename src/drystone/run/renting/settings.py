@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from drystone.describe.catalogue import find_gpu
-from drystone.describe.cluster_file import ClusterSpec, Emulation
+from drystone.describe.files.cluster import ClusterSpec, Emulation
 from drystone.describe.market import Offer
-from drystone.describe.trace_cluster import NodeSpec
+from drystone.describe.node import NodeSpec
 from drystone.errors import InvalidSpec
 from drystone.run.renting.provider import Provider
 

@@ -1,7 +1,8 @@
 """The account book: who pays for which GPU, by the event."""
 
-from drystone.describe.trace_cluster import NodeSpec
+from drystone.describe.node import NodeSpec
 from drystone.describe.training_job import TrainingJob
+from drystone.run.control.notes import ClusterDescribed, Described
 from drystone.run.events import (
     BillSettled,
     NodeJoined,
@@ -11,7 +12,6 @@ from drystone.run.events import (
     Started,
     Stopped,
 )
-from drystone.run.notes import ClusterDescribed, Described
 from drystone.run.renting.ledger import IDLE, Account, Ledger, divide_bill, format_dollars
 
 OWN = ClusterDescribed(

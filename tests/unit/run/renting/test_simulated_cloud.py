@@ -8,7 +8,7 @@ import pytest
 from drystone.describe.market import Offer, PriceChange
 from drystone.errors import UnknownName, UnreadableFile
 from drystone.run.renting.provider import Stage, make_token, node_name, rental_of
-from drystone.run.renting.simulated import CloudWeather, SimulatedCloud
+from drystone.run.renting.simulated_cloud import CloudWeather, SimulatedCloud
 
 OFFER = Offer(name="t4", gpu="T4", num_gpus=1, price_dollars_per_hour=3.6, start_delay_seconds=60.0)
 

@@ -1,0 +1,138 @@
+"""What can be rented, from a YAML file.
+
+offers:
+  - {name: a100-spot, gpu: A100, num_gpus: 8, price_dollars_per_hour: 12.4, reclaims_per_hour: 0.05}
+  - name: t4
+    gpu: T4
+    num_gpus: 4
+    price_dollars_per_hour: 1.4
+    start_delay_seconds: 120
+    most_nodes: 50
+    price_changes: [{at_seconds: 86400, price_dollars_per_hour: 1.6}]
+    instance: g4dn.12xlarge  # for SkyPilot: what the provider calls it,
+    infra: aws/us-east-1     # and where
+    spot: true
+    emulate: {speed: 0.0003, memory: 4GiB}  # for the simulated cloud, as in a cluster file
+
+A price is that of a whole node. Without a name an offer is called after its GPUs: `8xA100`.
+`gpu_types` describes types of one's own, as in a cluster file (`gpu_types.py`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from drystone.describe.catalogue import all_or_none
+from drystone.describe.files.cluster import Emulation
+from drystone.describe.files.gpu_types import adopt_gpu_types
+from drystone.describe.files.yaml_reader import Document, Key, load_yaml, parse_yaml
+from drystone.describe.market import Offer, PriceChange
+from drystone.errors import InvalidSpec, RequestError, UnknownName, UnreadableFile
+from drystone.units import parse_bytes
+
+_HINT: Final = "Write it like: offers: [{gpu: A100, num_gpus: 8, price_dollars_per_hour: 16.0}]"
+_Amount = Annotated[float, Field(ge=0, le=1e12)]
+_Name = Annotated[str, Field(min_length=1, max_length=80)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class _ChangePart(_Part):
+    at_seconds: _Amount  # from the start of a simulation
+    price_dollars_per_hour: _Amount
+
+
+class _EmulatePart(_Part):
+    speed: Annotated[float, Field(gt=0, le=1)] = 1e-4
+    memory: str = "2GiB"
+
+
+class _OfferPart(_Part):
+    gpu: _Name
+    num_gpus: Annotated[int, Field(ge=1, le=10_000)] = 1  # of a node
+    price_dollars_per_hour: _Amount  # of a whole node
+    name: _Name | None = None  # how events and decisions call it; left out: 8xA100
+    start_delay_seconds: _Amount = 0.0  # from asking to joining
+    most_nodes: Annotated[int, Field(ge=0, le=1_000_000)] = 1_000_000  # rented or on their way
+    reclaims_per_hour: _Amount = 0.0
+    memory_bytes: _Amount = 0.0
+    # later prices, ascending in time; policies see a price once it holds
+    price_changes: Annotated[tuple[_ChangePart, ...], Field(strict=False)] = ()
+    instance: Annotated[str, Field(max_length=80)] = ""
+    infra: Annotated[str, Field(max_length=80)] = ""
+    spot: bool = False  # for SkyPilot: a machine that may be taken back, for less
+    emulate: _EmulatePart | None = None
+
+
+class _MarketPart(_Part):
+    offers: Annotated[tuple[_OfferPart, ...], Field(strict=False, min_length=1)]
+    gpu_types: Any = None  # GPU types of one's own, as in a cluster file
+
+
+def load_market(path: Path) -> tuple[Offer, ...]:
+    """The offers that a file lists, in its order."""
+    return _offers_of(load_yaml(path))
+
+
+def parse_market(text: str, *, where: str = "market") -> tuple[Offer, ...]:
+    """The offers that a text lists."""
+    return _offers_of(parse_yaml(text, where=where))
+
+
+@all_or_none()
+def _offers_of(document: Document) -> tuple[Offer, ...]:
+    if not isinstance(document.value, dict):
+        raise UnreadableFile("a market has a list `offers`", where=document.where, hint=_HINT)
+    adopt_gpu_types(document)
+    try:
+        market = _MarketPart.model_validate(document.value)
+    except ValidationError as error:
+        raise _explain(document, error) from None
+    offers: dict[str, Offer] = {}
+    for index, part in enumerate(market.offers):
+        where = document.place(("offers", index))
+        offer = _offer_of(part, where)
+        if offer.name in offers:
+            hint = "Give each offer its own `name`"
+            raise InvalidSpec(f"two offers are called {offer.name!r}", where=where, hint=hint)
+        offers[offer.name] = offer
+    return tuple(offers.values())
+
+
+def _offer_of(part: _OfferPart, where: str) -> Offer:
+    fields = part.model_dump(exclude={"emulate", "spot"})
+    fields["name"] = part.name or f"{part.num_gpus}x{part.gpu}"
+    fields["is_spot"] = part.spot
+    try:
+        if part.emulate is not None:
+            memory_bytes = parse_bytes(part.emulate.memory)
+            fields["emulation"] = Emulation(speed=part.emulate.speed, memory_bytes=memory_bytes)
+        fields["price_changes"] = tuple(PriceChange(**one) for one in fields["price_changes"])
+        return Offer(**fields)
+    except InvalidSpec as error:
+        raise InvalidSpec(error.message, where=where, hint=error.hint) from None
+
+
+def _explain(document: Document, error: ValidationError) -> RequestError:
+    """One fault in our words: a misspelt key first, for it explains one that is missing."""
+    faults = error.errors(include_url=False)
+    first = min(faults, key=lambda fault: fault["type"] != "extra_forbidden")
+    key: Key = tuple(first["loc"])
+    where = document.place(key)
+    if first["type"] == "extra_forbidden":
+        return UnknownName("key", str(key[-1]), _known_keys(key), where=where)
+    if first["type"] == "missing":
+        return InvalidSpec(f"`{key[-1]}` is missing", where=document.place(key[:-1]), hint=_HINT)
+    message: str = first["msg"]
+    return InvalidSpec(f"{message[:1].lower()}{message[1:]}", where=where, hint=_HINT)
+
+
+def _known_keys(key: Key) -> list[str]:
+    """What could have been written where an unknown key stands."""
+    parts: dict[int, Any] = {1: _MarketPart, 3: _OfferPart, 4: _EmulatePart, 5: _ChangePart}
+    return list(parts[len(key)].model_fields)

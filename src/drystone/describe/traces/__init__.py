@@ -1,0 +1,1 @@
+"""Traces of jobs: our own CSV, `sacct`, public formats, and measured speeds."""

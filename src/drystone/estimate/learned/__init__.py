@@ -1,0 +1,1 @@
+"""What was measured and corrects the formulas: profiles of devices, errors on record."""

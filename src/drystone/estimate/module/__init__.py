@@ -1,0 +1,1 @@
+"""Modules of the user's own: traced in another process, estimated here."""

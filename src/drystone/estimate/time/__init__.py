@@ -1,0 +1,1 @@
+"""The time of one step: compute, communication, and what of it shows."""

@@ -1,0 +1,104 @@
+"""How long does a collective take among some GPUs of a machine?
+
+Theory of operation. Ranks are numbered as Megatron numbers them: tensor-parallel ranks are
+neighbours, then context, data and pipeline ranks. A group is `size` ranks that lie `stride` apart.
+As long as it fits into a node, its bytes travel over the link inside; otherwise every node holds
+some members of it, and each member brings its own network card: a ring that crosses nodes runs at
+(members in a node) x (bandwidth of one card), never faster than the link inside. Bandwidths are
+those that collectives reach (`busbw`), so a ring over n ranks moves (n-1)/n of the bytes once for a
+gather or a scatter, and twice for an all-reduce. Small messages take logarithmically many hops
+(NCCL's trees), large ones linearly many; the time is a fixed start plus both parts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from drystone.describe.machine import Machine
+
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+
+# Starting a collective: enqueueing the kernel and meeting the other ranks. nccl-tests shows 10 to
+# 20 us for the smallest all-reduce inside a node (github issues NVIDIA/nccl-tests#68, #149).
+START_SECONDS = 12e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Ranks that talk to each other, for many layouts at once."""
+
+    size: FloatArray
+    bandwidth_bytes_per_second: FloatArray  # of the slowest part of a ring through all of them
+    ring_seconds: FloatArray  # all the hops of a ring through all of them
+    tree_seconds: FloatArray  # all the hops from a leaf to the root of a tree
+    crosses: BoolArray  # whether it spans nodes
+
+
+def make_group(size: FloatArray, stride: FloatArray | float, machine: Machine) -> Group:
+    """The group of `size` ranks that lie `stride` apart."""
+    inside = np.clip(np.floor(machine.gpus_per_node / np.asarray(stride)), 1.0, size)
+    nodes = np.ceil(size / inside)
+    crosses = nodes > 1.0
+    intra, inter = machine.intra, machine.inter
+    card = np.minimum(inside * inter.bandwidth_bytes_per_second, intra.bandwidth_bytes_per_second)
+    return Group(
+        size=size,
+        bandwidth_bytes_per_second=np.where(crosses, card, intra.bandwidth_bytes_per_second),
+        ring_seconds=(size - nodes) * intra.latency_seconds
+        + np.where(crosses, nodes, 0.0) * inter.latency_seconds,
+        tree_seconds=np.log2(inside) * intra.latency_seconds
+        + np.log2(nodes) * inter.latency_seconds,
+        crosses=crosses,
+    )
+
+
+def gather_seconds(
+    num_bytes: FloatArray, group: Group, *, num_calls: float | FloatArray = 1.0
+) -> FloatArray:
+    """All-gathers to, or reduce-scatters of, `num_bytes` in total; 0 for a group of one.
+
+    NCCL knows only rings for them, so each call passes every rank.
+    """
+    moved = num_bytes * (1.0 - 1.0 / group.size) / group.bandwidth_bytes_per_second
+    seconds = moved + num_calls * (group.ring_seconds + START_SECONDS)
+    return np.where(group.size > 1, seconds, 0.0)
+
+
+def allreduce_seconds(
+    num_bytes: FloatArray, group: Group, *, num_calls: float | FloatArray = 1.0
+) -> FloatArray:
+    """All-reduces of `num_bytes` in total, each by ring or tree, whichever has fewer hops."""
+    moved = 2.0 * num_bytes * (1.0 - 1.0 / group.size) / group.bandwidth_bytes_per_second
+    hops = 2.0 * np.minimum(group.ring_seconds, group.tree_seconds)
+    return np.where(group.size > 1, moved + num_calls * (hops + START_SECONDS), 0.0)
+
+
+def alltoall_seconds(num_bytes: FloatArray, group: Group, machine: Machine) -> FloatArray:
+    """Every rank sends an equal part of its `num_bytes` to every other one.
+
+    Unlike a ring, what leaves a node does so over each rank's own card.
+    """
+    apart = 1.0 - 1.0 / group.size
+    slowest = np.where(
+        group.crosses,
+        machine.inter.bandwidth_bytes_per_second,
+        group.bandwidth_bytes_per_second,
+    )
+    seconds = num_bytes * apart / slowest + group.tree_seconds + START_SECONDS
+    return np.where(group.size > 1, seconds, 0.0)
+
+
+def send_seconds(
+    num_bytes: FloatArray, size: FloatArray, stride: FloatArray, machine: Machine
+) -> FloatArray:
+    """One message from each of `size` ranks to the next, `stride` further on; the slowest one."""
+    crosses = size * stride > machine.gpus_per_node
+    bandwidth = np.where(
+        crosses, machine.inter.bandwidth_bytes_per_second, machine.intra.bandwidth_bytes_per_second
+    )
+    latency = np.where(crosses, machine.inter.latency_seconds, machine.intra.latency_seconds)
+    return np.where(size > 1, num_bytes / bandwidth + latency + START_SECONDS, 0.0)

@@ -1,0 +1,329 @@
+"""What does one training step of each layout spend its seconds on?
+
+The arithmetic behind `speed`: all layouts at once, one array an item. See `speed` for the theory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from drystone.describe.generations import Generation
+from drystone.describe.layout import Layouts, Sharding
+from drystone.describe.machine import Machine
+from drystone.describe.model import ModelSpec
+from drystone.describe.recipe import Offload, Precision, Recipe, Tuning
+from drystone.estimate.time.compute import PADDING_TOKENS, Device, make_device
+from drystone.estimate.time.data_parallel import data_parallel_seconds
+from drystone.estimate.time.efficiency import LauncherEfficiency
+from drystone.estimate.time.network import (
+    allreduce_seconds,
+    alltoall_seconds,
+    make_group,
+    send_seconds,
+)
+from drystone.estimate.time.work import Pass, Work, make_work
+
+FloatArray = npt.NDArray[np.float64]
+
+# Spread of the pace of equal GPUs; a step waits for the slowest of n, about sqrt(2 ln n) away.
+STRAGGLER_SHARE = 0.02
+# Memory bandwidth of a host, as one of eight GPUs sees it in an optimizer step on the host.
+_HOST_BYTES_PER_SECOND = 25e9
+_BACKWARD_HOST_SHARE = 1.0  # host time of a layer's backward pass over its forward pass
+_ADAPTER_HOST_SECONDS = 1.2e-3  # at most, to enqueue a layer with adapters; calibrated
+_FP8_HOST_SHARE = 0.55  # host time that quantising adds to a layer
+_HOST_MOE_SHARE = 1.0  # host time that routing to experts adds to a layer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What model, recipe and machine fix before any layout is known."""
+
+    work: Work
+    device: Device
+    machine: Machine
+    recipe: Recipe
+    launcher: LauncherEfficiency
+    host_slowness: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSeconds:
+    """Seconds of each item of a step, one entry a layout."""
+
+    matmul: FloatArray
+    attention: FloatArray
+    memory_bound: FloatArray
+    recompute: FloatArray
+    launch_bound: FloatArray
+    tensor_parallel: FloatArray
+    context_parallel: FloatArray
+    expert_parallel: FloatArray
+    data_parallel: FloatArray
+    pipeline_send: FloatArray
+    pipeline_bubble: FloatArray
+    optimizer: FloatArray
+    host: FloatArray
+    straggler: FloatArray
+    total: FloatArray
+    tokens_per_step: FloatArray
+    num_gpus: FloatArray
+
+
+def prepare_step(
+    model: ModelSpec,
+    recipe: Recipe,
+    machine: Machine,
+    *,
+    gpu: Generation,
+    launcher: LauncherEfficiency,
+) -> Prepared:
+    """The part of an estimate that no layout changes."""
+    device = make_device(machine.gpu, recipe.precision, gpu)
+    return Prepared(
+        work=make_work(model, recipe, device, launcher),
+        device=device,
+        machine=machine,
+        recipe=recipe,
+        launcher=launcher,
+        host_slowness=gpu.host_slowness,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The layouts as floats, and what follows from them alone."""
+
+    tp: FloatArray
+    cp: FloatArray
+    dp: FloatArray
+    pp: FloatArray
+    ep: FloatArray
+    micro: FloatArray
+    inverse_tp: FloatArray
+    row_share: FloatArray  # of a hidden row that a rank holds outside of attention and mlp
+    tokens: FloatArray  # of a micro-batch on one rank
+    sequences: FloatArray  # the same as attention sees it: micro / cp
+    num_micro: FloatArray
+    layer_share: FloatArray  # of all layers, in the fullest stage
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Seconds of one micro-batch in one pipeline stage."""
+
+    matmul: FloatArray
+    attention: FloatArray
+    memory: FloatArray
+    recompute: FloatArray
+    forward: FloatArray  # of the above, what data-parallel gathers can hide behind
+    backward: FloatArray
+
+
+def split_layouts(layouts: Layouts, recipe: Recipe, work: Work) -> Split:
+    """What the formulas need of the layouts, computed once."""
+    tp, pp = layouts.tp.astype(np.float64), layouts.pp.astype(np.float64)
+    dp, cp = layouts.dp.astype(np.float64), layouts.cp.astype(np.float64)
+    micro = layouts.micro_batch.astype(np.float64)
+    inverse_tp = 1.0 / tp
+    sequences = micro / cp
+    return Split(
+        tp=tp,
+        cp=cp,
+        dp=dp,
+        pp=pp,
+        ep=layouts.ep.astype(np.float64),
+        micro=micro,
+        inverse_tp=inverse_tp,
+        row_share=np.where(layouts.sequence_parallel, inverse_tp, 1.0),
+        tokens=sequences * work.tokens_per_sequence,
+        sequences=sequences,
+        num_micro=np.maximum(1.0, np.ceil(recipe.global_batch / (dp * micro))),
+        layer_share=np.ceil(work.num_layers / pp) / work.num_layers,
+    )
+
+
+def step_seconds(prepared: Prepared, layouts: Layouts) -> StepSeconds:
+    """One step of every layout."""
+    work = prepared.work
+    split = split_layouts(layouts, prepared.recipe, work)
+    stage = stage_seconds(prepared, split)
+    bandwidth = prepared.device.bandwidth_bytes_per_second
+    spreads_vocabulary = layouts.vocab_barriers > 0  # arXiv:2411.05288: each stage has a part of it
+    head_share = np.where(spreads_vocabulary, 1.0 / split.pp, 1.0)
+    head_matmul = work.head.seconds(split.tokens, split.inverse_tp) * head_share
+    head_memory = split.tokens * split.inverse_tp * (work.head_bytes / bandwidth) * head_share
+    tensor, context, expert = layer_communication(prepared, split)
+    local_params = _local_params(work, split)
+    per_micro, per_step = data_parallel_seconds(prepared, layouts, split, stage, local_params)
+    send = _send_seconds(prepared, layouts, split)
+    accumulate = local_params * (work.trained_share * work.accumulate_bytes / bandwidth)
+    layers = stage.matmul + stage.attention + stage.memory + stage.recompute
+    body = layers + tensor + context + expert + per_micro + send
+    busy = body + head_matmul + head_memory + accumulate
+    launch = np.maximum(0.0, host_seconds(prepared, split, layouts) - busy)
+    m = split.num_micro
+    others = np.where(spreads_vocabulary, busy, body) + launch
+    bubble = (split.pp - 1.0) * others / layouts.virtual_stages
+    num_gpus = split.tp * split.cp * split.dp * split.pp
+    straggler = m * busy * (STRAGGLER_SHARE * np.sqrt(2.0 * np.log(num_gpus)))
+    optimizer = _optimizer_seconds(prepared, layouts, split, local_params)
+    host = np.full(len(m), prepared.launcher.step_host_seconds * prepared.host_slowness)
+    return StepSeconds(
+        matmul=m * (stage.matmul + head_matmul),
+        attention=m * stage.attention,
+        memory_bound=m * (stage.memory + head_memory + accumulate),
+        recompute=m * stage.recompute,
+        launch_bound=m * launch,
+        tensor_parallel=m * tensor,
+        context_parallel=m * context,
+        expert_parallel=m * expert,
+        data_parallel=m * per_micro + per_step,
+        pipeline_send=m * send,
+        pipeline_bubble=bubble,
+        optimizer=optimizer,
+        host=host,
+        straggler=straggler,
+        total=m * (busy + launch) + straggler + bubble + per_step + optimizer + host,
+        tokens_per_step=m * split.dp * split.micro * work.counted_tokens_per_sequence,
+        num_gpus=num_gpus,
+    )
+
+
+def _pass_seconds(
+    prepared: Prepared, split: Split, one: Pass
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Multiplications, attention and memory-bound work of all layers in one direction."""
+    matmul = one.matmul.seconds(split.tokens, split.inverse_tp)
+    if prepared.work.num_moe_layers:
+        padding = PADDING_TOKENS * prepared.work.num_experts / split.ep
+        routed = split.tokens * prepared.work.top_k + padding
+        matmul = matmul + one.experts.seconds(routed, split.inverse_tp)
+    attention = split.sequences * split.inverse_tp * one.attention_seconds
+    per_second = 1.0 / prepared.device.bandwidth_bytes_per_second
+    memory = split.tokens * (
+        split.row_share * (one.hidden_bytes * per_second)
+        + split.inverse_tp * (one.split_bytes * per_second)
+    )
+    if one.weight_bytes:
+        memory = memory + split.inverse_tp * (one.weight_bytes * per_second)
+    return matmul, attention, memory
+
+
+def stage_seconds(prepared: Prepared, split: Split) -> Stage:
+    """What the layers of the fullest stage compute for one micro-batch, without the head."""
+    work, share = prepared.work, split.layer_share
+    matmul, attention, memory = _pass_seconds(prepared, split, work.forward)
+    matmul_back, attention_back, memory_back = _pass_seconds(prepared, split, work.backward)
+    forward = matmul + attention + memory
+    recompute = (
+        matmul * work.recompute_share
+        + attention * work.recompute_attention_share
+        + memory * work.recompute_memory_share
+    )
+    backward = matmul_back + attention_back + memory_back
+    return Stage(
+        matmul=share * (matmul + matmul_back),
+        attention=share * (attention + attention_back),
+        memory=share * (memory + memory_back),
+        recompute=share * recompute,
+        forward=share * forward,
+        backward=share * (backward + recompute),
+    )
+
+
+def layer_communication(
+    prepared: Prepared, split: Split
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Tensor-, context- and expert-parallel time of one micro-batch in one stage."""
+    work, machine = prepared.work, prepared.machine
+    zero = np.zeros_like(split.tokens)
+    layers = split.layer_share * work.num_layers
+    passes = 2.0 + work.recompute_share
+    row_bytes = split.tokens * (work.hidden_size * work.element_bytes)
+    tensor = context = expert = zero
+    if (split.tp > 1.0).any():
+        group = make_group(split.tp, 1.0, machine)
+        shown = 1.0 - prepared.launcher.tensor_hidden_share
+        tensor = layers * (2.0 * passes * shown) * allreduce_seconds(row_bytes, group)
+    if (split.cp > 1.0).any():
+        ring = make_group(split.cp, split.tp, machine)
+        keys = split.tokens * split.inverse_tp * work.kv_bytes_per_token * (split.cp - 1.0)
+        moved = keys / ring.bandwidth_bytes_per_second + (split.cp - 1.0) * 15e-6
+        once = split.sequences * split.inverse_tp * split.layer_share
+        there = np.maximum(
+            layers * moved - once * work.forward.attention_seconds, 0.2 * layers * moved
+        )
+        context = np.where(split.cp > 1.0, 3.0 * there, 0.0)
+    if work.num_moe_layers and (split.ep > 1.0).any():
+        group = make_group(split.ep, split.tp, machine)
+        moe = split.layer_share * work.num_moe_layers
+        routed = row_bytes * split.row_share * work.top_k
+        expert = moe * (2.0 * passes) * alltoall_seconds(routed, group, machine)
+    return tensor, context, expert
+
+
+def _send_seconds(prepared: Prepared, layouts: Layouts, split: Split) -> FloatArray:
+    """Activations on to the next stage and gradients back, for one micro-batch, where they show."""
+    work = prepared.work
+    if (layouts.pp == 1).all():
+        return np.zeros_like(split.tokens)
+    row_bytes = split.tokens * split.row_share * (work.hidden_size * work.element_bytes)
+    stride = split.tp * split.cp * split.dp
+    once = send_seconds(row_bytes, split.pp, stride, prepared.machine)
+    # Without interleaving an exchange ends with a wait of the host, so the GPU runs dry meanwhile.
+    wait = (split.pp > 1.0) * prepared.launcher.send_host_seconds * prepared.host_slowness
+    shown = 1.0 - prepared.launcher.send_hidden_share
+    interleaved = layouts.virtual_stages > 1
+    seconds = np.where(interleaved, layouts.virtual_stages * shown * once, once + wait)
+    return 2.0 * seconds
+
+
+def _local_params(work: Work, split: Split) -> FloatArray:
+    """Parameters of the fullest stage that one rank works on, before any sharding."""
+    dense = (work.layer_params - work.expert_params) * split.layer_share * split.inverse_tp
+    outer = work.outer_params * split.inverse_tp / np.minimum(split.pp, 2.0)
+    return dense + outer + work.expert_params * split.layer_share / np.maximum(split.ep, split.tp)
+
+
+def _optimizer_seconds(
+    prepared: Prepared, layouts: Layouts, split: Split, params: FloatArray
+) -> FloatArray:
+    work, recipe = prepared.work, prepared.recipe
+    trained = params * work.trained_share
+    mine = np.where(layouts.sharding > 0, trained / layouts.shard_size, trained)
+    seconds = mine * (work.optimizer_bytes / prepared.device.bandwidth_bytes_per_second)
+    if recipe.offload in (Offload.OPTIMIZER, Offload.STATE) and recipe.tuning is Tuning.FULL:
+        # Gradients to the host, new weights back, and the host's own pass over its states.
+        bus = prepared.machine.gpu.bus_bytes_per_second
+        seconds = mine * (work.reduce_bytes + work.element_bytes) / bus + mine * (
+            28.0 / _HOST_BYTES_PER_SECOND
+        )
+    return seconds
+
+
+def host_seconds(prepared: Prepared, split: Split, layouts: Layouts) -> FloatArray:
+    """What the host needs to enqueue one micro-batch of the fullest stage."""
+    work = prepared.work
+    passes = 1.0 + _BACKWARD_HOST_SHARE + work.recompute_memory_share
+    moe_share = _HOST_MOE_SHARE * work.num_moe_layers / work.num_layers
+    launcher = prepared.launcher
+    sharded = layouts.sharding == Sharding.ZERO3
+    extra = (
+        1.0
+        + launcher.tensor_host_share * (split.tp > 1.0)
+        + launcher.context_host_share * (split.cp > 1.0)
+        + launcher.shard_host_share * sharded
+        + _FP8_HOST_SHARE * (prepared.recipe.precision is Precision.FP8_MIXED)
+    )
+    layers = split.layer_share * work.num_layers * extra + 1.0  # one for what is around them
+    sends = 2.0 * layouts.virtual_stages * launcher.send_host_seconds * (split.pp > 1.0)
+    layer_seconds = launcher.layer_host_seconds
+    if prepared.recipe.tuning is not Tuning.FULL:  # no hooks on gradients that are never made
+        layer_seconds = min(layer_seconds, _ADAPTER_HOST_SECONDS)
+    per_layer = layer_seconds * passes * (1.0 + moe_share)
+    seconds: FloatArray = (layers * per_layer + sends) * prepared.host_slowness
+    return seconds

@@ -1,0 +1,1 @@
+"""Estimates against published measurements."""

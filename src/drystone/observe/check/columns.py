@@ -1,0 +1,257 @@
+"""What do the columns of a published run mean? From their words to a layout and a recipe.
+
+Each table of measurements has its own words for the same thing (`zero1 (distributed optimizer)`,
+`megatron-sp`, `qlora 4bit nf4 (bnb)`). The rules are here, one function per column.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from drystone.describe.layout import Layout, Schedule, Sharding
+from drystone.describe.model import ModelSpec
+from drystone.describe.recipe import (
+    AttentionKernel,
+    Lora,
+    Loss,
+    Offload,
+    Optimizer,
+    Precision,
+    Recipe,
+    Recompute,
+    RecomputeKind,
+    Tuning,
+)
+from drystone.errors import RequestError, UnknownName
+from drystone.observe.check.numbers import Row, number_of, whole_number_of
+
+# Parameters as stated and as counted that are no further apart than this are the same model.
+_SAME_PARAMS = 0.03
+
+_MOST_LAYERS = 10_000
+
+# --- the layout ------------------------------------------------------------------------------
+
+
+def parse_layout(row: Row, model: ModelSpec) -> Layout:
+    """How the run was split."""
+    tp, pp = whole_number_of(row, "tp", 1), whole_number_of(row, "pp", 1)
+    dp, cp = whole_number_of(row, "dp"), whole_number_of(row, "cp", _ulysses(row.get("sp", "")))
+    virtual = _virtual_stages(row.get("vpp", ""), pp, model.num_layers)
+    return Layout(
+        dp=dp,
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        ep=whole_number_of(row, "ep", 1),
+        micro_batch=whole_number_of(row, "micro_batch"),
+        sharding=_sharding(row["sharding"]),
+        shard_size=_shard_size(row["sharding"], dp * cp, tp),
+        sequence_parallel=tp > 1 and row.get("sp", "").startswith("megatron-sp"),
+        schedule=Schedule.INTERLEAVED if virtual > 1 else Schedule.ONE_F_ONE_B,
+        virtual_stages=virtual,
+        keep_gathered=row["sharding"].startswith("fsdp-grad-op"),
+        vocab_barriers=_vocab_barriers(row.get("notes", ""), pp),
+    )
+
+
+def _ulysses(text: str) -> int:
+    """Ranks that split the sequence in front of attention and the heads inside it."""
+    match = re.match(r"ulysses\D*(\d+)", text)
+    return int(match.group(1)) if match else 1
+
+
+def _shard_size(text: str, copies: int, tp: int) -> int:
+    """Hybrid sharding: the stated group, or the copies of the model inside a node of eight."""
+    if not text.startswith("hsdp"):
+        return 0
+    match = re.search(r"(\d+)", text)
+    return int(match.group(1)) if match else math.gcd(copies, max(1, 8 // max(1, tp)))
+
+
+def _virtual_stages(text: str, pp: int, num_layers: int) -> int:
+    if pp == 1 or not text:
+        return 1
+    match = re.search(r"(\d+)", text)
+    number = int(match.group(1)) if match else 1
+    if text.startswith("layers/stage"):
+        return max(1, num_layers // pp // number)
+    return number
+
+
+def _vocab_barriers(notes: str, pp: int) -> int:
+    """Methods of the vocabulary-parallel pipelines of arXiv:2411.05288, by their names there."""
+    match = re.match(r"method (vocab-1|vocab-2|vocab|synctwice|interlaced)\b", notes)
+    if match is None:
+        return 0
+    name = match.group(1)
+    if name == "interlaced":
+        return pp // 2  # one and a half times the micro-batches in flight
+    return 2 if name in ("synctwice", "vocab-1") else 1
+
+
+def _sharding(text: str) -> Sharding:
+    rules = (
+        (r"no_shard", Sharding.NONE),
+        (r"zero-?3|^fsdp|^hsdp|optim_grads_params", Sharding.ZERO3),
+        (r"zero-?2", Sharding.ZERO2),
+        (r"zero-?1|distributed optimizer", Sharding.ZERO1),
+        (r"^none|ddp|zero-?0|^$", Sharding.NONE),
+    )
+    for pattern, sharding in rules:
+        if re.search(pattern, text.lower()):
+            return sharding
+    raise UnknownName("sharding", text, ["none", "ddp", "zero1", "zero2", "zero3", "fsdp-full"])
+
+
+# --- the recipe ------------------------------------------------------------------------------
+
+
+def parse_recipe(row: Row, layout: Layout) -> Recipe:
+    """How the model was trained."""
+    framework = row["framework"]
+    launcher = launcher_of(framework)
+    global_batch = whole_number_of(row, "global_batch", 0) or (
+        layout.dp * layout.micro_batch * whole_number_of(row, "grad_accum", 1)
+    )
+    tuning, lora, weight_bits = _parse_tuning(row)
+    return Recipe(
+        seq_len=whole_number_of(row, "seq_len"),
+        global_batch=global_batch,
+        precision=_kept_precision(_precision(row["precision"]), launcher, layout),
+        optimizer=_optimizer(row.get("optimizer", "")),
+        recompute=_recompute(row["recompute"]),
+        attention=_attention_kernel(row),
+        loss=_loss(framework, row.get("model", "")),
+        tuning=tuning,
+        lora=lora,
+        weight_bits=weight_bits,
+        offload=_offload(row.get("offload", "")),
+        compiled=row.get("compile", "") not in ("", "no", "eager"),
+        # Megatron's own tests and the BLOOM runs keep its default; others train without dropout.
+        dropout=0.1 if re.search(r"Megatron-LM core|Megatron.*DeepSpeed", framework) else 0.0,
+        launcher=launcher,
+    )
+
+
+# The names of single projects first, then the families that many build on.
+_LAUNCHERS = (
+    (r"Megatron-LM core.*transformer_engine", "megatron-te"),
+    (r"Megatron-LM core.*local", "megatron-local"),
+    (r"Galvatron", "galvatron"),
+    (r"NeMo|Megatron-Bridge", "nemo"),
+    (r"MaxText", "maxtext"),
+    (r"accelerate FSDP", "accelerate"),
+    (r"torchtitan", "torchtitan"),
+    (r"litgpt", "litgpt"),
+    (r"nanotron", "nanotron"),
+    (r"composer|llm-foundry", "composer"),
+    (r"fsdp_qlora", "fsdp-qlora"),
+    (r"DeepLearningExamples", "nvidia-examples"),
+    (r"Megatron.*DeepSpeed|NeoX", "megatron-deepspeed"),
+    (r"Megatron|libai|LiBai|InternEvo|Primus", "megatron-te"),
+    (r"DeepSpeed|EasyContext|[xX][tT]uner", "deepspeed"),
+    (r"HF |PEFT|[tT]ransformers|swift|LLaMA-Factory|[aA]xolotl|TRL|SFTTrainer", "hf-trainer"),
+    (r"FSDP|fsdp", "torch-fsdp"),
+)
+
+
+def launcher_of(framework: str) -> str:
+    """The launcher whose conventions a framework follows; plain PyTorch when nobody knows it."""
+    for pattern, launcher in _LAUNCHERS:
+        if re.search(pattern, framework):
+            return launcher
+    return "pytorch"
+
+
+def _precision(text: str) -> Precision:
+    rules = (
+        (r"fp8|mxfp8|nvfp4", Precision.FP8_MIXED),
+        (r"^amp fp16", Precision.AMP_FP16),
+        (r"^amp bf16", Precision.AMP_BF16),
+        (r"^tf32", Precision.TF32),
+        (r"^fp32", Precision.FP32),
+        (r"^fp16-mixed", Precision.FP16_MIXED),
+        (r"bf16-mixed", Precision.BF16_MIXED),
+        (r"^(bfloat16|bf16)", Precision.BF16),
+        (r"^(float16|fp16)", Precision.FP16),
+    )
+    for pattern, precision in rules:
+        if re.search(pattern, text):
+            return precision
+    raise UnknownName("precision", text, [one.value for one in Precision])
+
+
+def _kept_precision(stated: Precision, launcher: str, layout: Layout) -> Precision:
+    """DeepSpeed's ZeRO keeps an fp32 master of whatever it trains, also where 16 bit is stated."""
+    mixed = {Precision.BF16: Precision.BF16_MIXED, Precision.FP16: Precision.FP16_MIXED}
+    has_master = launcher == "deepspeed" and layout.sharding is not Sharding.NONE
+    return mixed.get(stated, stated) if has_master else stated
+
+
+def _optimizer(text: str) -> Optimizer:
+    for pattern, optimizer in (
+        (r"8.?bit", Optimizer.ADAM_8BIT), (r"muon", Optimizer.MUON), (r"lamb", Optimizer.LAMB),
+        (r"lion", Optimizer.LION), (r"adafactor", Optimizer.ADAFACTOR),
+        (r"sgd.*momentum", Optimizer.SGD_MOMENTUM), (r"sgd", Optimizer.SGD),
+    ):  # fmt: skip
+        if re.search(pattern, text.lower()):
+            return optimizer
+    return Optimizer.ADAM
+
+
+def _recompute(text: str) -> Recompute:
+    if text.startswith("none"):
+        return Recompute()
+    if "every other layer" in text:
+        return Recompute(kind=RecomputeKind.FULL, every=2)
+    if text.startswith("full"):
+        return Recompute(kind=RecomputeKind.FULL)
+    if "selective" in text:
+        return Recompute(kind=RecomputeKind.SELECTIVE)
+    raise UnknownName("recomputation", text, ["none", "selective", "full"])
+
+
+def _attention_kernel(row: Row) -> AttentionKernel:
+    text, framework = row.get("attention", ""), row["framework"]
+    if text.startswith(("eager", "unfused", "local")):
+        return AttentionKernel.EAGER
+    if not text.startswith("default"):
+        return AttentionKernel.FUSED
+    if framework.endswith("local"):
+        return AttentionKernel.EAGER  # Megatron's local layers know no fused attention
+    if "lts image" in framework and row.get("meas_date", "") < "2026":
+        # The Transformer Engine of the older LTS image has no fused kernel for the deterministic
+        # mode in which these tests run.
+        return AttentionKernel.EAGER
+    return AttentionKernel.FUSED
+
+
+def _loss(framework: str, model: str) -> Loss:
+    if "liger" in framework:
+        return Loss.CHUNKED
+    return Loss.FUSED if "foak" in framework or "cross_entropy_loss_fusion" in model else Loss.PLAIN
+
+
+def _parse_tuning(row: Row) -> tuple[Tuning, Lora, float]:
+    text = row["tuning"].lower()
+    if text.startswith("full"):
+        return Tuning.FULL, Lora(), 0.0
+    if not re.match(r"q?lora", text):
+        raise RequestError(f"tuning method {row['tuning']!r} has no formula")
+    lora = Lora(
+        rank=round(number_of(row, "lora_rank")) or 16,
+        train_embeddings="trainable embedding" in text,
+    )
+    if not text.startswith("q"):
+        return Tuning.LORA, lora, 0.0
+    return Tuning.QLORA, lora, 4.127 if "dq" in text else 4.5
+
+
+def _offload(text: str) -> Offload:
+    if text in ("", "none"):
+        return Offload.NONE
+    if "activations" in text:
+        return Offload.ACTIVATIONS
+    return Offload.STATE if "params" in text else Offload.OPTIMIZER

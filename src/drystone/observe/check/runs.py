@@ -1,0 +1,156 @@
+"""Published training runs, read from a CSV: what was run, and what was measured.
+
+The columns are those of the measurement tables (documented in `docs/measurements.md`). A row whose
+columns do not suffice becomes a `SkippedRun` with the reason; nothing is guessed in silence.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from drystone.describe.layout import Layout, check_layout
+from drystone.describe.model import ModelSpec
+from drystone.describe.recipe import Recipe
+from drystone.errors import DrystoneError, RequestError, UnreadableFile, reason_of
+from drystone.observe.check.columns import parse_layout, parse_recipe
+from drystone.observe.check.model import parse_shape
+from drystone.observe.check.numbers import number_of, whole_number_of
+from drystone.units import GiB
+
+REQUIRED_COLUMNS = (
+    "run_id", "framework", "arch", "layers", "hidden", "heads", "vocab", "seq_len", "gpu",
+    "dp", "sharding", "tp", "pp", "micro_batch", "precision", "recompute", "tuning",
+)  # fmt: skip
+MEMORY_COLUMNS = ("mem_gib", "kind")
+SPEED_COLUMNS = ("tokens_per_s_per_gpu",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedRun:
+    """One run that somebody made and wrote down."""
+
+    run_id: str
+    dataset: str
+    framework: str
+    model: ModelSpec
+    recipe: Recipe
+    layout: Layout
+    gpu_name: str
+    gpus_per_node: int
+    interconnect: str
+    kind: str  # allocated, reserved, nvidia-smi, unstated, oom-boundary
+    reports_last_stage: bool  # the reading is of the last pipeline stage only
+    measured_memory_bytes: float  # 0: none
+    measured_tokens_per_second_per_gpu: float  # 0: none
+    ran_out_of_memory: bool
+    is_second_reading: bool  # the same run stands in the table already, read by another tool
+    notes: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedRun:
+    """A row that cannot be judged, and why."""
+
+    run_id: str
+    dataset: str
+    reason: str
+
+
+def load_runs(path: Path, *, measure: str) -> list[PublishedRun | SkippedRun]:
+    """Every row of the table, in order; `measure` is `memory` or `speed`."""
+    rows = _load_rows(path, measure=measure)
+    return [parse_run(row, measure=measure) for row in rows]
+
+
+def parse_run(row: dict[str, str], *, measure: str) -> PublishedRun | SkippedRun:
+    """One row as a run, or the reason why it cannot be one."""
+    row = {key: (value or "").strip() for key, value in row.items() if key is not None}
+    run_id = row["run_id"]
+    dataset = re.sub(r"-?\d+[a-z]*$", "", run_id) or run_id
+    try:
+        _refuse_marked(row, measure=measure)
+        return _parse_complete(row, run_id=run_id, dataset=dataset)
+    except DrystoneError as error:
+        return SkippedRun(run_id=run_id, dataset=dataset, reason=str(error))
+
+
+def _load_rows(path: Path, *, measure: str) -> list[dict[str, str]]:
+    wanted = REQUIRED_COLUMNS + (MEMORY_COLUMNS if measure == "memory" else SPEED_COLUMNS)
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            header = list(reader.fieldnames or [])
+            missing = [name for name in wanted if name not in header]
+            if missing:
+                raise UnreadableFile(
+                    f"the column{'s' if len(missing) > 1 else ''} {', '.join(missing)} "
+                    f"{'are' if len(missing) > 1 else 'is'} missing",
+                    where=str(path),
+                    hint=f"Needed: {', '.join(wanted)}; see docs/measurements.md",
+                )
+            return list(reader)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UnreadableFile(
+            f"cannot be read as CSV: {reason_of(error)}",
+            where=str(path),
+            hint="Check the path and the encoding",
+        ) from None
+
+
+def _refuse_marked(row: dict[str, str], *, measure: str) -> None:
+    notes = row.get("notes", "")
+    for mark in ("SUSPECT", "DO NOT USE"):
+        if mark in notes:
+            raise RequestError(f"marked {mark}")
+    missing = row.get("missing", "")
+    # The number of parameters is counted here; a mixture of unknown layers cannot be.
+    if row.get("config_complete", "yes") == "no" and (missing != "params" or row["arch"] == "moe"):
+        raise RequestError(f"configuration incomplete: {missing or 'see notes'}")
+    if measure == "memory" and row["kind"] != "oom-boundary" and not number_of(row, "mem_gib"):
+        raise RequestError("no memory reading")
+    if measure == "speed" and not number_of(row, "tokens_per_s_per_gpu"):
+        if not number_of(row, "step_time_s"):
+            raise RequestError("no speed reading")
+        if "per micro-batch" in notes:
+            raise RequestError("the time is of a micro-batch of unknown length")
+
+
+def _parse_complete(row: dict[str, str], *, run_id: str, dataset: str) -> PublishedRun:
+    model = parse_shape(row)
+    layout = parse_layout(row, model)
+    recipe = parse_recipe(row, layout)
+    problems = [one for one in check_layout(model, recipe, layout) if "global batch" not in one]
+    if problems:
+        raise RequestError("; ".join(problems))
+    num_gpus = whole_number_of(row, "gpus", 0) or layout.num_gpus
+    nodes = whole_number_of(row, "nodes", 0) or math.ceil(num_gpus / 8)
+    kind = row.get("kind", "")
+    return PublishedRun(
+        run_id=run_id,
+        dataset=dataset,
+        framework=row["framework"],
+        model=model,
+        recipe=recipe,
+        layout=layout,
+        gpu_name=row.get("gpu_spec_key") or row["gpu"],
+        gpus_per_node=max(1, num_gpus // nodes),
+        interconnect=row.get("interconnect", ""),
+        kind=kind,
+        reports_last_stage="last rank" in row.get("notes", ""),
+        measured_memory_bytes=number_of(row, "mem_gib") * GiB,
+        measured_tokens_per_second_per_gpu=_measured_pace(row, recipe, num_gpus),
+        ran_out_of_memory=kind == "oom-boundary",
+        is_second_reading="same run as the preceding" in row.get("notes", ""),
+        notes=row.get("notes", ""),
+    )
+
+
+def _measured_pace(row: dict[str, str], recipe: Recipe, num_gpus: int) -> float:
+    if pace := number_of(row, "tokens_per_s_per_gpu"):
+        return pace
+    step_seconds = number_of(row, "step_time_s")
+    return recipe.global_batch * recipe.seq_len / step_seconds / num_gpus if step_seconds else 0.0

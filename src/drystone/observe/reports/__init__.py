@@ -1,0 +1,1 @@
+"""A simulated run as tables, series, a page and a timeline."""

@@ -1,0 +1,124 @@
+"""What does a comparison look like? One HTML page with everything in it: no network, no library.
+
+The page is a template, a style sheet and a script (`assets/`), and the runs as JSON. The script
+draws; this file decides what there is to draw.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from drystone.describe.job import JobSpec
+from drystone.observe.metrics import RunReport
+from drystone.observe.reports.lines import report_lines
+from drystone.observe.reports.series import (
+    completion_curve,
+    gpu_tiles,
+    price_curves,
+    spend_curve,
+    use_by_type,
+    waiting_jobs,
+)
+from drystone.observe.simulation import PolicyRun, Scenario
+from drystone.units import format_seconds
+
+_ASSETS: Final = Path(__file__).parent / "assets"
+
+
+def render_page(
+    scenario: Scenario, runs: Sequence[PolicyRun], *, title: str, remarks: Sequence[str] = ()
+) -> str:
+    """The page."""
+    drawn = [_run(scenario, one) for one in runs]
+    content = {
+        "title": title,
+        "headline": headline([one.report for one in runs]),
+        "remarks": list(remarks),
+        "table": _table([one.report for one in runs]),
+        "jobs": _drawn_jobs(scenario.jobs, drawn),
+        "budget": _finite(scenario.budget_dollars_per_hour),
+        "runs": drawn,
+    }
+    # `<` would let a name in the data end the script element.
+    text = json.dumps(content, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    parts = {
+        "TITLE": html.escape(title),
+        "STYLE": _asset("page.css"),
+        "SCRIPT": _asset("page.js"),
+        "CONTENT": text,
+    }
+    page = _asset("page.html")
+    for name, part in parts.items():
+        page = page.replace(f"%%{name}%%", part, 1)
+    return page
+
+
+def headline(reports: Sequence[RunReport]) -> str:
+    """The result in a sentence; it compares only policies that finished the same number of jobs."""
+    most = max((one.num_done for one in reports), default=0)
+    complete = sorted(
+        (one for one in reports if one.num_done == most and most > 0),
+        key=lambda one: one.mean_completion_seconds,
+    )
+    if not complete:
+        return "No policy finished a job."
+    best = complete[0]
+    mean = format_seconds(best.mean_completion_seconds)
+    text = f"{best.policy} finishes {best.num_done} of {best.num_jobs} jobs, {mean} on average"
+    if len(complete) > 1:
+        second = complete[1]
+        ratio = second.mean_completion_seconds / best.mean_completion_seconds
+        text += f"; {second.policy}, the next best, takes {ratio:.2f} times as long"
+    others = len(reports) - len(complete)
+    if others:
+        text += f". {others} of the policies finished fewer jobs"
+    return text + "."
+
+
+def _table(reports: Sequence[RunReport]) -> dict[str, Any]:
+    return {
+        "policies": [one.policy for one in reports],
+        "lines": [
+            {"label": line.label, "texts": list(line.texts), "best": sorted(line.best())}
+            for line in report_lines(reports)
+        ],
+    }
+
+
+def _run(scenario: Scenario, run: PolicyRun) -> dict[str, Any]:
+    end = run.end_seconds
+    return {
+        "policy": run.report.policy,
+        "end": end,
+        "done": run.report.num_done,
+        "completion": completion_curve(scenario.jobs, run.log),
+        "use": use_by_type(scenario.nodes, run.log, end),
+        "waiting": waiting_jobs(scenario.jobs, run.log, end),
+        "spend": spend_curve(run.record, end, run.report.spent_dollars),
+        "prices": price_curves(run.record, end),
+        "gpus": gpu_tiles(scenario.nodes, run.log, end, scenario.jobs),
+    }
+
+
+def _drawn_jobs(jobs: Sequence[JobSpec], drawn: Sequence[dict[str, Any]]) -> list[list[Any]]:
+    """What the page says of the jobs that it draws; their tiles are numbered anew."""
+    tiles = [tile for one in drawn for tile in one["gpus"]["tiles"]]
+    rows = sorted({tile[5] for tile in tiles})
+    number = {row: index for index, row in enumerate(rows)}
+    for tile in tiles:
+        tile[5] = number[tile[5]]
+    chosen = [jobs[row] for row in rows]
+    return [[job.id, job.model, job.owner, round(job.submit_seconds)] for job in chosen]
+
+
+def _asset(name: str) -> str:
+    return (_ASSETS / name).read_text(encoding="utf-8")
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

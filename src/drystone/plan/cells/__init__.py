@@ -1,0 +1,1 @@
+"""Cells: n equal GPUs, split by data, tensor and pipeline parallelism (Crius)."""

@@ -1,0 +1,202 @@
+"""How does one job use GPUs of different kinds at once, as a pipeline over groups of equal ones?
+
+For clusters whose groups are joined by slow links: only activations cross them, once a micro-batch.
+Each group has its own number of stages, its own tensor and data parallelism and its own layers (as
+HexiScale, Metis and Zorse do). The space: 1, 2, 3, 4, 6, 8, 12 or 16 stages a group, any tensor
+parallelism that stays in a node, the rest (or as much as is of use) data parallel with ZeRO-1,
+micro-batches that divide the batch, any recomputation, the groups in any order. For more than three
+groups it is smaller: 1, 2, 4 or 8 stages each, no GPU idle that could be one more data-parallel
+rank, those with most memory first. `group_search` finds the optimum of this space.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from drystone.describe.layout import Layouts, Sharding
+from drystone.describe.model import ModelSpec
+from drystone.describe.pool import GpuGroup, Pool, make_pool
+from drystone.describe.recipe import Recipe
+from drystone.estimate.memory.peak import MemoryEstimates, estimate_memory
+from drystone.estimate.memory.stage import workspace_bytes
+from drystone.estimate.time.speed import prepare
+from drystone.plan.cells.search import RECOMPUTES
+from drystone.plan.cells.space import divisors
+from drystone.plan.groups.search import (
+    ALL_ORDERS,
+    BestPipeline,
+    PipelineSearch,
+    group_orders,
+)
+from drystone.plan.groups.splits import (
+    STAGES_OF_MANY,
+    Setting,
+    group_sharding,
+    group_splits,
+    join_splits,
+)
+from drystone.plan.plan import GpuNeed, Plan, RankShare, StagePlan, Way
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+_MOST_MICRO_BATCH = 64
+
+
+def plan_groups(model: ModelSpec, recipe: Recipe, pool: Pool) -> Plan | None:
+    """The fastest pipeline over all groups of the pool, or None if none fits."""
+    if len(pool.groups) > model.num_layers:
+        return None
+    # By name, so that the order in which groups are given decides no tie.
+    ordered = sorted(pool.groups, key=lambda group: group.gpu.name)
+    mine = make_pool(ordered, between=pool.between)
+    question = pipeline_search(model, recipe, mine)
+    best = question.solve()
+    return None if best is None else _make_plan(model, recipe, mine, best, question.host_seconds)
+
+
+def pipeline_search(model: ModelSpec, recipe: Recipe, pool: Pool) -> PipelineSearch:
+    """The question for the search, from our estimates."""
+    sizes = tuple(one for one in divisors(recipe.global_batch) if one <= _MOST_MICRO_BATCH)
+    counts = np.array([group.count for group in pool.groups])
+    settings = []
+    for index, recompute in enumerate(RECOMPUTES):
+        own = replace(recipe, recompute=recompute)
+        splits = join_splits(
+            [group_splits(model, own, group, pool.between, sizes) for group in pool.groups]
+        )
+        # Not even at the end of the pipeline would each stage hold a layer: no need to try.
+        holds = splits.held_layers[np.arange(len(splits)), splits.num_stages]
+        is_open = holds > 0
+        if len(pool.groups) > ALL_ORDERS:
+            most = counts[splits.group_index] // (splits.num_stages * splits.tp)
+            is_open &= splits.dp == np.minimum(most, splits.micro_batch)
+            is_open &= np.isin(splits.num_stages, STAGES_OF_MANY)
+        settings += [
+            Setting(
+                splits=splits,
+                choices=tuple(
+                    np.flatnonzero(
+                        is_open & (splits.micro_batch == size) & (splits.group_index == group)
+                    )
+                    for group in range(len(pool.groups))
+                ),
+                num_micro=recipe.global_batch // size,
+                recompute_index=index,
+            )
+            for size in sizes
+        ]
+
+    def accepts(setting: Setting, rows: IntArray, layers: IntArray) -> bool:
+        high = _stage_memory(model, recipe, pool, setting, rows, layers).required_range().high
+        usable = [pool.groups[one].gpu.usable_bytes for one in setting.splits.group_index[rows]]
+        return bool((high <= np.array(usable)).all())
+
+    return PipelineSearch(
+        settings=settings,
+        num_layers=model.num_layers,
+        host_seconds=max(_host_seconds(model, recipe, group) for group in pool.groups),
+        orders=group_orders(tuple(group.gpu.usable_bytes for group in pool.groups)),
+        accepts=accepts,
+    )
+
+
+def _host_seconds(model: ModelSpec, recipe: Recipe, group: GpuGroup) -> float:
+    prepared = prepare(model, recipe, group.machine, None)
+    return prepared.launcher.step_host_seconds * prepared.host_slowness
+
+
+def _stage_memory(
+    model: ModelSpec,
+    recipe: Recipe,
+    pool: Pool,
+    setting: Setting,
+    rows: IntArray,
+    layers: IntArray,
+) -> MemoryEstimates:
+    """What a rank of each stage needs with the layers that it really has."""
+    splits = setting.splits
+    layouts = Layouts.build(
+        dp=splits.dp[rows],
+        tp=splits.tp[rows],
+        pp=len(rows),
+        micro_batch=splits.local_micro[rows],
+        sharding=group_sharding(splits.dp[rows]),
+        sequence_parallel=splits.tp[rows] > 1,
+    )
+    ends = np.cumsum(layers)
+    # Architectures differ only in library workspaces; the largest stands for all.
+    gpu = max((group.gpu for group in pool.groups), key=workspace_bytes)
+    own = replace(recipe, recompute=RECOMPUTES[setting.recompute_index])
+    return estimate_memory(
+        model, own, layouts, stage=np.arange(len(rows)), layers=(ends - layers, ends), gpu=gpu
+    )
+
+
+def _make_plan(
+    model: ModelSpec, recipe: Recipe, pool: Pool, best: BestPipeline, host_seconds: float
+) -> Plan:
+    splits, num_micro = best.setting.splits, best.setting.num_micro
+    stages = tuple(
+        StagePlan(
+            first_layer=int(end - number),
+            end_layer=int(end),
+            tp=int(splits.tp[row]),
+            ranks=(
+                RankShare(
+                    gpu=pool.groups[splits.group_index[row]].gpu.name,
+                    count=int(splits.tp[row] * splits.dp[row]),
+                    batch=int(splits.local_micro[row]) * num_micro,
+                    micro_batch=int(splits.local_micro[row]),
+                    num_micro_batches=num_micro,
+                    state_share=1 / int(splits.tp[row] * splits.dp[row]),
+                ),
+            ),
+        )
+        for row, number, end in zip(best.rows, best.layers, np.cumsum(best.layers), strict=True)
+    )
+    slowest = float(best.stage_seconds.max())
+    items = {
+        "stages": num_micro * slowest,
+        "pipeline_bubble": float(best.stage_seconds.sum()) - slowest,
+        "straggler": num_micro * slowest * best.straggler_share,
+        "data_parallel_and_optimizer": best.tail_seconds,
+        "host": host_seconds,
+    }
+    return Plan(
+        way=Way.GROUPS,
+        model=model,
+        recipe=replace(recipe, recompute=RECOMPUTES[best.setting.recompute_index]),
+        stages=stages,
+        needs=_needs(model, recipe, pool, best),
+        step_seconds=sum(items.values()),
+        time_items=items,
+        sharding=Sharding.ZERO1,
+        sequence_parallel=bool((splits.tp[best.rows] > 1).any()),
+    )
+
+
+def _needs(model: ModelSpec, recipe: Recipe, pool: Pool, best: BestPipeline) -> tuple[GpuNeed, ...]:
+    splits = best.setting.splits
+    memory = _stage_memory(model, recipe, pool, best.setting, best.rows, best.layers)
+    high, items = memory.required_range().high, memory.items()
+    needs = []
+    for index, group in enumerate(pool.groups):
+        mine = np.flatnonzero(splits.group_index[best.rows] == index)
+        worst = int(mine[high[mine].argmax()])
+        rows = best.rows[mine]
+        needs.append(
+            GpuNeed(
+                gpu=group.gpu.name,
+                count=int((splits.tp[rows] * splits.dp[rows]).sum()),
+                required_bytes=float(memory.required[worst]),
+                high_bytes=float(high[worst]),
+                usable_bytes=float(group.gpu.usable_bytes),
+                stage=worst,
+                items={name: float(array[worst]) for name, array in items.items()},
+            )
+        )
+    return tuple(needs)

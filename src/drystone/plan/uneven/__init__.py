@@ -1,0 +1,1 @@
+"""Data parallelism over unlike GPUs: batch and state decided apart (Cephalo)."""

@@ -1,0 +1,307 @@
+"""How does one job use GPUs of different kinds at once, data parallel? Cephalo's way.
+
+Every rank runs all layers, layer by layer over its micro-batches; its share of the batch follows
+its speed, and its share of weights, gradients and optimizer state follows the memory that is left
+(arXiv:2411.01075). The search is `assignment`; here it is fed with our estimates, and its answer
+becomes a plan. A rank's gradients are weighted by its samples, so the update equals that of one
+device with the whole batch.
+
+What shows of collectives behind compute is as `estimate.data_parallel` has it for equal GPUs, so
+that plans of all ways compare. It grows with the collectives' time, which the regime of shards
+fixes, and a step grows with compute. So under each regime the assignment with the least compute is
+the fastest, and a regime is only searched if the least compute of all regimes leaves it a chance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from drystone.describe.layout import Sharding
+from drystone.describe.model import ModelSpec
+from drystone.describe.pool import GpuGroup, Pool
+from drystone.describe.recipe import Offload, Recipe, Recompute, RecomputeKind
+from drystone.estimate.layer import (
+    LayerSeconds,
+    compute_memory_bytes,
+    layer_seconds,
+    rank_bytes,
+    sharded_state_bytes,
+)
+from drystone.estimate.learned.residuals import memory_range
+from drystone.estimate.time.data_parallel import CONTENTION_SHARE
+from drystone.estimate.time.network import START_SECONDS
+from drystone.estimate.time.speed import prepare
+from drystone.estimate.time.step import STRAGGLER_SHARE, Prepared
+from drystone.plan.plan import GpuNeed, Plan, RankShare, StagePlan, Way
+from drystone.plan.uneven.assignment import Assignment, AssignmentShortfall, plan_assignment
+from drystone.plan.uneven.spec import (
+    AssignmentSpec,
+    RankKind,
+    RingLink,
+    ShardRegime,
+    ring_regimes,
+)
+
+FloatArray = npt.NDArray[np.float64]
+
+# Micro-batches beyond this gain nothing: the GPU is full, and memory only grows.
+_MOST_MICRO_BATCH = 64
+
+
+def plan_uneven(model: ModelSpec, recipe: Recipe, pool: Pool) -> Plan | AssignmentShortfall:
+    """The fastest division of batch and state over all GPUs of the pool."""
+    mine = uneven_recipe(recipe)
+    spec = assignment_spec(model, mine, pool)
+    loosest = min(spec.regimes, key=lambda one: (one.least_share, -one.largest_share))
+    least = _least_compute(spec, loosest)
+    if isinstance(least, AssignmentShortfall):
+        return least
+    best, best_items = least, _time_items(model, mine, pool, spec, least)
+    for regime in spec.regimes:
+        bound = _time_items(model, mine, pool, spec, replace(least, regime=regime))
+        if _but_optimizer(bound) >= sum(best_items.values()):
+            continue
+        found = _least_compute(spec, regime)
+        if isinstance(found, Assignment):
+            items = _time_items(model, mine, pool, spec, found)
+            if sum(items.values()) < sum(best_items.values()):
+                best, best_items = found, items
+    return _make_plan(model, mine, pool, spec, best, best_items)
+
+
+def _least_compute(spec: AssignmentSpec, regime: ShardRegime) -> Assignment | AssignmentShortfall:
+    """The assignment with the least compute time whose shards are within the regime's bounds."""
+    free = replace(regime, allgather_seconds=0.0, reduce_scatter_seconds=0.0)
+    found = plan_assignment(replace(spec, regimes=(free,)))
+    return replace(found, regime=regime) if isinstance(found, Assignment) else found
+
+
+def _but_optimizer(items: dict[str, float]) -> float:
+    return sum(seconds for name, seconds in items.items() if name != "optimizer")
+
+
+def uneven_recipe(recipe: Recipe) -> Recipe:
+    """As the layer-major order runs it: every layer computed again, its input in host memory."""
+    return replace(
+        recipe, recompute=Recompute(kind=RecomputeKind.FULL), offload=Offload.ACTIVATIONS
+    )
+
+
+def assignment_spec(model: ModelSpec, recipe: Recipe, pool: Pool) -> AssignmentSpec:
+    """The question for the search: times, memory and collectives from our estimates."""
+    most = min(recipe.global_batch, _MOST_MICRO_BATCH)
+    return AssignmentSpec(
+        kinds=tuple(_rank_kind(model, recipe, group, pool.num_gpus, most) for group in pool.groups),
+        batch=recipe.global_batch,
+        state_bytes=sharded_state_bytes(model, recipe, pool.groups[0].machine),
+        regimes=_regimes(model, recipe, pool),
+        may_idle=True,
+    )
+
+
+def slowest_ring(pool: Pool) -> RingLink:
+    """The slowest part of a ring through all GPUs: between nodes all cards of a node work."""
+    rates: list[float] = []
+    hops_seconds = START_SECONDS
+    crosses = len(pool.groups) > 1
+    for group in pool.groups:
+        machine = group.machine
+        inside = min(group.count, machine.gpus_per_node)
+        nodes = -(-group.count // machine.gpus_per_node)
+        if inside > 1:
+            rates.append(machine.intra.bandwidth_bytes_per_second)
+            hops_seconds += (group.count - nodes) * machine.intra.latency_seconds
+        if crosses or nodes > 1:
+            link = pool.between if crosses else machine.inter
+            rate = min(link.bandwidth_bytes_per_second, machine.inter.bandwidth_bytes_per_second)
+            rates.append(rate * inside)
+            hops_seconds += nodes * link.latency_seconds
+    if not rates:
+        return RingLink(bandwidth_bytes_per_second=1e12)
+    return RingLink(
+        bandwidth_bytes_per_second=min(rates),
+        latency_seconds=hops_seconds / max(1, pool.num_gpus - 1),
+    )
+
+
+def _regimes(model: ModelSpec, recipe: Recipe, pool: Pool) -> tuple[ShardRegime, ...]:
+    """A layer's collectives, each with its part of embedding and head."""
+    prepared = prepare(model, recipe, pool.groups[0].machine, None)
+    work = prepared.work
+    params = (work.layer_params + work.outer_params) / work.num_layers
+    reached = _reached_share(prepared, pool)
+    return ring_regimes(
+        slowest_ring(pool),
+        num_ranks=pool.num_gpus,
+        allgather_bytes=params * work.element_bytes / reached,
+        reduce_scatter_bytes=params * work.trained_share * work.reduce_bytes / reached,
+    )
+
+
+def _reached_share(prepared: Prepared, pool: Pool) -> float:
+    """Of a link's bandwidth, what the launcher's gathers reach."""
+    alone = len(pool.groups) == 1
+    inside = alone and pool.groups[0].count <= pool.groups[0].machine.gpus_per_node
+    launcher = prepared.launcher
+    return launcher.gather_share if inside else launcher.network_gather_share
+
+
+def _rank_kind(
+    model: ModelSpec, recipe: Recipe, group: GpuGroup, num_ranks: int, most: int
+) -> RankKind:
+    machine = group.machine
+    cost = layer_seconds(
+        model,
+        recipe,
+        machine,
+        micro_batch=np.arange(1, most + 1),
+        sharding=Sharding.ZERO3 if num_ranks > 1 else Sharding.NONE,
+    )
+    forward, backward = pass_seconds_of(cost, model.num_layers)
+    memory = compute_memory_bytes(
+        model, recipe, machine, num_ranks=num_ranks, most_micro_batch=most
+    )
+    return RankKind(
+        num_ranks=group.count,
+        forward_seconds=np.concatenate([[0.0], forward]),
+        backward_seconds=np.concatenate([[0.0], backward]),
+        compute_memory_bytes=memory,
+        usable_bytes=float(machine.gpu.usable_bytes),
+    )
+
+
+def pass_seconds_of(cost: LayerSeconds, num_layers: int) -> tuple[FloatArray, FloatArray]:
+    """Forward, and backward without recomputation, not faster than the host can enqueue.
+
+    Backward has a layer's part of embedding and head, which are not computed again.
+    """
+    slow = np.maximum(1.0, cost.host / cost.busy)
+    outer = (cost.head + cost.embedding) / num_layers
+    return cost.forward * slow, cost.backward * slow + outer
+
+
+def _make_plan(
+    model: ModelSpec,
+    recipe: Recipe,
+    pool: Pool,
+    spec: AssignmentSpec,
+    found: Assignment,
+    items: dict[str, float],
+) -> Plan:
+    names = [group.gpu.name for group in pool.groups]
+    shares = tuple(
+        RankShare(
+            gpu=names[group.kind_index],
+            count=group.num_ranks,
+            batch=group.batch,
+            micro_batch=group.micro_batch,
+            num_micro_batches=group.num_micro_batches,
+            state_share=group.state_share,
+        )
+        for group in found.groups
+    )
+    return Plan(
+        way=Way.UNEVEN,
+        model=model,
+        recipe=recipe,
+        stages=(StagePlan(first_layer=0, end_layer=model.num_layers, ranks=shares),),
+        needs=_needs(model, recipe, pool, spec, found),
+        step_seconds=sum(items.values()),
+        time_items=items,
+        sharding=Sharding.ZERO3,
+    )
+
+
+def _time_items(
+    model: ModelSpec, recipe: Recipe, pool: Pool, spec: AssignmentSpec, found: Assignment
+) -> dict[str, float]:
+    """Layers at the pace of the slowest rank, then the optimizer on the fullest rank."""
+    prepared = [prepare(model, recipe, group.machine, None) for group in pool.groups]
+    forward, backward = 0.0, 0.0
+    for group in found.groups:
+        kind, number = spec.kinds[group.kind_index], group.num_micro_batches
+        there = number * float(kind.forward_seconds[group.micro_batch])
+        forward = max(forward, there)
+        backward = max(backward, there + number * float(kind.backward_seconds[group.micro_batch]))
+    gather = found.regime.allgather_seconds
+    scatter = found.regime.reduce_scatter_seconds
+    first = prepared[0]
+    least = least_shown_share(first, pool)
+    overlap = first.launcher.overlap_share
+    shown = shown_seconds(gather, overlap * forward, least) + shown_seconds(
+        gather + scatter, overlap * backward, least
+    )
+    num = model.num_layers
+    busy = num * (forward + backward + shown)
+    return {
+        "layers": num * (forward + backward),
+        "data_parallel": num * shown,
+        "straggler": straggler_share(pool.num_gpus) * busy,
+        "optimizer": max(
+            group.state_share * _optimizer_seconds(prepared[group.kind_index])
+            for group in found.groups
+        ),
+        "host": max(one.launcher.step_host_seconds * one.host_slowness for one in prepared),
+    }
+
+
+def shown_seconds(transfer: float, hiding: float, least_share: float) -> float:
+    """What shows of a transfer behind compute."""
+    return max(transfer - hiding, transfer * least_share)
+
+
+def straggler_share(num_gpus: int) -> float:
+    """What waiting for the slowest of equal GPUs adds to a step."""
+    return STRAGGLER_SHARE * float(np.sqrt(2.0 * np.log(num_gpus)))
+
+
+def least_shown_share(prepared: Prepared, pool: Pool) -> float:
+    """The part of a collective that shows even behind endless compute."""
+    overlap = prepared.launcher.overlap_share
+    inside = min(group.machine.intra.bandwidth_bytes_per_second for group in pool.groups)
+    pace = min(1.0, slowest_ring(pool).bandwidth_bytes_per_second / inside)
+    first = 1.0 / prepared.work.num_layers
+    return max(first, 1.0 - overlap + overlap * CONTENTION_SHARE * pace)
+
+
+def _optimizer_seconds(prepared: Prepared) -> float:
+    """One GPU's update of all trained parameters."""
+    work = prepared.work
+    moved = work.trained_params * work.optimizer_bytes
+    return moved / prepared.device.bandwidth_bytes_per_second
+
+
+def _needs(
+    model: ModelSpec, recipe: Recipe, pool: Pool, spec: AssignmentSpec, found: Assignment
+) -> tuple[GpuNeed, ...]:
+    """Of the hungriest rank of each type; the search counted with no less."""
+    _, high = memory_range()
+    needs = []
+    for index, group in enumerate(pool.groups):
+        mine = [one for one in found.groups if one.kind_index == index]
+        worst = max(
+            mine, key=lambda one: one.compute_memory_bytes + one.state_share * spec.state_bytes
+        )
+        state = worst.state_share * spec.state_bytes / high
+        required = rank_bytes(
+            model,
+            recipe,
+            group.machine,
+            num_ranks=pool.num_gpus,
+            micro_batch=worst.micro_batch,
+            state_share=worst.state_share,
+        )
+        needs.append(
+            GpuNeed(
+                gpu=group.gpu.name,
+                count=group.count,
+                required_bytes=required,
+                high_bytes=required * high,
+                usable_bytes=float(group.gpu.usable_bytes),
+                items={"compute": required - state, "state": state},
+            )
+        )
+    return tuple(needs)

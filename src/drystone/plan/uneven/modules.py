@@ -1,0 +1,180 @@
+"""How are batch and state of a module of somebody's own divided over GPUs, equal or not?
+
+As `uneven` does for known models (Cephalo, arXiv:2411.01075), from what a trace knows: bytes and
+operations, not how long kernels take. So compute is counted at the pace of the GPU's best matrix
+multiplication, and a collective shows in full: the plan is about who does what. What is measured
+corrects the speed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from drystone.describe.gpu import GpuSpec
+from drystone.describe.layout import Sharding
+from drystone.describe.module_spec import ModuleSpec
+from drystone.describe.pool import GpuGroup, Pool
+from drystone.describe.recipe import Precision, Recipe
+from drystone.estimate.launchers import find_launcher
+from drystone.estimate.learned.residuals import memory_range
+from drystone.estimate.memory.stage import context_bytes, workspace_bytes
+from drystone.estimate.memory.state_bytes import StateBytes, state_bytes
+from drystone.estimate.module.estimate import best_flops
+from drystone.estimate.time.efficiency import launcher_efficiency
+from drystone.plan.plan import GpuNeed, Plan, RankShare, StagePlan, Way
+from drystone.plan.uneven.assignment import Assignment, AssignmentShortfall, plan_assignment
+from drystone.plan.uneven.data_parallel import slowest_ring, straggler_share, uneven_recipe
+from drystone.plan.uneven.spec import AssignmentSpec, RankKind, ring_regimes
+
+FloatArray = npt.NDArray[np.float64]
+
+_MOST_MICRO_BATCH = 64
+_GRADIENT_BYTES = 4.0  # of a whole layer: added and reduced in fp32
+_FULL_WIDTH = (Precision.FP32, Precision.TF32)
+
+
+def plan_module(module: ModuleSpec, recipe: Recipe, pool: Pool) -> Plan | AssignmentShortfall:
+    """The fastest division of batch and state over all GPUs of the pool."""
+    mine = uneven_recipe(recipe)
+    state = state_bytes(mine, find_launcher(mine.launcher))
+    spec = _assignment_spec(module, mine, pool, state)
+    found = plan_assignment(spec)
+    if isinstance(found, AssignmentShortfall):
+        return found
+    names = [group.gpu.name for group in pool.groups]
+    shares = tuple(
+        RankShare(
+            gpu=names[group.kind_index],
+            count=group.num_ranks,
+            batch=group.batch,
+            micro_batch=group.micro_batch,
+            num_micro_batches=group.num_micro_batches,
+            state_share=group.state_share,
+        )
+        for group in found.groups
+    )
+    items = _time_items(module, mine, pool, found)
+    return Plan(
+        way=Way.UNEVEN,
+        model=module,
+        recipe=mine,
+        stages=(StagePlan(first_layer=0, end_layer=module.num_layers, ranks=shares),),
+        needs=_needs(pool, spec, found),
+        step_seconds=sum(items.values()),
+        time_items=items,
+        sharding=Sharding.ZERO3,
+        reason="a module of its own: data parallel, by what a trace of it told",
+    )
+
+
+def section_flops(module: ModuleSpec) -> dict[str, float]:
+    """Operations of one sample by section of the engine: a block both ways, and the rest."""
+    return {
+        "forward": module.block_forward_flops,
+        "backward": module.block_backward_flops + module.block_forward_flops,
+        "head": module.outer_flops,
+    }
+
+
+def _assignment_spec(
+    module: ModuleSpec, recipe: Recipe, pool: Pool, state: StateBytes
+) -> AssignmentSpec:
+    _, high = memory_range()
+    kept = state.weights + state.gradients + state.master + state.moments + state.step
+    width = 4.0 if recipe.precision in _FULL_WIDTH else 2.0
+    params = module.num_params / module.num_layers
+    launcher = launcher_efficiency(recipe.launcher)
+    share = launcher.gather_share if len(pool.groups) == 1 else launcher.network_gather_share
+    return AssignmentSpec(
+        kinds=tuple(
+            _rank_kind(module, recipe, group, pool.num_gpus, width) for group in pool.groups
+        ),
+        batch=recipe.global_batch,
+        state_bytes=module.num_params * kept * high,
+        regimes=ring_regimes(
+            slowest_ring(pool),
+            num_ranks=pool.num_gpus,
+            allgather_bytes=params * width / share,
+            reduce_scatter_bytes=params * _GRADIENT_BYTES / share,
+        ),
+        may_idle=True,
+    )
+
+
+def _rank_kind(
+    module: ModuleSpec, recipe: Recipe, group: GpuGroup, num_ranks: int, width: float
+) -> RankKind:
+    most = min(recipe.global_batch, _MOST_MICRO_BATCH)
+    samples = np.arange(most + 1, dtype=np.float64)
+    rate = best_flops(group.gpu, recipe)
+    outer = module.outer_flops / module.num_layers
+    return RankKind(
+        num_ranks=group.count,
+        forward_seconds=samples * module.block_forward_flops / rate,
+        backward_seconds=samples * (module.block_backward_flops + outer) / rate,
+        compute_memory_bytes=_compute_bytes(module, group.gpu, samples, num_ranks, width),
+        usable_bytes=float(group.gpu.usable_bytes),
+    )
+
+
+def _compute_bytes(
+    module: ModuleSpec, gpu: GpuSpec, samples: FloatArray, num_ranks: int, width: float
+) -> FloatArray:
+    """What a rank needs beside its share of the state, in the moments of `layer_major.py`.
+
+    All that is no block is one layer, and its gradient stays from the loss to the end.
+    """
+    block, around = float(module.block_params), float(module.outer_params)
+    further, is_busy = np.maximum(samples - 1, 0), samples > 0
+
+    def line(first: float, more: float) -> FloatArray:
+        return np.where(is_busy, first + more * further, 0.0)
+
+    hidden = line(module.first_hidden_bytes, module.further_hidden_bytes)
+    inside = line(module.first_block_bytes, module.further_block_bytes)
+    outside = line(module.first_outer_bytes, module.further_outer_bytes)
+    held = _GRADIENT_BYTES * around
+    moments = (
+        width * (2 * block + around) + held + outside + 3 * hidden,
+        2 * width * block + 2 * _GRADIENT_BYTES * block + held + inside + 2 * hidden,
+        width * around + held + _GRADIENT_BYTES * block + width * around * is_busy + 2 * hidden,
+    )
+    fixed = workspace_bytes(gpu) + context_bytes(int(num_ranks > 1))
+    _, high = memory_range()
+    found: FloatArray = (fixed + np.max(moments, axis=0)) * high
+    return found
+
+
+def _time_items(
+    module: ModuleSpec, recipe: Recipe, pool: Pool, found: Assignment
+) -> dict[str, float]:
+    busy = module.num_layers * found.synchronised_layer_seconds
+    launcher = launcher_efficiency(recipe.launcher)
+    return {
+        "layers": busy,
+        "straggler": straggler_share(pool.num_gpus) * busy,
+        "host": launcher.step_host_seconds,
+    }
+
+
+def _needs(pool: Pool, spec: AssignmentSpec, found: Assignment) -> tuple[GpuNeed, ...]:
+    """Of the hungriest rank of each type."""
+    _, high = memory_range()
+    needs = []
+    for index, group in enumerate(pool.groups):
+        worst = max(
+            one.compute_memory_bytes + one.state_share * spec.state_bytes
+            for one in found.groups
+            if one.kind_index == index
+        )
+        needs.append(
+            GpuNeed(
+                gpu=group.gpu.name,
+                count=group.count,
+                required_bytes=worst / high,
+                high_bytes=worst,
+                usable_bytes=float(group.gpu.usable_bytes),
+            )
+        )
+    return tuple(needs)

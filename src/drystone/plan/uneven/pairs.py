@@ -1,0 +1,297 @@
+"""How fast would one job be on equal GPUs, or on two types at once, for all counts, data parallel?
+
+The estimate of `uneven`, worked out for a grid of counts and micro-batches in one array operation:
+each type at the pace of one micro-batch, whole samples on every rank, all memory together, as many
+layers in even shards as memory allows, and collectives over the ring that the two form. What is
+left out: ranks of one type that differ. The plan itself is made when the option is chosen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from drystone.describe.layout import Sharding
+from drystone.describe.machine import Link, Machine
+from drystone.describe.model import ModelSpec
+from drystone.describe.recipe import Recipe
+from drystone.estimate.layer import compute_memory_bytes, layer_seconds, sharded_state_bytes
+from drystone.estimate.time.data_parallel import CONTENTION_SHARE
+from drystone.estimate.time.network import START_SECONDS
+from drystone.estimate.time.speed import prepare
+from drystone.estimate.time.step import STRAGGLER_SHARE, Prepared
+from drystone.plan.uneven.data_parallel import pass_seconds_of, uneven_recipe
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+_MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)  # of a pair
+_ALL_MICRO_BATCHES = tuple(range(1, 65))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PairSpeeds:
+    """Two types together, one entry a pair of counts."""
+
+    first_count: IntArray
+    second_count: IntArray
+    step_seconds: FloatArray  # infinite where it does not fit
+    high_bytes: FloatArray  # of the fullest rank
+    first_share: FloatArray  # of the batch that the first type computes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Ring:
+    """Of the ring through all ranks."""
+
+    bandwidth: FloatArray  # of its slowest part; infinite: nothing is sent
+    hops_seconds: FloatArray
+    reached_share: FloatArray | float  # of the bandwidth, by the launcher's gathers
+    inside_bandwidth: float  # of the slowest link inside a node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Side:
+    """One type: its ranks at each micro-batch, as an axis of the grid."""
+
+    count: FloatArray
+    micro: FloatArray
+    forward: FloatArray  # seconds of a layer and a sample
+    backward: FloatArray  # the same with recomputation
+    memory_bytes: FloatArray
+    usable_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EqualSpeeds:
+    """One type alone, one entry a count."""
+
+    step_seconds: FloatArray  # infinite where it does not fit
+    high_bytes: FloatArray  # of each rank
+
+
+@lru_cache(maxsize=1024)
+def equal_speeds(
+    model: ModelSpec, recipe: Recipe, machine: Machine, counts: tuple[int, ...]
+) -> EqualSpeeds:
+    """Every count of one type, batch and state in equal shares."""
+    mine = uneven_recipe(recipe)
+    ranks = np.array(counts, dtype=np.int64)[:, None]
+    state = sharded_state_bytes(model, mine, machine)
+    # One rank gathers nothing, so what it takes differs.
+    alone, among = (
+        _ranks(model, mine, machine, _ALL_MICRO_BATCHES, num_ranks=number) for number in (1, 2)
+    )
+    sizes, forward, backward, memory = (
+        np.where(ranks == 1, one, other) for one, other in zip(alone, among, strict=True)
+    )
+    rounds = np.ceil(np.ceil(recipe.global_batch / ranks) / sizes)
+    prepared = [prepare(model, mine, machine, None)]
+    nodes = np.ceil(ranks / machine.gpus_per_node)
+    within = np.minimum(ranks, machine.gpus_per_node)
+    launcher = prepared[0].launcher
+    seconds = _step_seconds(
+        prepared,
+        passes=(rounds * forward, rounds * (forward + backward)),
+        ranks=ranks.astype(np.float64),
+        ring=_Ring(
+            bandwidth=np.minimum(
+                np.where(within > 1, machine.intra.bandwidth_bytes_per_second, np.inf),
+                np.where(nodes > 1, machine.inter.bandwidth_bytes_per_second * within, np.inf),
+            ),
+            hops_seconds=(ranks > 1)
+            * (START_SECONDS + (ranks - nodes) * machine.intra.latency_seconds)
+            + (nodes > 1) * nodes * machine.inter.latency_seconds,
+            reached_share=np.where(nodes > 1, launcher.network_gather_share, launcher.gather_share),
+            inside_bandwidth=machine.intra.bandwidth_bytes_per_second,
+        ),
+        even=np.ones((1, 1)),
+    )
+    held = memory + state / ranks
+    seconds = np.where(held <= machine.gpu.usable_bytes, seconds, np.inf)
+    best = seconds.argmin(axis=1)
+    rows = np.arange(len(best))
+    return EqualSpeeds(step_seconds=seconds[rows, best], high_bytes=held[rows, best])
+
+
+@lru_cache(maxsize=1024)
+def pair_speeds(
+    model: ModelSpec,
+    recipe: Recipe,
+    machines: tuple[Machine, Machine],
+    between: Link,
+    counts: tuple[tuple[int, ...], tuple[int, ...]],
+) -> PairSpeeds:
+    """Every count of the first type with every count of the second."""
+    mine = uneven_recipe(recipe)
+    sides = [
+        _side(model, mine, machine, numbers, axis)
+        for axis, (machine, numbers) in enumerate(zip(machines, counts, strict=True))
+    ]
+    first, second = sides
+    state = sharded_state_bytes(model, mine, machines[0])
+    ranks = first.count + second.count
+    room = [side.count * (side.usable_bytes - side.memory_bytes) for side in sides]
+    fits = room[0] + room[1] >= state
+    for side in sides:
+        fits = fits & (side.memory_bytes <= side.usable_bytes)
+    # Of the layers, the share that can be cut evenly: what the tightest rank holds of each.
+    even = np.ones((1, 1, 1, 1))
+    for side in sides:
+        even = np.minimum(even, (side.usable_bytes - side.memory_bytes) * ranks / state)
+    even = np.maximum(even, 0.0)
+    numbers = _samples(recipe.global_batch, first, second)
+    for number, side in zip(numbers, sides, strict=True):
+        fits = fits & ((number >= side.micro) | (side.micro == 1))
+    prepared = [prepare(model, mine, machine, None) for machine in machines]
+    passes = [
+        np.maximum(*(number * one for number, one in zip(numbers, each, strict=True)))
+        for each in ([side.forward for side in sides], [side.backward for side in sides])
+    ]
+    seconds = _step_seconds(
+        prepared,
+        passes=(passes[0], passes[1]),
+        ranks=ranks,
+        ring=_ring(machines, between, sides, prepared[0].launcher.network_gather_share),
+        even=even,
+    )
+    seconds = np.where(fits, seconds, np.inf)
+    shape = (len(counts[0]) * len(counts[1]), -1)
+    flat = seconds.reshape(shape)
+    best = flat.argmin(axis=1)
+    rows = np.arange(len(best))
+
+    def at_best(values: FloatArray) -> FloatArray:
+        picked: FloatArray = np.broadcast_to(values, seconds.shape).reshape(shape)[rows, best]
+        return picked
+
+    samples = [number * side.count for number, side in zip(numbers, sides, strict=True)]
+    full = np.maximum(first.memory_bytes, second.memory_bytes) + state / ranks
+    left, right = np.meshgrid(*counts, indexing="ij")
+    return PairSpeeds(
+        first_count=left.ravel(),
+        second_count=right.ravel(),
+        step_seconds=flat[rows, best],
+        high_bytes=np.minimum(at_best(full), max(first.usable_bytes, second.usable_bytes)),
+        first_share=at_best(samples[0] / (samples[0] + samples[1])),
+    )
+
+
+def _side(
+    model: ModelSpec, recipe: Recipe, machine: Machine, counts: tuple[int, ...], axis: int
+) -> _Side:
+    """Axes of the grid: counts of the first and second type, micro-batches of each."""
+    sizes, forward, backward, memory = _ranks(model, recipe, machine, _MICRO_BATCHES, num_ranks=2)
+    along_counts, along_sizes = [1, 1, 1, 1], [1, 1, 1, 1]
+    along_counts[axis], along_sizes[axis + 2] = -1, -1
+    return _Side(
+        count=np.array(counts, dtype=np.float64).reshape(along_counts),
+        micro=sizes.astype(np.float64).reshape(along_sizes),
+        forward=(forward / sizes).reshape(along_sizes),
+        backward=((forward + backward) / sizes).reshape(along_sizes),
+        memory_bytes=memory.reshape(along_sizes),
+        usable_bytes=float(machine.gpu.usable_bytes),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _ranks(
+    model: ModelSpec,
+    recipe: Recipe,
+    machine: Machine,
+    micro_batches: tuple[int, ...],
+    *,
+    num_ranks: int,
+) -> tuple[IntArray, FloatArray, FloatArray, FloatArray]:
+    """Micro-batches, seconds of both passes of a layer, and memory beside the state.
+
+    Whether there are several ranks matters, not how many.
+    """
+    sizes = np.array([one for one in micro_batches if one <= recipe.global_batch])
+    sharding = Sharding.ZERO3 if num_ranks > 1 else Sharding.NONE
+    cost = layer_seconds(model, recipe, machine, micro_batch=sizes, sharding=sharding)
+    forward, backward = pass_seconds_of(cost, model.num_layers)
+    memory = compute_memory_bytes(
+        model, recipe, machine, num_ranks=num_ranks, most_micro_batch=int(sizes[-1])
+    )
+    return sizes, forward, backward, memory[sizes]
+
+
+def _samples(batch: int, first: _Side, second: _Side) -> tuple[FloatArray, FloatArray]:
+    """Samples on a rank of each type that together are the batch, the slower soonest done.
+
+    If samples could be cut, both would end together; then one, the other or both do one more.
+    """
+    each = [first.forward + first.backward, second.forward + second.backward]
+    per_round = [first.count, second.count]
+    together = batch / (per_round[0] / each[0] + per_round[1] / each[1])
+    least = [np.floor(together / one + 1e-9) for one in each]
+    left = batch - (least[0] * per_round[0] + least[1] * per_round[1])
+    best = np.full(np.broadcast_shapes(each[0].shape, together.shape), np.inf)
+    found = [np.zeros_like(best), np.zeros_like(best)]
+    for more in ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0), (1.0, 1.0)):
+        done = more[0] * per_round[0] + more[1] * per_round[1] >= left - 1e-9
+        seconds = np.maximum((least[0] + more[0]) * each[0], (least[1] + more[1]) * each[1])
+        better = done & (seconds < best)
+        best = np.where(better, seconds, best)
+        for side in (0, 1):
+            found[side] = np.where(better, least[side] + more[side], found[side])
+    return found[0], found[1]
+
+
+def _step_seconds(
+    prepared: list[Prepared],
+    *,
+    passes: tuple[FloatArray, FloatArray],  # of a layer: forward, and backward with recomputation
+    ranks: FloatArray,
+    ring: _Ring,
+    even: FloatArray,  # of the layers, the share that is cut evenly
+) -> FloatArray:
+    """A step, as `uneven` has it."""
+    work, launcher = prepared[0].work, prepared[0].launcher
+    forward, backward = passes
+    params = (work.layer_params + work.outer_params) / work.num_layers
+    reached = ring.bandwidth * ring.reached_share
+    # Shards that are not even are sent one by one.
+    part = even * (ranks - 1.0) / ranks + (1.0 - even)
+    gather = params * work.element_bytes / reached * part + ring.hops_seconds
+    scatter = params * work.trained_share * work.reduce_bytes / reached * part + ring.hops_seconds
+    overlap = launcher.overlap_share
+    pace = np.minimum(1.0, ring.bandwidth / ring.inside_bandwidth)
+    least = np.maximum(1.0 / work.num_layers, 1.0 - overlap + overlap * CONTENTION_SHARE * pace)
+    shown = np.maximum(gather - overlap * forward, gather * least)
+    shown = shown + np.maximum(gather + scatter - overlap * backward, (gather + scatter) * least)
+    layers = work.num_layers * (forward + backward + shown)
+    optimizer = max(
+        one.work.trained_params * one.work.optimizer_bytes / one.device.bandwidth_bytes_per_second
+        for one in prepared
+    )
+    host = max(one.launcher.step_host_seconds * one.host_slowness for one in prepared)
+    waits = STRAGGLER_SHARE * np.sqrt(2.0 * np.log(ranks))
+    seconds: FloatArray = layers * (1.0 + waits) + optimizer / ranks + host
+    return seconds
+
+
+def _ring(
+    machines: tuple[Machine, Machine], between: Link, sides: list[_Side], reached_share: float
+) -> _Ring:
+    """Through all ranks of both."""
+    slowest: FloatArray = np.full((1, 1, 1, 1), np.inf)
+    hops: FloatArray = np.full((1, 1, 1, 1), START_SECONDS)
+    for machine, side in zip(machines, sides, strict=True):
+        inside = np.minimum(side.count, machine.gpus_per_node)
+        nodes = np.ceil(side.count / machine.gpus_per_node)
+        rate = min(between.bandwidth_bytes_per_second, machine.inter.bandwidth_bytes_per_second)
+        link = np.where(inside > 1, machine.intra.bandwidth_bytes_per_second, np.inf)
+        slowest = np.minimum(slowest, np.minimum(link, rate * inside))
+        hops = hops + (side.count - nodes) * machine.intra.latency_seconds
+        hops = hops + nodes * between.latency_seconds
+    return _Ring(
+        bandwidth=slowest,
+        hops_seconds=hops,
+        reached_share=reached_share,
+        inside_bandwidth=min(machine.intra.bandwidth_bytes_per_second for machine in machines),
+    )

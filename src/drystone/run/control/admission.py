@@ -1,0 +1,116 @@
+"""Who may start now? Quotas and budgets of teams, between the state and the policy.
+
+The arithmetic is in `schedule/team_limits.py`; here is what it needs to know: which team a job is
+of, what GPUs count, and what each team has spent in the running day, week or month.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from drystone.describe.training_job import TrainingJob
+from drystone.errors import RequestError
+from drystone.run.control.access import Team, period_start
+from drystone.run.control.journal import Journal
+from drystone.run.control.live_state import LiveState
+from drystone.run.lifecycle import JobState
+from drystone.schedule.decision import Decision
+from drystone.schedule.fair_shares import type_values
+from drystone.schedule.policies import Memory, Policy
+from drystone.schedule.snapshot import OptionSet, Snapshot
+from drystone.schedule.team_limits import TeamLimit, limit_teams
+from drystone.units import HOUR_SECONDS
+
+
+class OverLimit(RequestError):
+    """A job would never run: its team's quota or budget does not allow it."""
+
+
+class Admission:
+    """What teams may hold, kept in step with the log."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self.held: dict[str, str] = {}  # by job that waits: why its team may not start it
+        prices = journal.cluster.dollars_per_gpu_hour
+        dearest = max((prices.get(gpu, 0.0) for gpu in journal.cluster.gpu_types), default=0.0)
+        # What a GPU of each type counts; 1 is the most valuable.
+        self.values: dict[str, float] = {
+            gpu: prices[gpu] / dearest if prices.get(gpu, 0.0) > 0 else 1.0
+            for gpu in journal.cluster.gpu_types
+        }
+
+    def limited(self, policy: Policy) -> Policy:
+        """The policy, seeing only what quotas and budgets leave."""
+
+        def decide(snapshot: Snapshot, memory: Memory) -> tuple[list[Decision], Memory]:
+            with self._journal.lock:
+                live, now = self._journal.live, self._journal.now()
+                limits = {
+                    name: _limit(live, team, now)
+                    for name, team in live.access.teams.items()
+                    if team.quota is not None or team.budget_dollars is not None
+                }
+                teams = [live.jobs[spec.id].job.team for spec in snapshot.jobs.specs]
+            if not limits:
+                self.held = {}
+                return policy(snapshot, memory)
+            prices = self._journal.cluster.dollars_per_gpu_hour
+            values = type_values(snapshot, snapshot.job_speeds, prices)
+            self.values = dict(zip(snapshot.gpu_types, values.tolist(), strict=True))
+            found = limit_teams(snapshot, teams, limits, values)
+            self.held = dict(found.held)
+            decisions, after = policy(found.snapshot, memory)
+            return [*found.stops, *decisions], after
+
+        return decide
+
+    def check(self, job: TrainingJob, options: OptionSet) -> None:
+        """Refuse a job that its team's limits never let run; others may wait."""
+        live = self._journal.live
+        live.access.check_team(job.team)
+        team = live.access.teams.get(job.team)
+        if team is None:
+            return
+        if team.quota is not None:
+            # Types that could be rented, too: options have a column for each.
+            values = np.array([self.values.get(gpu, 1.0) for gpu in self._journal.gpu_types])
+            usable = options.samples_per_second > 0
+            least = float((options.counts @ values)[usable].min(initial=math.inf))
+            if least > team.quota + 1e-9:
+                raise OverLimit(
+                    f"{job.name} needs GPUs worth {least:.3g}, and the quota of team {team.name} "
+                    f"is {team.quota:g} (in GPUs of the most valuable type)",
+                    hint="Allow fewer or cheaper GPUs, or ask an admin for `drystone team set`",
+                )
+        spent = _limit(live, team, self._journal.now()).spent
+        if spent and team.budget_period == "ever":
+            raise OverLimit(spent, hint="Ask an admin for `drystone team set --budget`")
+
+
+def spent_since(live: LiveState, team: str, start_seconds: float, now_seconds: float) -> float:
+    """What a team spent from a time on, with what runs now."""
+    running = 0.0
+    for job_id, record in live.state.active.items():
+        job = live.jobs[job_id]
+        if record.state is JobState.RUNNING and job.job.team == team:
+            held = max(0.0, now_seconds - max(job.priced_seconds, start_seconds))
+            running += job.dollars_per_hour * held / HOUR_SECONDS
+    return live.spending.since(team, start_seconds) + running
+
+
+def _limit(live: LiveState, team: Team, now_seconds: float) -> TeamLimit:
+    if team.budget_dollars is None:
+        return TeamLimit(quota=team.quota)
+    start = period_start(team.budget_period, now_seconds)
+    spent = spent_since(live, team.name, start, now_seconds)
+    if spent < team.budget_dollars:
+        return TeamLimit(quota=team.quota)
+    when = "" if team.budget_period == "ever" else f" of this {team.budget_period}"
+    return TeamLimit(
+        quota=team.quota,
+        spent=f"team {team.name} has spent ${spent:.2f} of its budget of "
+        f"${team.budget_dollars:.2f}{when}",
+    )

@@ -1,0 +1,296 @@
+"""From a decision to processes: which rank goes where, with which variables and arguments.
+
+Whatever is started gets torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR ...) and:
+
+DRYSTONE_JOB, DRYSTONE_EPOCH      the job, and which launch of it this is
+DRYSTONE_PLAN                     the plan as a file, where the model is known
+DRYSTONE_STEPS                    optimizer steps in all, those before a restart included
+DRYSTONE_CHECKPOINTS              a folder that stays: save there, resume from there
+DRYSTONE_PROGRESS                 append one JSON object a line: {"event": "step", "step": 7, ...}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from drystone.describe.files.cluster import ClusterSpec
+from drystone.describe.module_spec import ModuleSpec
+from drystone.describe.training_job import TrainingJob
+from drystone.estimate.layer import layer_seconds
+from drystone.estimate.module.estimate import best_flops
+from drystone.plan.plan import Plan, Way, save_plan
+from drystone.plan.uneven.data_parallel import uneven_recipe
+from drystone.plan.uneven.modules import section_flops
+from drystone.run.engines.agent.launches import PYTHON, read_json, write_whole
+from drystone.run.engines.contract import Rendezvous
+
+# Steps between checkpoints are chosen so that about this much work can be lost.
+CHECKPOINT_SECONDS: Final = 30.0
+COLLECTIVE_TIMEOUT_SECONDS: Final = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """Where one rank runs."""
+
+    node: str
+    gpu: str
+    device: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchOrder:
+    """One launch: what each agent is asked to start. It is a file, so that it is ordered once."""
+
+    job_id: str
+    epoch: int
+    plan: str  # in a few words
+    seats: tuple[Seat, ...]  # by rank
+    requests: Mapping[str, dict[str, Any]]  # by node
+
+    def save(self, path: Path) -> None:
+        """Write it, whole or not at all."""
+        write_whole(
+            path,
+            {
+                "job_id": self.job_id,
+                "epoch": self.epoch,
+                "plan": self.plan,
+                "seats": [[seat.node, seat.gpu, seat.device] for seat in self.seats],
+                "requests": dict(self.requests),
+            },
+        )
+
+
+def load_order(path: Path) -> LaunchOrder | None:
+    """What was ordered before; None where nothing was."""
+    table = read_json(path)
+    if table is None:
+        return None
+    return LaunchOrder(
+        job_id=table["job_id"],
+        epoch=table["epoch"],
+        plan=table["plan"],
+        seats=tuple(Seat(node=node, gpu=gpu, device=dev) for node, gpu, dev in table["seats"]),
+        requests=table["requests"],
+    )
+
+
+def take_seats(
+    wanted: Sequence[tuple[str, str, int]], busy: Mapping[str, set[int]], sizes: Mapping[str, int]
+) -> list[Seat] | None:
+    """Free devices for (node, GPU type, how many); None while somebody still sits there."""
+    seats = []
+    for node, gpu, count in wanted:
+        free = [device for device in range(sizes[node]) if device not in busy.get(node, set())]
+        if len(free) < count:
+            return None
+        seats += [Seat(node=node, gpu=gpu, device=device) for device in free[:count]]
+    return seats
+
+
+def seat_ranks(seats: Sequence[Seat], plan: Plan | None) -> list[Seat]:
+    """The seats in the order of the plan's ranks."""
+    if plan is None:
+        return list(seats)
+    by_gpu: dict[str, list[Seat]] = {}
+    for seat in seats:
+        by_gpu.setdefault(seat.gpu, []).append(seat)
+    return [
+        by_gpu[share.gpu].pop(0)
+        for stage in plan.stages
+        for share in stage.ranks
+        for _ in range(share.count)
+    ]
+
+
+def make_order(
+    job: TrainingJob,
+    *,
+    job_id: str,
+    epoch: int,
+    num_steps: int,
+    plan: Plan | None,
+    seats: Sequence[Seat],
+    rendezvous: Rendezvous,
+    cluster: ClusterSpec,
+    folder: Path,
+    lease_seconds: float,
+) -> LaunchOrder:
+    """What each node's agent is to start. Writes the plan beside the job's checkpoints."""
+    checkpoints, home = folder / "checkpoints", folder / f"epoch-{epoch}"
+    for path in (checkpoints, home):
+        path.mkdir(parents=True, exist_ok=True)
+    variables = {
+        **dict(job.environment),
+        "DRYSTONE_JOB": job_id,
+        "DRYSTONE_STEPS": str(num_steps),
+        "DRYSTONE_CHECKPOINTS": str(checkpoints),
+        "DRYSTONE_PROGRESS": str(home / "progress.jsonl"),
+        "MASTER_ADDR": rendezvous.address,
+        "MASTER_PORT": str(rendezvous.port),
+        "WORLD_SIZE": str(len(seats)),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONPATH": _python_path(dict(job.environment)),
+    }
+    if plan is not None:
+        save_plan(plan, home / "plan.json")
+        variables["DRYSTONE_PLAN"] = str(home / "plan.json")
+    if cluster.is_emulated:
+        variables |= _emulation(plan, cluster)
+    arguments = (
+        _own_command(job.command)
+        if job.is_command
+        else _runtime_arguments(job, home / "plan.json", plan, num_steps, checkpoints)
+    )
+    common = {
+        "job_id": job_id,
+        "epoch": epoch,
+        "arguments": arguments,
+        "folder": job.folder if job.is_command else str(folder),
+        "environment": variables,
+        "fence": str(folder / "epoch"),
+        "lease_seconds": lease_seconds,
+        "is_command": job.is_command,
+    }
+    return LaunchOrder(
+        job_id=job_id,
+        epoch=epoch,
+        plan=describe_plan(plan, seats),
+        seats=tuple(seats),
+        requests=_by_node(common, seats, cluster),
+    )
+
+
+def _by_node(
+    common: dict[str, Any], seats: Sequence[Seat], cluster: ClusterSpec
+) -> dict[str, dict[str, Any]]:
+    nodes = list(dict.fromkeys(seat.node for seat in seats))
+    requests = {}
+    for group, node in enumerate(nodes):
+        mine = [(rank, seat) for rank, seat in enumerate(seats) if seat.node == node]
+        numbers = cluster.device_numbers.get(node)
+        visible = ",".join(
+            str(numbers[seat.device] if numbers else seat.device) for _, seat in mine
+        )
+        is_emulated = mine[0][1].gpu in cluster.emulations
+        ranks = [
+            {
+                "rank": rank,
+                "device": seat.device,
+                "environment": {
+                    "RANK": str(rank),
+                    "LOCAL_RANK": str(local),
+                    "LOCAL_WORLD_SIZE": str(len(mine)),
+                    "GROUP_RANK": str(group),
+                    "CUDA_VISIBLE_DEVICES": "" if is_emulated else visible,
+                    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the order of the driver's own numbers
+                },
+            }
+            for local, (rank, seat) in enumerate(mine)
+        ]
+        reports = ""
+        if mine[0][0] == 0:
+            written = common["environment"]["DRYSTONE_PROGRESS"]
+            reports = written if common["is_command"] else "rank-0.out"
+        requests[node] = {**common, "ranks": ranks, "reports": reports}
+    return requests
+
+
+def _runtime_arguments(
+    job: TrainingJob, plan_file: Path, plan: Plan | None, num_steps: int, checkpoints: Path
+) -> list[str]:
+    assert plan is not None  # a job without a command names a model
+    every = job.checkpoint_every or max(1, round(CHECKPOINT_SECONDS / plan.step_seconds))
+    return [
+        PYTHON, "-m", "drystone.run.train", str(plan_file),
+        "--steps", str(num_steps), "--lr", str(job.learning_rate),
+        "--weight-decay", str(job.weight_decay), "--clip", str(job.clip), "--data", job.data,
+        "--checkpoints", str(checkpoints), "--checkpoint-every", str(every),
+        "--seed", str(job.seed), "--timeout", str(COLLECTIVE_TIMEOUT_SECONDS),
+    ]  # fmt: skip
+
+
+def _own_command(command: tuple[str, ...]) -> list[str]:
+    """A script runs with the Python that runs the agent, unless it names another one by path."""
+    is_python = command[0] in ("python", "python3")
+    return [PYTHON if is_python else command[0], *command[1:]]
+
+
+def _emulation(plan: Plan | None, cluster: ClusterSpec) -> dict[str, str]:
+    """Each type at the pace that the estimates give a device of its rates, and with its memory."""
+    variables = {"OMP_NUM_THREADS": "1"}
+    if plan is None:
+        return variables
+    seconds = {gpu: section_seconds(plan, cluster, gpu) for gpu in plan.gpus}
+    fastest = min(seconds, key=lambda gpu: sum(seconds[gpu].values()))
+    total = sum(seconds[fastest].values())
+    devices = {
+        gpu: {
+            "speed": total / sum(seconds[gpu].values()),
+            "memory_bytes": cluster.emulations[gpu].memory_bytes,
+        }
+        for gpu in plan.gpus
+        if gpu in cluster.emulations
+    }
+    emulation = {"gpus": devices, "seconds": seconds[fastest]}
+    return variables | {"DRYSTONE_EMULATE": json.dumps(emulation)}
+
+
+def section_seconds(plan: Plan, cluster: ClusterSpec, gpu: str) -> dict[str, float]:
+    """What one sample costs on a device of this type: forward and backward of a block, the head."""
+    micro = max(
+        (share.micro_batch for stage in plan.stages for share in stage.ranks if share.gpu == gpu),
+        default=1,
+    )
+    machine = cluster.group(gpu, 1).machine
+    if isinstance(plan.model, ModuleSpec):
+        rate = best_flops(machine.gpu, plan.recipe)
+        return {kind: flops / rate for kind, flops in section_flops(plan.model).items()}
+    is_layer_major = plan.way is Way.UNEVEN
+    found = layer_seconds(
+        plan.model,
+        uneven_recipe(plan.recipe) if is_layer_major else plan.recipe,
+        machine,
+        tp=max(stage.tp for stage in plan.stages),
+        micro_batch=max(1, micro),
+    )
+    both = found.backward + found.recompute
+    costs = {"forward": found.forward, "backward": both, "head": found.head}
+    return {kind: float(seconds.item()) / max(1, micro) for kind, seconds in costs.items()}
+
+
+def describe_plan(plan: Plan | None, seats: Sequence[Seat]) -> str:
+    """`1 A100 + 2 T4, uneven, batches 1x6/2x1`: the plan in a few words."""
+    counts: dict[str, int] = {}
+    for seat in seats:
+        counts[seat.gpu] = counts.get(seat.gpu, 0) + 1
+    gpus = " + ".join(f"{count} {gpu}" for gpu, count in counts.items())
+    if plan is None:
+        return f"{gpus}, own script"
+    ranks = [share for stage in plan.stages for share in stage.ranks]
+    shares = "/".join(f"{share.count}x{share.batch}" for share in ranks)
+    return f"{gpus}, {_way_in_words(plan)}, batches {shares}"
+
+
+def _way_in_words(plan: Plan) -> str:
+    """`cell tp=2`, whose ranks share each of their samples; `even` where all do the same."""
+    shares = [share for stage in plan.stages for share in stage.ranks]
+    if plan.way is Way.UNEVEN and len({(one.batch, one.state_share) for one in shares}) == 1:
+        return "even"
+    degrees = {"tp": max(stage.tp for stage in plan.stages), "pp": len(plan.stages)}
+    split = [f"{name}={degree}" for name, degree in degrees.items() if degree > 1]
+    return " ".join([plan.way.value, *split])
+
+
+def _python_path(environment: Mapping[str, str]) -> str:
+    """Where this package is, for processes that start in other folders; then the job's own."""
+    root = str(Path(__file__).resolve().parents[3])
+    given = environment.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    known = [one for one in given.split(os.pathsep) if one]
+    return os.pathsep.join([root, *(one for one in known if one != root)])

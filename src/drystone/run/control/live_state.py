@@ -1,0 +1,340 @@
+"""What a running system knows beyond the state of its cluster: a fold over the same log.
+
+`ClusterState` is what policies need. Here is what people and the engine need besides: who described
+which job how, what was spent on it, how often it failed and why, which nodes are drained, and what
+runs have taught. All of it comes from the log, so a controller that starts again knows it all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from drystone.describe.files.cluster import ClusterSpec
+from drystone.describe.node import NodeSpec
+from drystone.describe.training_job import TrainingJob
+from drystone.errors import DrystoneError
+from drystone.run.control.access import Access
+from drystone.run.control.notes import (
+    ClusterDescribed,
+    Decided,
+    Described,
+    Drained,
+    Launched,
+    Learned,
+    MarketDescribed,
+    Note,
+    TeamSet,
+    TokenMade,
+    TokenRevoked,
+    Undrained,
+    job_of,
+)
+from drystone.run.control.spending import Spending
+from drystone.run.events import (
+    Event,
+    Failed,
+    Finished,
+    Interrupted,
+    NodeAdded,
+    NodeJoined,
+    NodeLost,
+    NodeReclaimed,
+    NodeReleased,
+    NodeRemoved,
+    Paused,
+    PriceChanged,
+    Progressed,
+    Refused,
+    ReleaseAsked,
+    Started,
+    StartFailed,
+    Stopped,
+    Submitted,
+)
+from drystone.run.lifecycle import JobState, next_state
+from drystone.run.renting.ledger import Ledger
+from drystone.run.state import ClusterState, JobRecord
+from drystone.schedule.snapshot import Placement
+from drystone.units import HOUR_SECONDS
+
+# Faults that say nothing about the job: they do not count against it.
+BLAMELESS: Final = frozenset({"node-lost", "preempted", "cluster-changed"})
+
+
+@dataclass(slots=True, kw_only=True)
+class LiveJob:
+    """What else is known about one job."""
+
+    job: TrainingJob
+    reason: str = ""  # of the last thing that happened to it, for people
+    plan: str = ""  # of the last launch, in a few words
+    devices: tuple[tuple[str, int], ...] = ()
+    launched_epoch: int = 0  # of the last launch in the log
+    dollars: float = 0.0  # of the runs that ended, and of this one until `priced_seconds`
+    run_seconds: float = 0.0  # of the runs that ended
+    dollars_per_hour: float = 0.0  # while it runs
+    priced_seconds: float = 0.0  # since when it costs that
+    faults: dict[str, int] = field(default_factory=dict)  # by kind, since it last got further
+    num_faults: int = 0  # in all
+    retry_seconds: float = 0.0  # not to be tried before
+    furthest_samples: float = 0.0
+    last_decision: Decided | None = None
+
+    @property
+    def num_blamed(self) -> int:
+        """Faults since it last got further that count against it."""
+        return sum(count for kind, count in self.faults.items() if kind not in BLAMELESS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lesson:
+    """What is known about one kind of work."""
+
+    speeds: Mapping[tuple[tuple[str, int], ...], float] = field(default_factory=dict)  # measured
+    factors: Mapping[tuple[tuple[str, int], ...], float] = field(default_factory=dict)
+    memory_share: float = 1.0  # true need over estimate, at least
+
+
+class LiveState:
+    """The fold: `check` an event, write it to the log, then `record` it."""
+
+    def __init__(self, cluster: ClusterSpec) -> None:
+        self.cluster = cluster
+        self.state = ClusterState([])  # the first line of a log says which nodes there are
+        self.jobs: dict[str, LiveJob] = {}
+        self.drained: set[str] = set()
+        self.lessons: dict[str, Lesson] = {}
+        self.described = ClusterDescribed(time_seconds=0.0, nodes=())
+        self.market: MarketDescribed | None = None  # None: nothing can be rented
+        self.ledger = Ledger()
+        self.access = Access()
+        self.spending = Spending()
+        self.num_events = 0
+        self._described: dict[str, TrainingJob] = {}
+
+    def check(self, events: Sequence[Event]) -> dict[str, JobState]:
+        """The states of jobs after these events; raises if they cannot follow.
+
+        What is in the log must be foldable for ever, so this comes before writing.
+        """
+        states: dict[str, JobState] = {}
+        rows = _Rows(self.state)
+        for event in events:
+            job_id = job_of(event)
+            if isinstance(event, Note) or not job_id:
+                rows.check(event, states)
+                continue
+            if event.time_seconds < self.state.now_seconds - 1e-6:
+                raise DrystoneError(f"{type(event).__name__} of job {job_id} comes from the past")
+            if isinstance(event, Submitted):
+                if job_id in self.state.jobs or job_id in states:
+                    raise DrystoneError(f"job {job_id} is submitted twice")
+                states[job_id] = JobState.QUEUED
+                continue
+            if job_id not in states and job_id not in self.state.jobs:
+                raise DrystoneError(f"there is no job {job_id!r}")
+            before = states.get(job_id) or self.state.jobs[job_id].state
+            states[job_id] = next_state(job_id, before, event)
+        return states
+
+    def record(self, event: Event) -> JobRecord | None:
+        """Fold one event; the job that it changed, if any."""
+        self.num_events += 1
+        self.ledger.record(event)
+        if isinstance(event, Note):
+            self._take_note(event)
+            return None
+        job_id = job_of(event)
+        live = self.jobs.get(job_id)
+        if live is not None:
+            self._before(live, self.state.jobs[job_id], event)
+        record = self.state.record(event)
+        if isinstance(event, PriceChanged):
+            self._reprice_running(event.time_seconds)
+        if isinstance(event, Submitted):
+            described = self._described.pop(job_id, None)
+            self.jobs[job_id] = LiveJob(job=described or TrainingJob(name=event.job.model))
+        elif live is not None and record is not None:
+            self._after(live, record, event)
+        return record
+
+    def dollars_at(self, job_id: str, now_seconds: float) -> float:
+        """Spent on a job by now."""
+        live, record = self.jobs[job_id], self.state.jobs[job_id]
+        if record.state is not JobState.RUNNING:
+            return live.dollars
+        held = max(0.0, now_seconds - live.priced_seconds)
+        return live.dollars + live.dollars_per_hour * held / HOUR_SECONDS
+
+    def run_seconds_at(self, job_id: str, now_seconds: float) -> float:
+        """Seconds with GPUs by now."""
+        live, record = self.jobs[job_id], self.state.jobs[job_id]
+        if record.state is not JobState.RUNNING:
+            return live.run_seconds
+        return live.run_seconds + max(0.0, now_seconds - record.started_seconds)
+
+    def _before(self, live: LiveJob, record: JobRecord, event: Event) -> None:
+        """What a run cost, when it ends."""
+        ends = isinstance(event, Progressed | Started) is False
+        if record.state is JobState.RUNNING and ends and _leaves_running(record, event):
+            live.run_seconds += max(0.0, event.time_seconds - record.started_seconds)
+            self._reprice(live, event.time_seconds, 0.0)
+
+    def _reprice(self, live: LiveJob, now_seconds: float, dollars_per_hour: float) -> None:
+        """What it cost until now is counted; from now on it costs so much."""
+        held = max(0.0, now_seconds - live.priced_seconds)
+        live.dollars += live.dollars_per_hour * held / HOUR_SECONDS
+        self.spending.add(live.job.team, live.priced_seconds, now_seconds, live.dollars_per_hour)
+        live.dollars_per_hour, live.priced_seconds = dollars_per_hour, now_seconds
+
+    def _after(self, live: LiveJob, record: JobRecord, event: Event) -> None:
+        match event:
+            case Started(time_seconds=now, placement=placement, reason=reason):
+                live.dollars_per_hour = self._dollars_per_hour(placement)
+                live.priced_seconds = now
+                live.reason, live.retry_seconds = reason, 0.0
+            case Progressed(done_samples=done):
+                if done > live.furthest_samples:
+                    live.furthest_samples = done
+                    live.faults.clear()
+            case Interrupted(reason=reason, kind=kind, retry_seconds=retry):
+                live.reason, live.retry_seconds = reason, retry
+                live.faults[kind] = live.faults.get(kind, 0) + 1
+                live.num_faults += 1
+            case Stopped() | StartFailed() | Refused() | Paused() | Failed():
+                live.reason = event.reason
+            case Finished():
+                live.reason = ""
+            case _:
+                pass
+
+    def _reprice_running(self, now_seconds: float) -> None:
+        """The price of an offer is another: so are those of the jobs on its nodes."""
+        for job_id, record in self.state.active.items():
+            live = self.jobs[job_id]
+            if record.state is JobState.RUNNING:
+                price = self._dollars_per_hour(record.placement)
+                if price != live.dollars_per_hour:
+                    self._reprice(live, now_seconds, price)
+
+    def _dollars_per_hour(self, placement: Placement) -> float:
+        """What GPUs cost now: shares of rented nodes, the owner's own at their listed prices."""
+        prices, rented = dict(self.described.dollars_per_gpu_hour), self.state.rentals.rented
+        total = 0.0
+        for row, count in placement:
+            node, one = self.state.nodes[row], rented.get(row)
+            price = one.price_dollars_per_hour / node.num_gpus if one else prices.get(node.gpu, 0.0)
+            total += count * price
+        return total
+
+    def _take_note(self, note: Note) -> None:
+        match note:
+            case Described(job_id=job_id, job=job):
+                self._described[job_id] = job
+            case ClusterDescribed():
+                self._change_cluster(note)
+            case MarketDescribed():
+                self.market = note
+            case Drained(node=node):
+                self.drained.add(node)
+            case Undrained(node=node):
+                self.drained.discard(node)
+            case Launched(job_id=job_id, epoch=epoch, plan=plan, devices=devices):
+                live = self.jobs[job_id]
+                live.plan, live.devices, live.launched_epoch = plan, devices, epoch
+            case Learned():
+                self._learn(note)
+            case Decided(job_id=job_id):
+                self.jobs[job_id].last_decision = note
+            case TokenMade() | TokenRevoked() | TeamSet():
+                self.access.record(note)
+            case _:
+                pass
+
+    def _change_cluster(self, note: ClusterDescribed) -> None:
+        """Other nodes, where there are other ones; nothing may run then."""
+        if note.nodes != self.described.nodes:
+            if self.state.num_running:
+                raise DrystoneError("the nodes of the cluster change while jobs run on them")
+            known = {node.id: node for node in self.cluster.nodes}
+            made = [NodeSpec(id=name, gpu=gpu, num_gpus=count) for name, gpu, count in note.nodes]
+            nodes = [
+                known[one.id]
+                if one.id in known
+                and (known[one.id].gpu, known[one.id].num_gpus) == (one.gpu, one.num_gpus)
+                else one
+                for one in made
+            ]
+            now, jobs, active = self.state.now_seconds, self.state.jobs, self.state.active
+            self.state = ClusterState(nodes, now_seconds=now, jobs=jobs, active=active)
+        self.described = note
+
+    def _learn(self, note: Learned) -> None:
+        lesson = self.lessons.get(note.work, Lesson())
+        if note.measured_samples_per_second > 0:
+            factor = note.measured_samples_per_second / note.estimated_samples_per_second
+            lesson = replace(
+                lesson,
+                speeds={**lesson.speeds, note.gpus: note.measured_samples_per_second},
+                factors={**lesson.factors, note.gpus: factor},
+            )
+        if note.memory_share > 0:
+            lesson = replace(lesson, memory_share=max(lesson.memory_share, note.memory_share))
+        self.lessons[note.work] = lesson
+
+
+class _Rows:
+    """Whether nodes may come and go as events say, one after the other."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+        self._num_nodes, self._gone = len(state.nodes), set(state.gone)
+
+    def check(self, event: Event, states: Mapping[str, JobState]) -> None:
+        """Raise if it cannot follow; `states` are those of jobs that earlier events changed."""
+        match event:
+            case NodeAdded(node=row, spec=spec) | NodeJoined(node=row, spec=spec):
+                self._check_row(row, spec)
+            case NodeLost(node=row) | NodeRemoved(node=row) | NodeReleased(node=row):
+                self._check_leaving(row, states, is_lost=isinstance(event, NodeLost))
+            case NodeReclaimed(node=row):
+                self._check_leaving(row, states, is_lost=False)
+            case ReleaseAsked(node=row):
+                self._check_leaving(row, states, is_lost=True)
+                self._state.rentals.check_rented(row)
+            case _:
+                pass
+
+    def _check_row(self, row: int, spec: NodeSpec) -> None:
+        if row == self._num_nodes:
+            self._num_nodes += 1
+        elif row in self._gone and self._state.nodes[row].gpu == spec.gpu:
+            self._gone.remove(row)
+        else:
+            raise DrystoneError(f"node {spec.id} cannot have row {row}")
+
+    def _check_leaving(self, row: int, states: Mapping[str, JobState], *, is_lost: bool) -> None:
+        if row >= self._num_nodes or row in self._gone:
+            raise DrystoneError(f"there is no node in row {row} that could leave")
+        for job_id, record in self._state.active.items():
+            is_there = any(one == row for one, _ in record.placement)
+            if is_there and states.get(job_id, record.state) is JobState.RUNNING:
+                raise DrystoneError(f"node {row} leaves while job {job_id} runs on it")
+        if not is_lost:
+            self._gone.add(row)
+
+
+def _leaves_running(record: JobRecord, event: Event) -> bool:
+    return next_state(record.spec.id, record.state, event) is not JobState.RUNNING
+
+
+def type_factors(lesson: Lesson) -> dict[str, float]:
+    """By GPU type: measured over estimated, the geometric mean over what was run on that type."""
+    logs: dict[str, list[float]] = {}
+    for gpus, factor in lesson.factors.items():
+        for gpu, _ in gpus:
+            logs.setdefault(gpu, []).append(math.log(factor))
+    return {gpu: math.exp(sum(some) / len(some)) for gpu, some in logs.items()}

@@ -1,0 +1,1 @@
+"""Engines behind one contract: agents on nodes, one machine, Ray, Slurm."""

@@ -1,0 +1,1 @@
+"""Training a job whose layers or matrices are split."""

@@ -1,0 +1,201 @@
+"""One training step of a job whose layers, matrices and batch are split, equal to one device's.
+
+Theory of operation. Every rank walks through the order of the whole pipeline (`pipeline.py`):
+it computes what is its stage's, and begins to receive where another stage computes what it needs.
+What enters its layers comes from the ranks of the stage before, as much as each of them has of this
+rank's samples and positions (`exchange.py`), so two stages need not be split alike; gradients go
+back the same way. Within a stage matrices are split over tensor-parallel ranks (`tensor.py`), and
+weights, gradients and optimizer state over data-parallel ranks (`stage.py`).
+
+Losses are summed and divided by the tokens of the whole step; gradients are summed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from drystone.describe.recipe import Recompute
+from drystone.errors import InvalidSpec
+from drystone.run.train.cells.build import TIED, CellBuilder, join_groups
+from drystone.run.train.cells.exchange import Incoming, Mail, Region, hidden_regions
+from drystone.run.train.cells.layout import CellLayout
+from drystone.run.train.cells.pipeline import Action, pipeline_order
+from drystone.run.train.cells.tensor import refuse_unsplittable
+from drystone.run.train.cells.tied import TiedGradient
+from drystone.run.train.collectives import Wire
+from drystone.run.train.emulate import Pacer
+from drystone.run.train.models.layered import Batch
+from drystone.run.train.models.transformer import Transformer
+from drystone.run.train.stepping import Stepper, StepResult
+
+_PARTS = ("forward", "backward", "gather", "reduce", "receive")
+
+
+class CellEngine(Stepper):
+    """Holds one rank's part of a reference transformer and takes steps with the other ranks."""
+
+    def __init__(
+        self,
+        model: Transformer,  # without weights, on the meta device
+        layout: CellLayout,
+        *,
+        seq_len: int,
+        wire: Wire,
+        device: torch.device | None = None,
+        dtype: torch.dtype = torch.float32,
+        recompute: Recompute | None = None,
+        pacer: Pacer | None = None,
+    ) -> None:
+        if layout.num_ranks != wire.num_ranks:
+            raise InvalidSpec(
+                f"the plan is for {layout.num_ranks} ranks, {wire.num_ranks} were started"
+            )
+        for stage in layout.stages:
+            refuse_unsplittable(model, stage.tp)
+        self.layout, self.seat, self._seq_len = layout, layout.seat(wire.rank), seq_len
+        self._dtype, self._width = dtype, model.spec.hidden_size
+        order = pipeline_order(
+            layout.schedule,
+            num_stages=len(layout.stages),
+            num_chunks=len(layout.chunks),
+            num_micro=layout.num_micro,
+        )
+        self._order = [
+            action for action in order if self._is_mine(action) or self._is_mine(_next(action))
+        ]
+        device = device or torch.device("cpu")
+        self._groups = join_groups(layout, self.seat, wire)
+        builder = CellBuilder(
+            model,
+            layout,
+            self.seat,
+            self._groups,
+            seq_len=seq_len,
+            splits_sequence=self._splits_sequence(self.seat.stage),
+            device=device,
+            dtype=dtype,
+            recompute=recompute or Recompute(),
+        )
+        self._parts, self._runs = builder.build(self._timed, self._paced)
+        owned = [one for part in self._parts for one in part.owned]
+        super().__init__(owned, wire=wire, device=device, pacer=pacer)
+        is_tied = model.spec.tied_embeddings and len(layout.stages) > 1
+        self._tied = self._tie() if is_tied else None
+        self._total = float(layout.global_batch * seq_len)  # tokens that a step predicts
+        self._losses = torch.zeros((), dtype=torch.float64, device=device)
+
+    @property
+    def reads_samples(self) -> bool:
+        """Whether this rank needs tokens: those that enter, or those to be predicted."""
+        chunks = self.layout.chunks
+        return self.seat.stage in (chunks[0].stage, chunks[-1].stage)
+
+    def compute_gradients(self, batches: Sequence[Batch]) -> StepResult:
+        """Forward and backward over all micro-batches: each owned piece gets its `grad`."""
+        self._seconds = dict.fromkeys(_PARTS, 0.0)
+        self._losses.zero_()
+        incoming: dict[Action, Incoming] = {}
+        for action in self._order:
+            if not self._is_mine(action):
+                self._expect(_next(action), incoming)
+                continue
+            with self._timed("receive"):
+                given = incoming.pop(action).wait() if action in incoming else None
+            self._take(action, given, batches)
+        for part in self._parts:
+            part.end_step()
+        with self._timed("reduce"):
+            for part in self._parts:
+                part.finish_reduction()
+            self._groups.forward_mail.finish()
+            self._groups.backward_mail.finish()
+            if self._tied is not None:
+                self._tied.add_other()
+        self.num_steps += 1
+        return self._result(self._losses, self._total)
+
+    def _take(self, action: Action, given: torch.Tensor | None, batches: Sequence[Batch]) -> None:
+        run, chunk = self._runs[action.chunk], action.chunk
+        is_last = chunk == len(self.layout.chunks) - 1
+        if action.is_forward:
+            batch = batches[action.micro] if chunk == 0 or is_last else None
+            hidden = run.forward(action.micro, given, batch)
+            if not is_last:
+                self._send(action, hidden)
+            elif hidden is not None and self.seat.tp_index == 0:
+                self._losses += hidden
+        else:
+            if is_last:
+                given = torch.tensor(self.loss_scale / self._total, device=self.device)
+            # Every order takes the micro-batches of a chunk backward from first to last.
+            is_last_micro = action.micro == self.layout.num_micro - 1
+            self._send(action, run.backward(action.micro, given, is_last=is_last_micro))
+
+    def _expect(self, action: Action, incoming: dict[Action, Incoming]) -> None:
+        """Begin to receive what an action of this stage needs."""
+        mine = self._held(self.seat.stage, action.micro)[self.wire.rank]
+        if not len(mine[0]):
+            return
+        shape = (len(mine[0]), len(mine[1]), self._width)
+        tensor = torch.empty(shape, dtype=self._dtype, device=self.device)
+        giver = self.layout.chunks[action.chunk + (-1 if action.is_forward else 1)].stage
+        given = self._given(giver, action.micro)
+        incoming[action] = self._mail(action).start_receive(tensor, mine, given)
+
+    def _send(self, action: Action, tensor: torch.Tensor | None) -> None:
+        """Give the result of an action to whoever goes on with it, if anybody does."""
+        taker = _next(action).chunk
+        if tensor is None or not 0 <= taker < len(self.layout.chunks):
+            return
+        self._mail(action).send(
+            tensor,
+            self._given(self.seat.stage, action.micro)[self.wire.rank],
+            self._held(self.layout.chunks[taker].stage, action.micro),
+            held=self._held(self.seat.stage, action.micro)[self.wire.rank],
+        )
+
+    def _is_mine(self, action: Action) -> bool:
+        """Whether it is of this rank's stage, and of the pipeline at all."""
+        chunks = self.layout.chunks
+        return 0 <= action.chunk < len(chunks) and chunks[action.chunk].stage == self.seat.stage
+
+    def _mail(self, action: Action) -> Mail:
+        return self._groups.forward_mail if action.is_forward else self._groups.backward_mail
+
+    def _held(self, stage: int, micro: int) -> Mapping[int, Region]:
+        """Samples and positions that each rank of a stage computes with."""
+        return self._regions(stage, micro, splits_sequence=self._splits_sequence(stage))
+
+    def _given(self, stage: int, micro: int) -> Mapping[int, Region]:
+        """Those that it gives away."""
+        return self._regions(stage, micro, splits_sequence=True)
+
+    def _regions(self, stage: int, micro: int, *, splits_sequence: bool) -> Mapping[int, Region]:
+        return hidden_regions(
+            self.layout.stages[stage],
+            self.layout.num_samples(micro),
+            self._seq_len,
+            splits_sequence=splits_sequence,
+        )
+
+    def _splits_sequence(self, stage: int) -> bool:
+        """Positions are split evenly or not at all."""
+        tp = self.layout.stages[stage].tp
+        return self.layout.splits_sequence and tp > 1 and self._seq_len % tp == 0
+
+    def _tie(self) -> TiedGradient:
+        first, last = (self.layout.chunks[at].stage for at in (0, -1))
+        return TiedGradient(
+            self.owned,
+            TIED,
+            wire=self.wire,
+            stages=(self.layout.stages[first].ranks, self.layout.stages[last].ranks),
+            mails=(self._groups.forward_mail, self._groups.backward_mail),
+        )
+
+
+def _next(action: Action) -> Action:
+    """The action that goes on with the result; that of the last one is not in the pipeline."""
+    return Action(action.is_forward, action.chunk + (1 if action.is_forward else -1), action.micro)

@@ -1,0 +1,1 @@
+"""Checkpoints: written from any split, read into any other."""

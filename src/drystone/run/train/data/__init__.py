@@ -1,0 +1,1 @@
+"""Tokens, and which rank computes which samples."""

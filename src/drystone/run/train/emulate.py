@@ -1,0 +1,178 @@
+"""Unequal devices on a machine without any: as slow, and with as little memory, as they are told.
+
+Every section of work really runs, then the rank sleeps until the time at which a device of its
+speed would have ended: the end of the section before, or the beginning of this one if that is
+later, plus the cost of the section. Collectives go on meanwhile, as they do beside a GPU. Ratios
+repeat as long as the real work is a small part of the cost (an eighth, say); `overruns` counts
+where it was not. Memory is counted by `memory_ledger.py`, and going beyond it is torch's own error.
+
+The environment variable DRYSTONE_EMULATE says which device a rank is, as JSON (docs/runtime.md).
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from drystone.describe.catalogue import find_gpu
+from drystone.describe.files.json_shapes import from_plain
+from drystone.errors import InvalidSpec
+from drystone.plan.plan import Plan
+from drystone.run.train.memory_ledger import Ledger
+
+VARIABLE: Final = "DRYSTONE_EMULATE"
+KINDS: Final = ("forward", "backward", "head")  # sections of the engine
+# Costs that nobody gave are measured in the first step, times this: at 12 to 15 % of real work
+# ratios were seen to repeat within 2 %.
+SLOWDOWN: Final = 8.0
+
+
+class Pacer:
+    """A device of a given speed: `seconds` is what one sample costs at speed 1, by kind of section.
+
+    Kinds are those of the engine: `forward` and `backward` (of one block, with recomputation), and
+    `head`. What is left out costs nothing. Without any, the first step is measured, and `adopt`
+    must be called with what came out of it over all ranks.
+    """
+
+    def __init__(self, *, speed: float, seconds: Mapping[str, float]) -> None:
+        if speed <= 0:
+            raise InvalidSpec(f"an emulated device of speed {speed}, must be > 0")
+        self.speed, self._seconds = speed, dict(seconds)
+        self._measured: defaultdict[str, list[float]] = defaultdict(list)
+        self._end = 0.0
+        self.num_sections = self.overruns = 0
+
+    @property
+    def is_measuring(self) -> bool:
+        """Whether sections are only measured so far."""
+        return not self._seconds
+
+    @contextmanager
+    def section(self, kind: str, num_samples: int) -> Iterator[None]:
+        """Work that takes this long on the emulated device."""
+        started, worked = time.perf_counter(), time.thread_time()
+        yield
+        if self.is_measuring:
+            self._measured[kind].append((time.thread_time() - worked) / max(num_samples, 1))
+        else:
+            self.wait_until_done(kind, num_samples, started=started)
+
+    def wait_until_done(self, kind: str, num_samples: int, *, started: float) -> None:
+        """Sleep until work that began at `started` would have ended on the emulated device."""
+        cost = self._seconds.get(kind, 0.0) * num_samples / self.speed
+        self._end = max(self._end, started) + cost
+        self.num_sections += 1
+        self.overruns += cost > 0 and time.perf_counter() > self._end
+        while (left := self._end - time.perf_counter()) > 0:
+            time.sleep(left)
+
+    def measured_seconds(self) -> dict[str, float]:
+        """The median of what a sample took here, by kind, while measuring."""
+        if not self.is_measuring:
+            return {}
+        return {kind: statistics.median(some) for kind, some in self._measured.items()}
+
+    def adopt(self, seconds: Mapping[str, float]) -> None:
+        """End measuring: these are the costs of a sample at speed 1, the same on every rank."""
+        self._seconds = dict(seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmulatedDevice:
+    """What one rank pretends to be."""
+
+    speed: float = 0.0  # relative to the other ranks; 0: as fast as it is
+    memory_bytes: int = 0  # of live tensors; 0: any
+    # For trials with stragglers: from this step on it has that part of its speed.
+    slows_at_step: int = 0
+    slows_to: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.speed < 0 or self.memory_bytes < 0 or self.slows_to <= 0:
+            raise InvalidSpec(
+                f"an emulated device of speed {self.speed}, {self.memory_bytes} bytes, slowing "
+                f"to {self.slows_to}: none may be negative, the last not 0"
+            )
+
+    def make_ledger(self) -> Ledger | None:
+        """What counts its memory, if it has a limit."""
+        return Ledger(self.memory_bytes) if self.memory_bytes else None
+
+    def make_pacer(self, seconds: Mapping[str, float]) -> Pacer | None:
+        """What slows it down, if anything does."""
+        return Pacer(speed=self.speed, seconds=seconds) if self.speed else None
+
+    def speed_at(self, step: int) -> float:
+        """Its speed in that step, the first of which is 1."""
+        is_slow = 0 < self.slows_at_step <= step
+        return self.speed * (self.slows_to if is_slow else 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emulation:
+    """Devices by rank, or by the GPU type that the plan gives a rank."""
+
+    ranks: tuple[EmulatedDevice, ...] = ()
+    gpus: dict[str, EmulatedDevice] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)  # a sample at speed 1, by kind
+
+    def device_of(self, rank: int, gpu: str) -> EmulatedDevice:
+        """What a rank pretends to be."""
+        if gpu in self.gpus:  # also a type of the user's own, which no catalogue here knows
+            return self.gpus[gpu]
+        for name, device in self.gpus.items():
+            if gpu and find_gpu(name) == find_gpu(gpu):
+                return device
+        if not self.gpus and rank < len(self.ranks):
+            return self.ranks[rank]
+        raise InvalidSpec(
+            f"rank {rank} ({gpu or 'of no GPU type'}) is not among the emulated devices",
+            where=VARIABLE,
+        )
+
+
+def read_emulation(text: str, plan: Plan | None = None) -> Emulation | None:
+    """What DRYSTONE_EMULATE says: nothing, `plan`, or JSON with `ranks` or `gpus`."""
+    if not text:
+        return None
+    if text == "plan":
+        if plan is None:
+            raise InvalidSpec("there is no plan to take devices from", where=VARIABLE)
+        return emulation_of_plan(plan)
+    try:
+        table = json.loads(text)
+    except ValueError as error:
+        raise InvalidSpec(
+            f"is no JSON: {error}",
+            where=VARIABLE,
+            hint='E.g. {"ranks": [{"speed": 1}, {"speed": 3}]}',
+        ) from None
+    return from_plain(Emulation, table, where=VARIABLE)
+
+
+def emulation_of_plan(plan: Plan) -> Emulation:
+    """GPU types as the catalogue has them: dense 16-bit rates, memory as in the plan."""
+    rates = {}
+    for name in plan.gpus:
+        gpu = find_gpu(name)
+        rates[name] = gpu.bf16_flops or gpu.fp16_flops or gpu.fp32_flops
+    usable = {need.gpu: need.usable_bytes for need in plan.needs}
+    slowest = min(rates.values())
+    return Emulation(
+        gpus={
+            name: EmulatedDevice(speed=rate / slowest, memory_bytes=int(usable.get(name, 0)))
+            for name, rate in rates.items()
+        }
+    )
+
+
+def rank_gpus(plan: Plan) -> list[str]:
+    """The GPU type of every rank, in the order of the plan."""
+    return [share.gpu for stage in plan.stages for share in stage.ranks for _ in range(share.count)]

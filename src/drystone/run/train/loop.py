@@ -1,0 +1,184 @@
+"""Execute a plan: the whole training of one job, top to bottom."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from drystone.describe.module_spec import ModuleSpec
+from drystone.describe.recipe import Offload, Optimizer, Precision, Recipe, StepKernel, Tuning
+from drystone.errors import InvalidSpec
+from drystone.plan.plan import Plan
+from drystone.run.fence import check_lease
+from drystone.run.train.cells.layout import cell_layout, is_cell
+from drystone.run.train.cells.trainer import CellTrainer
+from drystone.run.train.collectives import Wire
+from drystone.run.train.data.batch import rank_works
+from drystone.run.train.data.tokens import open_tokens
+from drystone.run.train.emulate import VARIABLE, EmulatedDevice, rank_gpus, read_emulation
+from drystone.run.train.models.lora import add_adapters
+from drystone.run.train.models.module import UserModule, build_user_module
+from drystone.run.train.models.transformer import Transformer, build_model
+from drystone.run.train.step_report import write_event, write_report
+from drystone.run.train.trainer import MakeOptimizer, Trainer
+
+_DTYPES = {
+    Precision.FP32: torch.float32,
+    Precision.TF32: torch.float32,
+    Precision.BF16_MIXED: torch.bfloat16,
+    Precision.FP16_MIXED: torch.float16,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSettings:
+    """What a plan leaves open."""
+
+    num_steps: int = 10
+    learning_rate: float = 3e-4
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    data: str = "synthetic"
+    tokenizer: Path | None = None  # of a text; None: its bytes
+    checkpoints: Path | None = None
+    checkpoint_every: int = 100  # steps
+    keep: int = 3
+    waits_for_saves: bool = False  # else checkpoints are written while training goes on
+    rebalances: bool = False  # move samples away from stragglers, between steps
+    seed: int = 0
+
+
+def train(plan: Plan, settings: TrainSettings, wire: Wire, stream: TextIO) -> None:
+    """Train to the last step, or until asked to leave; rank 0 writes a line for each step."""
+    emulation = read_emulation(os.environ.get(VARIABLE, ""), plan)
+    device = None
+    if emulation is not None:
+        device = emulation.device_of(wire.rank, rank_gpus(plan)[wire.rank])
+    with (device.make_ledger() if device else None) or nullcontext():
+        seconds = emulation.seconds if emulation else {}
+        trainer = prepare(plan, settings, wire, emulated=device, section_seconds=seconds)
+        _run(trainer, plan, settings, stream)
+
+
+def _run(trainer: Trainer, plan: Plan, settings: TrainSettings, stream: TextIO) -> None:
+    source = open_tokens(
+        settings.data,
+        seq_len=plan.recipe.seq_len,
+        vocab_size=plan.model.vocab_size,
+        seed=settings.seed,
+        tokenizer=settings.tokenizer,
+    )
+    trainer.leave_on_sigterm()
+    trainer.resume()
+    wire = trainer.engine.wire
+    is_speaker = wire.rank == 0
+    if is_speaker:
+        write_event(stream, "started", step=trainer.progress.step, ranks=wire.num_ranks)
+    model = trainer.model
+    read = model.read_from(source) if isinstance(model, UserModule) else source.read
+    for batches in trainer.iterate(read, num_steps=settings.num_steps):
+        check_lease()  # a process that was given up stops itself
+        report = trainer.step(batches)
+        if is_speaker:
+            write_report(stream, report)
+        is_last = trainer.is_leaving or report.step == settings.num_steps
+        if is_last or report.step % settings.checkpoint_every == 0:
+            trainer.start_save()
+        for step, path in trainer.take_saved(wait=is_last or settings.waits_for_saves):
+            if is_speaker:
+                write_event(stream, "checkpoint", step=step, path=str(path))
+    if is_speaker:
+        event = "left" if trainer.progress.step < settings.num_steps else "finished"
+        write_event(stream, event, step=trainer.progress.step)
+
+
+def prepare(
+    plan: Plan,
+    settings: TrainSettings,
+    wire: Wire,
+    *,
+    emulated: EmulatedDevice | None = None,
+    section_seconds: Mapping[str, float] | None = None,
+) -> Trainer:
+    """Everything that the plan says, checked and built."""
+    recipe = plan.recipe
+    _check_recipe(recipe)
+    model = _build(plan, settings)
+    given: dict[str, Any] = {
+        "optimizer": choose_optimizer(
+            recipe.optimizer, settings.learning_rate, kernel=recipe.step_kernel
+        ),
+        "wire": wire,
+        "dtype": _DTYPES[recipe.precision],
+        "offload": recipe.offload is Offload.ACTIVATIONS,
+        "clip": settings.clip,
+        "weight_decay": settings.weight_decay,
+        "checkpoints": settings.checkpoints,
+        "keep": settings.keep,
+        "seed": settings.seed,
+        "rebalances": settings.rebalances,
+        "emulated": emulated,
+        "section_seconds": section_seconds,
+    }
+    if is_cell(plan):
+        assert isinstance(model, Transformer)  # modules are never split
+        return CellTrainer(
+            model,
+            cell_layout(plan),
+            seq_len=recipe.seq_len,
+            recompute=recipe.recompute,
+            **given,
+        )
+    works = rank_works(plan)
+    if len(works) != wire.num_ranks:
+        raise InvalidSpec(f"the plan is for {len(works)} ranks, {wire.num_ranks} were started")
+    return Trainer(model, works, **given)
+
+
+def _build(plan: Plan, settings: TrainSettings) -> Transformer | UserModule:
+    if isinstance(plan.model, ModuleSpec):
+        return build_user_module(plan.model, seed=settings.seed)
+    model = build_model(plan.model, seed=settings.seed, on_meta=True)
+    if plan.recipe.tuning is Tuning.LORA:
+        add_adapters(model, plan.recipe.lora, seed=settings.seed)
+    return model
+
+
+def _check_recipe(recipe: Recipe) -> None:
+    if recipe.precision not in _DTYPES:
+        raise InvalidSpec(
+            f"precision {recipe.precision.value} cannot be trained yet",
+            hint="Plan with " + " or ".join(one.value for one in _DTYPES),
+        )
+    if recipe.tuning is Tuning.QLORA:
+        raise InvalidSpec(f"tuning {recipe.tuning.value} cannot be trained yet")
+    if recipe.dropout:
+        raise InvalidSpec("the reference transformer has no dropout")
+
+
+def choose_optimizer(
+    optimizer: Optimizer, learning_rate: float, *, kernel: StepKernel = StepKernel.FUSED
+) -> MakeOptimizer:
+    """Optimizers that treat every element apart, so that a piece of a matrix is enough for them."""
+    how = {"fused": kernel is StepKernel.FUSED, "foreach": kernel is StepKernel.FOREACH}
+
+    def make(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        match optimizer:
+            case Optimizer.ADAM:
+                return torch.optim.AdamW(groups, lr=learning_rate, **how)
+            case Optimizer.SGD:
+                return torch.optim.SGD(groups, lr=learning_rate, **how)
+            case Optimizer.SGD_MOMENTUM:
+                return torch.optim.SGD(groups, lr=learning_rate, momentum=0.9, **how)
+        raise InvalidSpec(
+            f"optimizer {optimizer.value} cannot be trained yet",
+            hint="Plan with adam, sgd or sgd-momentum",
+        )
+
+    return make

@@ -1,0 +1,1 @@
+"""Models: the reference transformer, adapters, modules of the user's own."""

@@ -1,0 +1,164 @@
+"""One training step, cut at the borders of the blocks, and stretched to the full depth.
+
+Hooks before and after each block's forward cut the forward pass. Hooks on the tensors that leave
+and enter a block cut the backward pass: the gradient of a block's output is complete exactly when
+the backward pass of what follows it has ended. Recomputation runs inside a block's backward span.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from drystone.estimate.module.trace import Phase
+from drystone.run.train.tracing.blocks import Block, Blocks
+from drystone.run.train.tracing.live import LiveBytes
+
+
+class CalledTwice(Exception):
+    """A block runs more than once in a forward pass, so that its spans cannot be told apart."""
+
+
+@dataclass(slots=True, kw_only=True)
+class RawSpan:
+    """A stretch of the traced step. After a block: what lies between it and the next one."""
+
+    phase: Phase
+    block: Block | None  # the block it is, or that it follows in the order of the forward pass
+    is_block: bool
+    start_bytes: int
+    end_bytes: int = 0
+    peak_bytes: int = 0
+    gradients_bytes: int = 0
+    flops: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Recorder:
+    """Cuts a running step into spans."""
+
+    live: LiveBytes
+    spans: list[RawSpan] = field(default_factory=list)
+    outputs_bytes: dict[int, int] = field(default_factory=dict)  # by id of the block
+    _seen: set[int] = field(default_factory=set)
+    _last: Block | None = None  # the block that was entered last, in the forward pass
+
+    def cut(self, block: Block | None, phase: Phase, *, is_block: bool) -> None:
+        """End the current span and begin the next."""
+        self.finish()
+        live = self.live
+        live.peak_bytes, live.flops = live.live_bytes, 0
+        self.spans.append(RawSpan(phase=phase, block=block, is_block=is_block,
+                                  start_bytes=live.live_bytes))  # fmt: skip
+
+    def finish(self) -> None:
+        """End the current span."""
+        if self.spans:
+            span = self.spans[-1]
+            span.end_bytes, span.peak_bytes = self.live.live_bytes, self.live.peak_bytes
+            span.flops = self.live.flops
+
+    def begin_backward(self) -> None:
+        """The loss is there: what follows the last block has its backward pass now."""
+        self.cut(self._last, Phase.BACKWARD, is_block=False)
+
+    def attach(self, module: nn.Module, blocks: Blocks) -> None:
+        """Hook the traced blocks and every parameter."""
+        for block in blocks.kept:
+            block.module.register_forward_pre_hook(self._entering(block), with_kwargs=True)
+            block.module.register_forward_hook(self._leaving(block))
+        for param in module.parameters():
+            if param.requires_grad:
+                param.register_post_accumulate_grad_hook(self._count_gradient)
+
+    def _count_gradient(self, param: torch.Tensor) -> None:
+        if param.grad is not None:
+            self.spans[-1].gradients_bytes += self.live.size_bytes(param.grad)
+
+    def _entering(self, block: Block) -> Any:
+        before: list[Block | None] = [None]
+
+        def leave_backward(_: torch.Tensor) -> None:
+            if self.spans[-1].block is block and self.spans[-1].is_block:
+                self.cut(before[0], Phase.BACKWARD, is_block=False)
+
+        def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
+            if id(block) in self._seen:
+                raise CalledTwice
+            self._seen.add(id(block))
+            before[0], self._last = self._last, block
+            entering = _first_with_gradient((args, kwargs))
+            if entering is not None:
+                entering.register_hook(leave_backward)
+            self.cut(block, Phase.FORWARD, is_block=True)
+
+        return hook
+
+    def _leaving(self, block: Block) -> Any:
+        def enter_backward(_: torch.Tensor) -> None:
+            self.cut(block, Phase.BACKWARD, is_block=True)
+
+        def hook(_: nn.Module, __: Any, output: Any) -> None:
+            leaving = _first_with_gradient(output)
+            if leaving is not None:
+                leaving.register_hook(enter_backward)
+                self.outputs_bytes[id(block)] = self.live.size_bytes(leaving)
+            self.cut(block, Phase.FORWARD, is_block=False)
+
+        return hook
+
+
+def stretch(spans: list[RawSpan], blocks: Blocks) -> list[tuple[RawSpan, Block | None]]:
+    """The spans of the full depth, each with the block it belongs to (None: outside of blocks).
+
+    A block left out repeats the spans of its kind's template, and stands where it stood.
+    """
+    kept = {id(block) for block in blocks.kept}
+    follows: defaultdict[int, list[Block]] = defaultdict(list)
+    anchor: Block | None = None
+    for block in blocks.every:
+        if id(block) in kept:
+            anchor = block
+        elif anchor is not None:
+            follows[id(anchor)].append(block)
+    forward = [span for span in spans if span.phase is Phase.FORWARD]
+    backward = [span for span in spans if span.phase is Phase.BACKWARD]
+    stretched = _stretched(forward, follows, blocks)
+    # Backward runs from the end: stretch its mirror image, where "following" means the same.
+    return stretched + _stretched(backward[::-1], follows, blocks)[::-1]
+
+
+def _stretched(
+    spans: list[RawSpan], follows: dict[int, list[Block]], blocks: Blocks
+) -> list[tuple[RawSpan, Block | None]]:
+    by_block: defaultdict[int, list[RawSpan]] = defaultdict(list)
+    for span in spans:
+        by_block[id(span.block)].append(span)
+    result: list[tuple[RawSpan, Block | None]] = []
+    for index, span in enumerate(spans):
+        result.append((span, span.block if span.is_block else None))
+        ends = index + 1 == len(spans) or spans[index + 1].block is not span.block
+        if not ends or span.block is None:
+            continue
+        for omitted in follows.get(id(span.block), ()):
+            template = template_of(blocks, omitted.kind)
+            result += [(one, omitted if one.is_block else None) for one in by_block[id(template)]]
+    return result
+
+
+def template_of(blocks: Blocks, kind: int) -> Block:
+    """The traced block that stands for the others of its kind."""
+    kept = blocks.of_kind(kind, kept=True)
+    return kept[min(1, len(kept) - 1)]
+
+
+def _first_with_gradient(values: Any) -> torch.Tensor | None:
+    for one in tree_leaves(values):
+        if isinstance(one, torch.Tensor) and one.requires_grad:
+            return one
+    return None

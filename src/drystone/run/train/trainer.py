@@ -1,0 +1,252 @@
+"""Training for those who have a loop of their own: wrap the model, iterate, call `step`.
+
+    with joined() as wire:
+        trainer = Trainer(NamedBlocks(model, "blocks"), works, optimizer=..., wire=wire)
+        for batches in trainer.iterate(source.read, num_steps=100):
+            report = trainer.step(batches)
+
+`iterate` yields this rank's micro-batches of a step and ends early when any rank was asked to
+leave.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from drystone.errors import InvalidSpec
+from drystone.run.train.checkpoint.background import BackgroundSaves
+from drystone.run.train.checkpoint.checkpoint import Progress, load_latest, save_checkpoint
+from drystone.run.train.collectives import Wire
+from drystone.run.train.data.batch import RankWork, micro_batches
+from drystone.run.train.emulate import SLOWDOWN, EmulatedDevice
+from drystone.run.train.group import this_device
+from drystone.run.train.loss_scale import LossScale
+from drystone.run.train.models.layered import Batch, LayeredModel
+from drystone.run.train.step_report import StepReport
+from drystone.run.train.stepping import Stepper, StepResult
+from drystone.run.train.straggler import Straggler, StragglerWatch, better_batches
+from drystone.run.train.uneven.engine import Engine
+
+MakeOptimizer = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
+
+
+class Trainer:
+    """A model held in unequal pieces, its optimizer, and how far it is."""
+
+    def __init__(
+        self,
+        model: LayeredModel,
+        works: Sequence[RankWork],
+        *,
+        optimizer: MakeOptimizer,
+        wire: Wire | None = None,
+        device: torch.device | None = None,  # None: the GPU of this rank, or the processor
+        dtype: torch.dtype = torch.float32,
+        offload: bool = False,
+        clip: float = 0.0,  # the largest gradient norm; 0: any
+        weight_decay: float = 0.0,
+        checkpoints: Path | None = None,
+        keep: int = 3,
+        seed: int = 0,
+        rebalances: bool = False,  # move samples away from stragglers, between steps
+        emulated: EmulatedDevice | None = None,  # what this rank pretends to be
+        section_seconds: Mapping[str, float] | None = None,  # of emulated devices: `Pacer`
+    ) -> None:
+        self.model, self.works, self._clip = model, tuple(works), clip
+        if not any(work.batch for work in works):
+            raise InvalidSpec("no rank has a batch")
+        self._emulated = emulated or EmulatedDevice()
+        self._pacer = self._emulated.make_pacer(section_seconds or {})
+        self.engine = self._make_engine(
+            model, wire=wire, device=device or this_device(), dtype=dtype, offload=offload,
+            seed=seed,
+        )  # fmt: skip
+        self.optimizer = optimizer(self.engine.parameter_groups(weight_decay=weight_decay))
+        self._checkpoints, self._keep = checkpoints, keep
+        self._background: BackgroundSaves | None = None
+        self.progress = Progress(seed=seed)
+        self._scale = LossScale() if dtype is torch.float16 else None
+        self._watch, self._rebalances = StragglerWatch(len(self.works)), rebalances
+        self.is_leaving = False
+        self._data_seconds = 0.0
+        self._started = time.perf_counter()
+
+    @property
+    def global_batch(self) -> int:
+        """Samples in a step, over all ranks."""
+        return sum(work.batch for work in self.works)
+
+    def rebalance(self, batches: Sequence[int]) -> None:
+        """Give the ranks other batches from the next step on; what each holds stays.
+
+        Every rank must call it with the same numbers between the same steps. The sum may change.
+        """
+        if len(batches) != len(self.works) or not any(batches):
+            raise InvalidSpec(f"batches {list(batches)} for {len(self.works)} ranks")
+        self.works = tuple(
+            replace(work, batch=batch, micro_batch=max(work.micro_batch, 1))
+            for work, batch in zip(self.works, batches, strict=True)
+        )
+
+    def resume(self) -> bool:
+        """Go on from the newest whole checkpoint, if there is one."""
+        if self._checkpoints is None:
+            return False
+        progress = load_latest(self._checkpoints, self.engine, self.optimizer)
+        self.progress = progress or self.progress
+        if self._scale is not None and self.progress.loss_scale:
+            self._scale = LossScale(self.progress.loss_scale, self.progress.scale_steps)
+        return progress is not None
+
+    def save(self) -> Path | None:
+        """Write a checkpoint, together with all ranks."""
+        if self._checkpoints is None:
+            return None
+        if self._background is not None:
+            self._background.wait()
+        return save_checkpoint(
+            self._checkpoints, self.engine, self.optimizer, self._progress_now(), keep=self._keep
+        )
+
+    def start_save(self) -> None:
+        """Write a checkpoint while training goes on; `take_saved` says when it is whole."""
+        if self._checkpoints is None:
+            return
+        if self._background is None:
+            self._background = BackgroundSaves(
+                self._checkpoints, self.engine, self.optimizer, keep=self._keep
+            )
+        self._background.save(self._progress_now())
+
+    def take_saved(self, *, wait: bool = False) -> list[tuple[int, Path]]:
+        """Step and folder of the checkpoints of `start_save` that became whole since last asked."""
+        if self._background is None:
+            return []
+        if wait:
+            self._background.wait()
+        return self._background.take_whole()
+
+    def _progress_now(self) -> Progress:
+        chance = bytes(torch.get_rng_state().tolist()).hex()
+        if self._scale is None:
+            return replace(self.progress, rng_state=chance)
+        return replace(
+            self.progress,
+            rng_state=chance,
+            loss_scale=self._scale.factor,
+            scale_steps=self._scale.num_steps,
+        )
+
+    def leave_on_sigterm(self) -> None:
+        """From now on SIGTERM means: finish the step, then `is_leaving` is true on all ranks."""
+
+        def ask(_: int, __: FrameType | None) -> None:
+            self.engine.stop_asked = True
+
+        signal.signal(signal.SIGTERM, ask)
+
+    def iterate(
+        self, read: Callable[[Sequence[int]], Batch], *, num_steps: int
+    ) -> Iterator[list[Batch]]:
+        """Micro-batches of this rank, step by step, up to step `num_steps` of the whole job."""
+        while self.progress.step < num_steps and not self.is_leaving:
+            self._started = time.perf_counter()
+            batches = [_to_device(read(run), self.engine.device) for run in self._runs()]
+            self._data_seconds = time.perf_counter() - self._started
+            yield batches
+
+    def step(self, batches: Sequence[Batch]) -> StepReport:
+        """Gradients over all ranks, clipped by their true norm; then the optimizer."""
+        if self._pacer is not None:
+            self._pacer.speed = self._emulated.speed_at(self.progress.step + 1)
+        if self._scale is not None:
+            self.engine.loss_scale = self._scale.factor
+        result = self.engine.compute_gradients(batches)
+        if self._pacer is not None and self._pacer.is_measuring:
+            self._pacer.adopt({k: SLOWDOWN * v for k, v in result.section_seconds.items()})
+        is_skipped = self._scale is not None and not math.isfinite(result.gradient_norm)
+        if self._scale is not None:
+            self._scale = self._scale.after(result.gradient_norm)
+        if self._clip and not is_skipped:
+            self.engine.clip_gradients(result, self._clip)
+        updating = time.perf_counter()
+        if not is_skipped:
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        now = time.perf_counter()
+        self.is_leaving = result.stop_asked
+        taken = tuple(work.batch for work in self.works)
+        self.progress = Progress(
+            step=self.progress.step + 1,
+            position=self.progress.position + self.global_batch,
+            seed=self.progress.seed,
+        )
+        whole = now - self._started
+        stragglers = self._look_for_stragglers(taken, result)
+        return StepReport(
+            step=self.progress.step,
+            loss=result.loss,
+            gradient_norm=result.gradient_norm,
+            tokens=result.weight,
+            step_seconds=whole,
+            tokens_per_second=result.weight / whole,
+            seconds={"data": self._data_seconds, **result.seconds, "optimizer": now - updating},
+            compute_seconds=result.compute_seconds,
+            peak_memory_bytes=result.peak_memory_bytes,
+            batches=taken,
+            stragglers=stragglers,
+            is_skipped=is_skipped,
+        )
+
+    def _make_engine(
+        self,
+        model: LayeredModel,
+        *,
+        wire: Wire | None,
+        device: torch.device,
+        dtype: torch.dtype,
+        offload: bool,
+        seed: int,
+    ) -> Stepper:
+        return Engine(
+            model,
+            [work.state_share for work in self.works],
+            wire=wire,
+            device=device,
+            dtype=dtype,
+            offload=offload,
+            seed=seed,
+            pacer=self._pacer,
+        )
+
+    def _runs(self) -> list[range]:
+        """The global sample numbers of each micro-batch of this rank, in the next step."""
+        return micro_batches(self.works, self.engine.wire.rank, self.progress.position)
+
+    def _look_for_stragglers(
+        self, batches: tuple[int, ...], result: StepResult
+    ) -> tuple[Straggler, ...]:
+        """Who is slower than planned; where that is wanted, others take over from the next step."""
+        self._watch.see(batches, result.compute_seconds)
+        if self._rebalances:
+            better = better_batches(batches, self._watch.sample_seconds)
+            if better is not None:
+                self.rebalance(better)
+        return self._watch.stragglers()
+
+
+def _to_device(batch: Batch, device: torch.device) -> Batch:
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {key: _to_device(one, device) for key, one in batch.items()}
+    return [_to_device(one, device) for one in batch]

@@ -1,0 +1,1 @@
+"""Training with unequal shares of batch and state, layer by layer."""

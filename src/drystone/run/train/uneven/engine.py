@@ -1,0 +1,233 @@
+"""One training step over unequal ranks, layer by layer, equal to that of one device.
+
+Theory of operation. The order of loops is swapped: every micro-batch passes a layer before the next
+layer is gathered (layer-major accumulation, Cephalo, arXiv:2411.01075). A layer is gathered once in
+the forward pass and once in the backward pass, and its gradient is reduced once, so the collectives
+of a step are the same on every rank, however many micro-batches it has; a rank with none takes part
+too. Only what enters a layer is kept; the backward pass computes the layer again from it.
+
+Losses are summed, divided by what counts over all ranks, and gradients are summed, so a rank weighs
+as much as its samples. The next layer is gathered while this one is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from drystone.errors import InvalidSpec
+from drystone.run.train.collectives import Pending, Wire
+from drystone.run.train.emulate import Pacer
+from drystone.run.train.memory_ledger import active_ledger, host_memory
+from drystone.run.train.models.layered import Batch, Extras, LayeredModel
+from drystone.run.train.stepping import Stepper, StepResult
+from drystone.run.train.uneven.lay_out import lay_out
+from drystone.run.train.uneven.shard import Layer
+
+
+class Engine(Stepper):
+    """Holds a model in unequal pieces and takes steps with it."""
+
+    def __init__(
+        self,
+        model: LayeredModel,
+        shares: Sequence[float],
+        *,
+        wire: Wire | None = None,
+        device: torch.device | None = None,
+        dtype: torch.dtype = torch.float32,
+        offload: bool = False,
+        seed: int = 0,
+        pacer: Pacer | None = None,
+    ) -> None:
+        wire, device = wire or Wire(), device or torch.device("cpu")
+        if len(shares) != wire.num_ranks:
+            raise InvalidSpec(f"{len(shares)} state shares for {wire.num_ranks} ranks")
+        layers = lay_out(model, shares, wire=wire, device=device, dtype=dtype)
+        super().__init__(layers.owned, wire=wire, device=device, pacer=pacer)
+        self.model, self.seed, self._chance = model, seed, _default_generator(device)
+        # On a processor only where its memory plays that of a device: `host_memory` is another.
+        self._offload = offload and (device.type == "cuda" or active_ledger() is not None)
+        self._blocks, self._front, self._back = layers.blocks, layers.front, layers.back
+        self._reduction: Pending | None = None
+
+    def compute_gradients(self, batches: Sequence[Batch]) -> StepResult:
+        """Forward and backward over this rank's micro-batches: each owned piece gets its `grad`."""
+        self._seconds = dict.fromkeys(("forward", "backward", "gather", "reduce"), 0.0)
+        weights = [self.model.weight(batch) for batch in batches]
+        total = torch.tensor([sum(weights)], dtype=torch.float64, device=self.device)
+        total_pending = self.wire.sum(total)
+        self._order = self._gather_order()
+        with torch.random.fork_rng(devices=self._rng_devices()):
+            hidden, extras, kept = self._forward(batches)
+            total_pending.wait()
+            (total_weight,) = self.wire.read(total)
+            loss, gradients = self._head(batches, hidden, total_weight)
+            self._backward(batches, gradients, extras, kept)
+        self._finish_reduction()
+        self.num_steps += 1
+        return self._result(loss, total_weight)
+
+    def _gather_order(self) -> list[Layer]:
+        """Layers in the order in which they are gathered; the last block stays for its backward."""
+        again = [self._front] if self._front.is_trained else []
+        return [
+            self._front, *self._blocks, self._back, *reversed(self._blocks[:-1]), *again,
+        ]  # fmt: skip
+
+    def _gather_next(self) -> Layer:
+        """The next layer of the order, ready; the one after it is on its way."""
+        with self._timed("gather"):
+            unit = self._order.pop(0)
+            unit.gather()
+        if self._order and not self._order[0].is_gathered:
+            self._order[0].start_gather()
+        return unit
+
+    def _forward(
+        self, batches: Sequence[Batch]
+    ) -> tuple[list[torch.Tensor], list[Extras], list[list[torch.Tensor]]]:
+        """Through front and blocks without a graph; what enters each block is kept."""
+        unit = self._gather_next()
+        hidden, extras, kept = [], [], []
+        with torch.no_grad():
+            with self._timed("forward"):
+                for index, batch in enumerate(batches):
+                    self._seed(-1, index)
+                    one, more = self.model.embed(batch)
+                    hidden.append(self._put(one))
+                    del one
+                    extras.append(more)
+            unit.free()
+            for layer in range(len(self._blocks)):
+                unit = self._gather_next()
+                with self._timed("forward"):
+                    kept.append(list(hidden))
+                    for index, more in enumerate(extras):
+                        entered = self._get(hidden[index])
+                        with self._paced("forward", entered):
+                            left = self._run_block(layer, index, entered, more)
+                        hidden[index] = self._put(left)
+                        del entered, left
+                if layer < len(self._blocks) - 1:
+                    unit.free()
+        return hidden, extras, kept
+
+    def _head(
+        self, batches: Sequence[Batch], hidden: list[torch.Tensor], total: float
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Losses, and their gradients with respect to what left the last block."""
+        unit = self._gather_next()
+        unit.begin_gradients()
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
+        with self._timed("backward"):
+            for index, batch in enumerate(batches):
+                entered = self._get(hidden[index]).detach().requires_grad_()
+                with self._paced("head", entered):
+                    self._seed(len(self._blocks), index)
+                    loss = self.model.loss_sum(entered, batch)
+                    loss_sum += loss.detach()
+                    (loss / total * self.loss_scale).backward()
+                hidden[index] = self._put(_gradient(entered))  # so that the other is freed
+                del entered, loss
+        unit.free()
+        if unit is not self._front:
+            self._start_reduction(unit)
+        return loss_sum, hidden
+
+    def _backward(
+        self,
+        batches: Sequence[Batch],
+        gradients: list[torch.Tensor],
+        extras: list[Extras],
+        kept: list[list[torch.Tensor]],
+    ) -> None:
+        """Back through the blocks, each computed again, then through the front."""
+        for layer in reversed(range(len(self._blocks))):
+            unit = self._blocks[layer]
+            if not unit.is_gathered:
+                unit = self._gather_next()
+            unit.begin_gradients()
+            entering = kept.pop()
+            with self._timed("backward"):
+                for index in range(len(batches)):
+                    entered = self._get(entering[index]).detach().requires_grad_()
+                    with self._paced("backward", entered):
+                        left = self._run_block(layer, index, entered, extras[index])
+                        left.backward(self._get(gradients[index]))
+                    gradients[index] = self._put(_gradient(entered))
+                    del entered, left
+            unit.free()
+            self._start_reduction(unit)
+        if self._front.is_trained:
+            self._front_backward(batches, gradients)
+
+    def _front_backward(self, batches: Sequence[Batch], gradients: list[torch.Tensor]) -> None:
+        """Embeddings, computed again; what is frozen needs no gradient."""
+        unit = self._gather_next()
+        if unit is not self._back:
+            unit.begin_gradients()
+        with self._timed("backward"):
+            for index, batch in enumerate(batches):
+                self._seed(-1, index)
+                hidden, _ = self.model.embed(batch)
+                if hidden.requires_grad:
+                    hidden.backward(self._get(gradients[index]))
+        unit.free()
+        self._start_reduction(unit)
+
+    def _run_block(
+        self, layer: int, index: int, hidden: torch.Tensor, extras: Extras
+    ) -> torch.Tensor:
+        self._seed(layer, index)
+        return self.model.run_block(layer, hidden, extras)
+
+    def _start_reduction(self, unit: Layer) -> None:
+        """One reduction is on its way at a time: the one before must have arrived."""
+        self._finish_reduction()
+        self._reduction = unit.start_reduce()
+
+    def _finish_reduction(self) -> None:
+        with self._timed("reduce"):
+            if self._reduction is not None:
+                self._reduction.wait()
+        self._reduction = None
+
+    def _put(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Keep what passes between layers: here, or in pinned host memory."""
+        if not self._offload:
+            return hidden
+        with host_memory():
+            is_pinned = self.device.type == "cuda"
+            host = torch.empty(hidden.shape, dtype=hidden.dtype, pin_memory=is_pinned)
+            return host.copy_(hidden, non_blocking=True)
+
+    def _get(self, hidden: torch.Tensor) -> torch.Tensor:
+        if self._offload and self.device.type == "cpu":
+            return hidden.clone()
+        return hidden.to(self.device, non_blocking=True)
+
+    def _seed(self, layer: int, index: int) -> None:
+        """The same chance (dropout) when a layer is computed again."""
+        key = ((self.seed * 1_000_003 + self.num_steps) * 65_537 + layer + 1) * 8_191
+        # `torch.manual_seed` looks for every kind of device, at 200 microseconds a call.
+        self._chance.manual_seed((key + index * 4_099 + self.wire.rank) % 2**63)
+
+    def _rng_devices(self) -> list[torch.device]:
+        return [self.device] if self.device.type == "cuda" else []
+
+
+def _default_generator(device: torch.device) -> torch.Generator:
+    """Where operations on that device take their chance from."""
+    if device.type != "cuda":
+        return torch.default_generator
+    torch.cuda.init()
+    index = torch.cuda.current_device() if device.index is None else device.index
+    generator: torch.Generator = torch.cuda.default_generators[index]
+    return generator
+
+
+def _gradient(entered: torch.Tensor) -> torch.Tensor:
+    assert entered.grad is not None
+    return entered.grad

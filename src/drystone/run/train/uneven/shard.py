@@ -1,0 +1,318 @@
+"""Who holds which part of a layer's weights, gradients and optimizer state, however unequal.
+
+All parameters of a unit (a block, or what stands around the blocks) lie one after another in one
+flat buffer. Cuts divide it among the ranks; a rank keeps its piece in fp32 and the optimizer works
+on that piece alone. The buffer itself exists only while the layer is computed: `gather` fills it,
+`free` gives its memory back, and the module's parameters are views of it all the while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+
+import torch
+from torch import nn
+
+from drystone.errors import InvalidSpec
+from drystone.run.train.checkpoint.slices import Box, Slice
+from drystone.run.train.collectives import Pending, Wire
+from drystone.run.train.memory_ledger import host_memory, resize_storage
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Owned:
+    """The elements `[start, end)` of one parameter, in row-major order, that this rank holds."""
+
+    name: str
+    shape: torch.Size
+    start: int
+    end: int
+    value: nn.Parameter  # 1-D; a view of the unit's piece; fp32 if trained
+    part: Box | None = None  # of the parameter, within which they are counted; None: all of it
+    is_counted: bool = True  # not a copy of what another rank holds too
+
+    def slice_of(self, values: torch.Tensor) -> Slice:
+        """Values for these elements, placed in the whole."""
+        return Slice(values, self.shape, self.start, self.part)
+
+
+def cut_units(sizes: Sequence[int], shares: Sequence[float]) -> list[tuple[int, ...]]:
+    """Cuts of every unit such that rank r holds about `shares[r]` of all elements.
+
+    As many units as possible are cut evenly, for the collectives over equal pieces are the fast
+    ones: units are cut evenly, in order, as long as every rank has quota left for it, and the
+    others by the quotas that are left (Cephalo, arXiv:2411.01075). An even unit is padded to a
+    multiple of the number of ranks.
+    """
+    shares = _normalised(shares)
+    left = [share * sum(sizes) for share in shares]
+    cuts = []
+    is_even = True
+    for size in sizes:
+        each = -(-size // len(shares))
+        # Equal shares stay even to the end, whatever rounding leaves of the quotas.
+        is_even = is_even and (len(set(shares)) == 1 or min(left) >= each)
+        if is_even:
+            cuts.append(tuple(each * rank for rank in range(len(shares) + 1)))
+            left = [quota - each for quota in left]
+        else:
+            cuts.append(cut_by_shares(size, left))
+    return cuts
+
+
+def cut_by_shares(size: int, shares: Sequence[float]) -> tuple[int, ...]:
+    """Cuts of one unit in proportion to the shares; a share of 0 gives an empty piece."""
+    total = sum(shares)
+    cuts, reached = [0], 0.0
+    last = max(rank for rank, share in enumerate(shares) if share > 0)
+    for rank, share in enumerate(shares):
+        reached += max(share, 0.0) / total
+        cuts.append(size if rank >= last else round(size * min(reached, 1.0)))
+    return tuple(cuts)
+
+
+def _normalised(shares: Sequence[float]) -> list[float]:
+    total = sum(shares)
+    if not shares or min(shares) < 0 or total <= 0:
+        raise InvalidSpec(f"state shares {list(shares)}: none may be negative, not all 0")
+    return [share / total for share in shares]
+
+
+InitialValue = Callable[[str, nn.Parameter], torch.Tensor]
+
+
+class Unit:
+    """Parameters that are gathered together, all trained or all frozen, and this rank's piece.
+
+    A trained piece is fp32, whatever the model computes in; a frozen one has the compute dtype,
+    for nothing is ever added to it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        parameters: Sequence[tuple[str, nn.Parameter]],
+        cuts: Sequence[int],
+        *,
+        wire: Wire,
+        device: torch.device,
+        dtype: torch.dtype,
+        initial_value: InitialValue,
+    ) -> None:
+        self.name, self.cuts, self._wire = name, tuple(cuts), wire
+        self._parameters = [parameter for _, parameter in parameters]
+        self.is_trained = any(one.requires_grad for one in self._parameters)
+        start, end = self.cuts[wire.rank], self.cuts[wire.rank + 1]
+        self._piece = torch.zeros(
+            end - start, dtype=torch.float32 if self.is_trained else dtype, device=device
+        )
+        self._piece_gradient: torch.Tensor | None = None
+        self._gradient: torch.Tensor | None = None  # of the whole unit, fp32
+        self._offsets = [0, *accumulate(one.numel() for one in self._parameters)][:-1]
+        self._fill_piece(parameters, start, end, initial_value)
+        # A single rank has the whole already, and computes with it if the dtype is the same.
+        self._is_whole = wire.num_ranks == 1 and self._piece.dtype == dtype
+        if self._is_whole:
+            self._flat = self._piece
+        else:
+            self._flat = torch.empty(self.cuts[-1], dtype=dtype, device=device)
+        for parameter, offset in zip(self._parameters, self._offsets, strict=True):
+            view = self._flat[offset : offset + parameter.numel()]
+            parameter.data = view.view(parameter.shape)
+        self._folds = self.is_trained and dtype != torch.float32
+        if self._folds:
+            self._fold_gradients()
+        self.owned = list(self._owned(parameters, start, end))
+        self.is_gathered = False
+        self._pending: Pending | None = None
+        self._sent: torch.Tensor | None = None
+        self._flat_bytes = self._flat.nbytes
+        self._release()
+
+    def start_gather(self) -> None:
+        """Begin to fill the buffer; `gather` waits for it."""
+        if self.is_gathered or self._pending is not None:
+            return
+        if self._is_whole:
+            self._wire.traffic.count("gather", 0)
+            self._pending = Pending((), _nothing)
+            return
+        resize_storage(self._flat, self._flat_bytes)
+        self._sent = self._piece.to(self._flat.dtype)  # must outlive the collective
+        self._pending = self._wire.gather(self._sent, self._flat, self.cuts)
+
+    def gather(self) -> None:
+        """Make the module's parameters usable."""
+        if self.is_gathered:
+            return
+        self.start_gather()
+        assert self._pending is not None
+        self._pending.wait()
+        self._pending, self._sent, self.is_gathered = None, None, True
+
+    def free(self) -> None:
+        """Give the memory of the gathered parameters back."""
+        self.is_gathered = False
+        self._release()
+
+    def begin_gradients(self) -> None:
+        """From here on, backward passes add into one flat gradient."""
+        if not self.is_trained:
+            return
+        self._gradient = torch.zeros(self.cuts[-1], dtype=torch.float32, device=self._flat.device)
+        if self._folds:
+            return
+        for parameter, view in zip(self._parameters, self.gradients(), strict=True):
+            parameter.grad = view.view(parameter.shape)
+
+    def _fold_gradients(self) -> None:
+        """Add 16-bit gradients in fp32, each as soon as it is there, and let go of it."""
+
+        def fold(offset: int, parameter: torch.Tensor) -> None:
+            if self._gradient is not None and parameter.grad is not None:
+                view = self._gradient[offset : offset + parameter.numel()]
+                view += parameter.grad.reshape(-1)
+                parameter.grad = None
+
+        for parameter, offset in zip(self._parameters, self._offsets, strict=True):
+            parameter.register_post_accumulate_grad_hook(partial(fold, offset))
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Of each parameter, fp32, before they are reduced."""
+        assert self._gradient is not None
+        return [
+            self._gradient[offset : offset + one.numel()]
+            for one, offset in zip(self._parameters, self._offsets, strict=True)
+        ]
+
+    def start_reduce(self) -> Pending:
+        """Sum the gradients over all ranks; after waiting, each owned value has its `grad`."""
+        if not self.is_trained:
+            return Pending((), _nothing)
+        assert self._gradient is not None
+        for parameter in self._parameters:
+            parameter.grad = None
+        if self._wire.num_ranks == 1:
+            self._piece_gradient, self._gradient = self._gradient, None
+            self._wire.traffic.count("reduce", 0)
+            return Pending((), self._set_owned_gradients)
+        self._piece_gradient = torch.empty_like(self._piece)
+        summed = self._wire.reduce(self._gradient, self._piece_gradient, self.cuts)
+        # The pending reduction keeps what it reads alive; the unit lets go of it.
+        sent, self._gradient = self._gradient, None
+
+        def finish() -> None:
+            nonlocal sent
+            summed.wait()
+            del sent
+            self._set_owned_gradients()
+
+        return Pending((), finish)
+
+    def _set_owned_gradients(self) -> None:
+        assert self._piece_gradient is not None
+        base = self._piece.storage_offset()
+        for one in self.owned:
+            at = one.value.storage_offset() - base
+            one.value.grad = self._piece_gradient[at : at + one.value.numel()]
+        self._piece_gradient = None  # the owned values hold it from here on
+
+    def _fill_piece(
+        self,
+        parameters: Sequence[tuple[str, nn.Parameter]],
+        start: int,
+        end: int,
+        initial_value: InitialValue,
+    ) -> None:
+        """Parameter by parameter: never more than one of them is whole on a rank for this."""
+        for (name, parameter), offset in zip(parameters, self._offsets, strict=True):
+            first, last = max(start, offset), min(end, offset + parameter.numel())
+            with host_memory():
+                value = initial_value(name, parameter)
+                if first < last:
+                    part = value.reshape(-1)[first - offset : last - offset]
+                    self._piece[first - start : last - start].copy_(part)
+            del value
+
+    def _owned(
+        self, parameters: Sequence[tuple[str, nn.Parameter]], start: int, end: int
+    ) -> Iterator[Owned]:
+        for (name, parameter), offset in zip(parameters, self._offsets, strict=True):
+            first = max(start, offset)
+            last = min(end, offset + parameter.numel())
+            if first < last:
+                value = nn.Parameter(self._piece[first - start : last - start])
+                value.requires_grad_(self.is_trained)
+                yield Owned(name, parameter.shape, first - offset, last - offset, value)
+
+    def _release(self) -> None:
+        if not self._is_whole:
+            resize_storage(self._flat, 0)
+
+
+class Layer:
+    """The units that are used together: one, or a trained and a frozen one."""
+
+    def __init__(self, units: Sequence[Unit]) -> None:
+        self.units = tuple(units)
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether anything in it is."""
+        return any(unit.is_trained for unit in self.units)
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether the module's parameters are usable now."""
+        return all(unit.is_gathered for unit in self.units)
+
+    def start_gather(self) -> None:
+        """Begin to fill the buffers; `gather` waits for it."""
+        for unit in self.units:
+            unit.start_gather()
+
+    def gather(self) -> None:
+        """Make the module's parameters usable."""
+        self.start_gather()
+        for unit in self.units:
+            unit.gather()
+
+    def free(self) -> None:
+        """Give the memory of the gathered parameters back."""
+        for unit in self.units:
+            unit.free()
+
+    def begin_gradients(self) -> None:
+        """From here on, backward passes add into flat gradients."""
+        for unit in self.units:
+            unit.begin_gradients()
+
+    def start_reduce(self) -> Pending:
+        """Sum the gradients over all ranks."""
+        pending = [unit.start_reduce() for unit in self.units if unit.is_trained]
+
+        def finish() -> None:
+            while pending:
+                pending.pop(0).wait()
+
+        return Pending((), finish)
+
+
+def value_of_rank_0(wire: Wire, device: torch.device) -> InitialValue:
+    """The parameter as rank 0 made it, should the ranks have been seeded differently."""
+
+    def value(_: str, parameter: nn.Parameter) -> torch.Tensor:
+        whole = parameter.detach().to(device, torch.float32).contiguous()
+        if wire.num_ranks > 1:
+            whole = whole.clone() if whole.data_ptr() == parameter.data_ptr() else whole
+            torch.distributed.broadcast(whole, group_src=0, group=wire.group)
+        return whole
+
+    return value
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,1 @@
+"""Other people's policies, as they run them: the opponents in comparisons."""

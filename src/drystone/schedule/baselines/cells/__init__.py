@@ -1,0 +1,1 @@
+"""Crius: jobs in order of arrival, on Cells."""

@@ -1,0 +1,1 @@
+"""Gavel: linear programmes over shares of time, and its version in Arena."""

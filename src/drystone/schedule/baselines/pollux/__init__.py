@@ -1,0 +1,1 @@
+"""Pollux: a genetic search over who gets which GPUs."""

@@ -1,0 +1,105 @@
+"""Serverless: nobody names GPUs; each job runs on the best plan that what is free can satisfy.
+
+After Frenzy (arXiv:2412.14479). Its predictor lists the plans of a job by memory, in order of
+training efficiency; here the plans are the job's options, whose memory and speed were estimated
+(`plan/options.py`) or measured, and whose order is samples a second of each GPU, fewer GPUs, less
+memory left over. Its scheduler takes the first plan that fits and places it by best fit
+(`serverless_placement.py`). Jobs come in order of submission; one that does not fit lets
+others pass. What runs is never touched.
+
+The body of the paper was not to be had: the order of plans and the queue are our reconstruction
+from reviews. Where this differs for a reason: an option names its GPU types, so one plan never
+takes GPUs of another type with as much memory; and a placement over more nodes than the count needs
+is not taken, since an option's speed is that of few nodes. A job without options is refused.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from drystone.schedule.baselines.serverless_placement import FreeNodes, GpuRequest, place_request
+from drystone.schedule.decision import Decision, Refuse, Start
+from drystone.schedule.packing import Room, make_room
+from drystone.schedule.policies import Memory
+from drystone.schedule.snapshot import IntArray, Placement, Snapshot
+
+
+def serverless(snapshot: Snapshot, memory: Memory) -> tuple[list[Decision], Memory]:
+    """Start waiting jobs in order of arrival, each on the first of its plans that fits."""
+    room = make_room(snapshot)
+    decisions: list[Decision] = []
+    ranked: dict[int, IntArray] = {}  # by option set
+    for row in np.flatnonzero(~snapshot.jobs.is_running).tolist():
+        table = int(snapshot.jobs.option_set[row])
+        if table not in ranked:
+            ranked[table] = rank_options(snapshot, table)
+        if not len(ranked[table]):
+            job_id = snapshot.jobs.specs[row].id
+            decisions.append(Refuse(job_id=job_id, reason="it has no option on this cluster"))
+            continue
+        start = _start(snapshot, room, row, ranked[table])
+        if start is not None:
+            room.take(start.placement)
+            decisions.append(start)
+    return decisions, memory
+
+
+def rank_options(snapshot: Snapshot, table: int) -> IntArray:
+    """The options of a set, best first: speed of each GPU, fewer GPUs, less memory left over."""
+    options = snapshot.options
+    speeds, num_gpus = options.samples_per_second[table], options.num_gpus[table]
+    per_gpu = speeds / np.maximum(num_gpus, 1)
+    room = np.array([_memory_of_types(snapshot, counts) for counts in options.counts[table]])
+    slack = room - options.memory_bytes[table]
+    order: IntArray = np.lexsort((slack, num_gpus, -per_gpu))
+    ranked: IntArray = order[speeds[order] > 0]
+    return ranked
+
+
+def _memory_of_types(snapshot: Snapshot, counts: IntArray) -> float:
+    """The memory of a GPU of the types of an option, the least of them."""
+    nodes = snapshot.nodes
+    is_used = counts[nodes.type_index] > 0
+    return float(nodes.memory_bytes[is_used].min(initial=np.inf)) if is_used.any() else 0.0
+
+
+def _start(snapshot: Snapshot, room: Room, row: int, ranked: IntArray) -> Start | None:
+    for position, option in enumerate(ranked.tolist()):
+        counts = snapshot.counts(row, option)
+        if (counts > room.free_by_type).any():
+            continue
+        placement = _place(snapshot, room, row, option)
+        if placement is not None:
+            return Start(
+                job_id=snapshot.jobs.specs[row].id,
+                option=option,
+                placement=placement,
+                reason="of its plans that fit what is free, the one that makes most of each GPU",
+                numbers={"rank": float(position), "num_plans": float(len(ranked))},
+            )
+    return None
+
+
+def _place(snapshot: Snapshot, room: Room, row: int, option: int) -> Placement | None:
+    """Best fit, type by type; None where that takes more nodes than the count needs."""
+    nodes = snapshot.nodes
+    need = float(snapshot.options.memory_bytes[snapshot.jobs.option_set[row], option])
+    found: list[tuple[int, int]] = []
+    for kind, count in enumerate(snapshot.counts(row, option).tolist()):
+        if count == 0:
+            continue
+        rows = nodes.rows_by_type[kind]
+        memory = nodes.memory_bytes[rows]
+        part = place_request(
+            GpuRequest(num_gpus=count, least_memory_bytes=need),
+            FreeNodes(
+                rows=rows,
+                free=room.free[rows],
+                memory_bytes=np.where(memory > 0, memory, np.inf),  # not stated: enough
+            ),
+        )
+        largest = int(nodes.num_gpus[rows].max(initial=0))
+        if part is None or len(part) > -(-count // max(largest, 1)):
+            return None
+        found.extend(part)
+    return tuple(sorted(found))

@@ -1,0 +1,167 @@
+"""Which classes of jobs arrive, how often and how large? Counted from what a policy sees.
+
+A class is a set of options: the same model and batch on the same GPUs; of jobs with phases, the
+set of the first phase. Rates and sizes are plain averages since the first look, as the theorem
+needs long-run averages and nothing else (boa.md 2.2). What a class can choose from is an option
+for all of a job, or, where speeds change by phase, a path of options through its phases
+(`blocks.py`); paths are kept, since they do not depend on how often jobs arrive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from drystone.schedule.budget.blocks import BlockClasses, trace_paths
+from drystone.schedule.budget.frontier import JobClasses, classes_from_speeds
+from drystone.schedule.snapshot import FloatArray, IntArray, Snapshot
+
+# Seconds and dollars of a job on each path, by class, size, startup and prices.
+Paths = Mapping[tuple[int, float, float, bytes], tuple[FloatArray, FloatArray]]
+
+# A rate is not guessed from less: the first job is no flood. The count of n jobs is off by a share
+# of 1 / sqrt(n), so the more have come, the sooner the time in which they came is believed.
+FIRST_JOB_SECONDS: Final = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Arrivals:
+    """What has arrived so far, by option set."""
+
+    since_seconds: float
+    active: frozenset[str]  # the jobs of the last look: whoever is not in it is new
+    num_jobs: FloatArray
+    samples: FloatArray
+    weights: FloatArray  # sums
+    startups: FloatArray  # sums of the seconds that jobs state for their own starts
+
+
+def first_arrivals(now_seconds: float) -> Arrivals:
+    """Nothing yet."""
+    empty = np.zeros(0)
+    return Arrivals(
+        since_seconds=now_seconds,
+        active=frozenset(),
+        num_jobs=empty,
+        samples=empty,
+        weights=empty,
+        startups=empty,
+    )
+
+
+def count_arrivals(arrivals: Arrivals, snapshot: Snapshot) -> Arrivals:
+    """Add the jobs that were not there at the last look."""
+    jobs, num_sets = snapshot.jobs, len(snapshot.options.samples_per_second)
+    new = [row for row, spec in enumerate(jobs.specs) if spec.id not in arrivals.active]
+    sets = jobs.option_set[new]
+
+    def added(before: FloatArray, values: list[float]) -> FloatArray:
+        total = np.bincount(sets, weights=values, minlength=num_sets).astype(np.float64)
+        total[: len(before)] += before
+        return total
+
+    submitted = min((jobs.specs[row].submit_seconds for row in new), default=np.inf)
+    return Arrivals(
+        since_seconds=min(arrivals.since_seconds, submitted),
+        active=frozenset(spec.id for spec in jobs.specs),
+        num_jobs=added(arrivals.num_jobs, [1.0] * len(new)),
+        samples=added(arrivals.samples, [jobs.specs[row].total_samples for row in new]),
+        weights=added(arrivals.weights, [jobs.specs[row].priority for row in new]),
+        startups=added(arrivals.startups, [jobs.specs[row].startup_seconds for row in new]),
+    )
+
+
+def believed_classes(
+    arrivals: Arrivals,
+    snapshot: Snapshot,
+    option_prices: FloatArray,
+    paths: Paths,
+    extra_start_seconds: float = 0.0,
+) -> tuple[JobClasses | None, Paths]:
+    """The classes seen so far, None where there are none, and the paths of those with phases.
+
+    An option without a finite price cannot be had. Starts take so much longer than is told.
+    """
+    options = snapshot.options
+    can_be_had = np.isfinite(option_prices) & (options.samples_per_second > 0)
+    rows = np.flatnonzero((arrivals.num_jobs > 0) & can_be_had.any(axis=1))
+    if not len(rows):
+        return None, paths
+    number = arrivals.num_jobs[rows]
+    least_seconds = FIRST_JOB_SECONDS / np.sqrt(arrivals.num_jobs.sum())
+    elapsed = max(snapshot.now_seconds - arrivals.since_seconds, least_seconds)
+    own = (arrivals.startups[rows] / number)[:, None]
+    told = np.where(own >= 0, own, snapshot.startup.seconds(options.num_gpus[rows]))
+    startups = np.maximum(told + extra_start_seconds, 0.0)
+    sizes, prices = arrivals.samples[rows] / number, np.where(can_be_had, option_prices, 0.0)[rows]
+    plain = classes_from_speeds(
+        arrivals_per_second=number / elapsed,
+        mean_samples=sizes,
+        price_dollars_per_hour=prices,
+        samples_per_second=np.where(can_be_had, options.samples_per_second, 0.0)[rows],
+        startup_seconds=startups,
+        weights=arrivals.weights[rows] / number,
+    )
+    following = options.next_set
+    phased = np.flatnonzero(following[rows] >= 0) if len(following) else np.zeros(0, dtype=np.int64)
+    if not len(phased):
+        return plain, {}
+    kept: dict[tuple[int, float, float, bytes], tuple[FloatArray, FloatArray]] = {}
+    for at in phased.tolist():
+        row, size = int(rows[at]), float(sizes[at])
+        key = (row, size, float(startups[at].max()), prices[at].tobytes())
+        kept[key] = paths.get(key) or _trace(
+            snapshot, row, size, prices[at], startups[at], can_be_had[row]
+        )
+    return _with_paths(plain, phased, list(kept.values())), kept
+
+
+def _trace(
+    snapshot: Snapshot,
+    row: int,
+    size: float,
+    prices: FloatArray,
+    startups: FloatArray,
+    usable: np.ndarray[tuple[int, ...], np.dtype[np.bool_]],
+) -> tuple[FloatArray, FloatArray]:
+    """Seconds and dollars of one job on each path of the hull."""
+    options, chain = snapshot.options, [row]
+    while options.next_set[chain[-1]] >= 0:
+        chain.append(int(options.next_set[chain[-1]]))
+    ends = np.minimum(options.end_samples[chain], size)
+    traced = trace_paths(
+        BlockClasses(
+            arrivals_per_second=np.ones(1),
+            weights=np.ones(1),
+            block_samples=np.diff(ends, prepend=0.0)[None],
+            samples_per_second=np.where(usable, options.samples_per_second[chain], 0.0)[None],
+            price_dollars_per_hour=prices[None],
+            rescaling_seconds=startups[None],
+        )
+    ).classes
+    return traced.job_seconds[0], traced.job_dollars[0]
+
+
+def _with_paths(
+    plain: JobClasses, phased: IntArray, paths: list[tuple[FloatArray, FloatArray]]
+) -> JobClasses:
+    """The classes, where those with phases choose among their paths instead of their options."""
+    width = max(plain.job_seconds.shape[1], *(len(seconds) for seconds, _ in paths))
+    wider = ((0, 0), (0, width - plain.job_seconds.shape[1]))
+    seconds = np.pad(plain.job_seconds, wider, constant_values=np.inf)
+    dollars = np.pad(plain.job_dollars, wider)
+    for at, (path_seconds, path_dollars) in zip(phased.tolist(), paths, strict=True):
+        seconds[at], dollars[at] = np.inf, 0.0
+        seconds[at, : len(path_seconds)], dollars[at, : len(path_seconds)] = (
+            path_seconds,
+            path_dollars,
+        )
+    return JobClasses(
+        arrivals_per_second=plain.arrivals_per_second,
+        job_seconds=seconds,
+        job_dollars=dollars,
+        weights=plain.weights,
+    )

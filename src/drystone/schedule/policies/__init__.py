@@ -1,1 +1,0 @@
-"""One file a policy: the idea it follows, and the paper it is from."""

@@ -1,0 +1,1 @@
+"""Our policy for a fixed cluster: each job picks its best option at shadow prices."""

@@ -1,0 +1,236 @@
+"""What is a GPU of each type worth? Shadow prices from the dual, with a certificate.
+
+The problem: every job takes one option or none, worth `values[job, option]`; the GPUs of each type
+are limited. Given a price for each type, every job picks for itself the option that is worth most
+after paying for its GPUs: one array operation. The dual
+
+    D(p) = sum over jobs of max(0, max over options of (value - p . counts)) + p . capacity
+
+bounds every allocation from above, for any prices p >= 0, and is convex, but has kinks. Its smooth
+neighbour takes t log(sum of exp(. / t)) for the inner maximum, with t a share of the best value of
+the job; it is above D by at most t log(1 + options) a job. Newton's method makes it small in few
+steps, since there are few types, for shares that shrink from one to the next. Whatever prices come
+out, D itself is taken at them, so the bound holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from drystone.schedule.prices.menu import Menu, inner_products, make_menu, weighted_sum
+from drystone.schedule.snapshot import FloatArray, IntArray
+
+# Shares of smoothing, one after another, and the most Newton steps at each. Prices that are known
+# from before are near enough to begin late in the list.
+_SHARES: Final = (0.3, 0.1, 0.03, 0.01)
+_FIRST_SHARE_WHEN_KNOWN: Final = 2
+_MOST_STEPS: Final = 6
+_MOST_HALVINGS: Final = 6
+_STEP_CUT: Final = 0.25
+# A step that improves the smooth bound by less than this part of its share is the last.
+_GOOD_ENOUGH: Final = 1e-3
+_DAMPING: Final = 1e-3
+_MOST_PLAIN: Final = 8  # types for which plain numbers are quicker than a library
+_LEAST_HEAT: Final = 1e-280  # its inverse, times squares of counts of GPUs, is still a number
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Market:
+    """The problem: what options are worth, what they take, and what there is."""
+
+    values: FloatArray  # (jobs, options); not above 0: no option
+    counts: tuple[FloatArray, ...]  # by type, (jobs, options)
+    capacity: FloatArray  # by type
+
+    @cached_property
+    def menu(self) -> Menu:
+        """The same as one list of choices."""
+        return make_menu(self.values, self.counts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Prices:
+    """Prices, and the proof of how good they are: no allocation is worth more than `bound`."""
+
+    prices: FloatArray  # by type, in units of value a GPU
+    bound: float
+
+
+def solve_prices(market: Market, start: FloatArray | None = None) -> Prices:
+    """Prices whose dual bound is near its least."""
+    num_types = len(market.capacity)
+    menu = market.menu
+    if len(menu.row) == len(menu.starts):  # there is nothing but "nothing"
+        return Prices(prices=np.zeros(num_types), bound=0.0)
+    smooth = _SmoothDual(menu, market.capacity)
+    prices = np.zeros(num_types) if start is None else start.astype(np.float64)
+    known = start is not None and bool((start > 0).any())
+    # What no job could pay, in units of one of tiny worth, may be no number: then it is infinite.
+    with np.errstate(over="ignore"):
+        for share in _SHARES[_FIRST_SHARE_WHEN_KNOWN if known else 0 :]:
+            smooth.cool(share)
+            prices = _descend(smooth, prices, share)
+    bound = smooth.bound(prices)
+    if start is not None:
+        before = smooth.bound(start)
+        if before <= bound * (1 + 1e-12):
+            return Prices(prices=start.astype(np.float64), bound=before)
+    return Prices(prices=prices, bound=bound)
+
+
+def dual_bound(market: Market, prices: FloatArray) -> float:
+    """What no allocation can exceed."""
+    if market.values.shape[1] == 0:
+        return 0.0
+    best = _surplus(market, prices).max(axis=1, initial=0.0)
+    return float(best.sum() + prices @ market.capacity)
+
+
+def choose_options(market: Market, prices: FloatArray) -> tuple[IntArray, FloatArray]:
+    """What each job picks at these prices, -1 for nothing, and what that leaves it."""
+    if market.values.shape[1] == 0:
+        return np.full(len(market.values), -1, dtype=np.int64), np.zeros(len(market.values))
+    surplus = _surplus(market, prices)
+    best = surplus.argmax(axis=1)
+    left = surplus[np.arange(len(best)), best]
+    return np.where(left >= 0, best, -1).astype(np.int64), np.maximum(left, 0.0)
+
+
+def _surplus(market: Market, prices: FloatArray) -> FloatArray:
+    """What each option leaves after its GPUs are paid; minus infinity for what is no option."""
+    surplus = np.where(market.values > 0, market.values, -np.inf)
+    for price, counts in zip(prices, market.counts, strict=True):
+        if price > 0:
+            surplus -= price * counts
+    return surplus
+
+
+class _SmoothDual:
+    """The smooth neighbour of the dual: its value, and then its slope and curvature there.
+
+    Everything is a list of choices, "nothing" among them, so what a job has at least is 0.
+    """
+
+    def __init__(self, menu: Menu, capacity: FloatArray) -> None:
+        self._row, self._starts = menu.row, menu.starts
+        self._values, self._counts, self._capacity = menu.values, menu.counts, capacity
+        self._best: FloatArray = np.maximum.reduceat(menu.values, menu.starts)
+        # Above these nobody takes any of a type, so that no bound is least there.
+        worth = np.zeros(menu.counts.shape)
+        np.divide(menu.values, menu.counts, out=worth, where=menu.counts > 0)
+        self.most_prices: FloatArray = worth.max(axis=1, initial=0.0)
+
+    def cool(self, share: float) -> None:
+        """From now on, smooth by this share of the best value of each job."""
+        self._heat = np.maximum(share * self._best, _LEAST_HEAT)
+        self._cold = 1.0 / self._heat
+        cold = self._cold.take(self._row)
+        # What a choice is worth and takes, by the heat of its job.
+        self._cold_values, self._cold_counts = self._values * cold, self._counts * cold
+
+    def bound(self, prices: FloatArray) -> float:
+        """The dual itself: what no allocation can exceed."""
+        left = self._values - weighted_sum(prices, self._counts)
+        return float(np.maximum.reduceat(left, self._starts).sum() + prices @ self._capacity)
+
+    def value(self, prices: FloatArray) -> float:
+        """The smooth dual at these prices."""
+        picked: FloatArray = self._cold_values - weighted_sum(prices, self._cold_counts)
+        # How often each is picked against nothing: at most exp(1 / share), which is a number, and
+        # never, if it is worse by more than a number can say.
+        self._picked = np.exp(picked, out=picked)
+        self._total = np.add.reduceat(picked, self._starts)
+        heat = np.log(self._total)
+        heat *= self._heat
+        return float(heat.sum() + prices @ self._capacity)
+
+    def curve(self) -> tuple[FloatArray, FloatArray]:
+        """Slope by type, and curvature (types x types), where the value was asked for last."""
+        taken = self._counts * (self._picked / self._total.take(self._row))
+        demand = np.add.reduceat(taken, self._starts, axis=1)
+        curvature = inner_products(taken, self._cold_counts)
+        curvature -= inner_products(demand * self._cold, demand)
+        return self._capacity - demand.sum(axis=1), curvature
+
+
+def _descend(smooth: _SmoothDual, prices: FloatArray, share: float) -> FloatArray:
+    """Newton's method for one share of smoothing; prices stay between 0 and `most_prices`.
+
+    Where every job is sure of its option nothing curves, and a step would be endless: it then ends
+    at the most that anybody pays, and is cut from there.
+    """
+    most = smooth.most_prices.tolist()  # plain numbers: for a handful of types they are quicker
+    prices = np.minimum(prices, smooth.most_prices)
+    value = smooth.value(prices)
+    for _ in range(_MOST_STEPS):
+        now = prices.tolist()
+        step = _newton_step(now, *smooth.curve())
+        if step is None:
+            break
+        before, length = value, 1.0
+        for _ in range(_MOST_HALVINGS):
+            trial = np.array(
+                [
+                    min(max(price + length * change, 0.0), limit)
+                    for price, change, limit in zip(now, step, most, strict=True)
+                ]
+            )
+            value = smooth.value(trial)
+            if value < before:
+                break
+            length *= _STEP_CUT
+        else:
+            break
+        prices = trial
+        if before - value <= _GOOD_ENOUGH * share * abs(value):
+            break
+    return prices
+
+
+def _newton_step(
+    prices: list[float], slope: FloatArray, curvature: FloatArray
+) -> list[float] | None:
+    """Where to, for the prices that can move; None where none can."""
+    down, rows = (-slope).tolist(), curvature.tolist()
+    is_free = [price > 0 or one > 0 for price, one in zip(prices, down, strict=True)]
+    if not any(is_free):
+        return None
+    most = max(rows[kind][kind] for kind, can_move in enumerate(is_free) if can_move)
+    # A price to which nobody reacts moves by as much as the least of the others would.
+    floor = max(most * 1e-9, 1e-300)
+    for kind, can_move in enumerate(is_free):
+        if can_move:
+            rows[kind][kind] = (1.0 + _DAMPING) * rows[kind][kind] + floor
+            continue
+        # It stays: its row says that it moves by nothing.
+        for other in range(len(rows)):
+            rows[kind][other] = rows[other][kind] = 0.0
+        rows[kind][kind], down[kind] = 1.0, 0.0
+    return _solve(rows, down)
+
+
+def _solve(rows: list[list[float]], right: list[float]) -> list[float]:
+    """Gauss's elimination: all rows are dominated by what is on the diagonal, or nearly so."""
+    size = len(rows)
+    if size > _MOST_PLAIN:
+        found: list[float] = np.linalg.solve(rows, right).tolist()
+        return found
+    for one in range(size):
+        row, pivot = rows[one], rows[one][one]
+        for other in range(one + 1, size):
+            factor = rows[other][one] / pivot
+            if factor:
+                below = rows[other]
+                for at in range(one + 1, size):
+                    below[at] -= factor * row[at]
+                right[other] -= factor * right[one]
+    for one in range(size - 1, -1, -1):
+        row = rows[one]
+        for at in range(one + 1, size):
+            right[one] -= row[at] * right[at]
+        right[one] /= row[one]
+    return right

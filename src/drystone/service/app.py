@@ -1,0 +1,111 @@
+"""The HTTP API: strict bodies in, the shapes of docs/api.md out."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from fastapi import FastAPI
+
+from drystone import __version__
+from drystone.run.control.controller import Controller
+from drystone.service.answers import add_answers
+from drystone.service.auth.callers import VIEWER
+from drystone.service.auth.guard import Doors, Guard
+from drystone.service.auth.routes import people_routes
+from drystone.service.auth.sessions import Sessions
+from drystone.service.cluster import cluster_routes
+from drystone.service.docs_page import add_docs
+from drystone.service.feed import Feed
+from drystone.service.jobs import job_routes
+from drystone.service.money import money_routes
+from drystone.service.page.routes import add_page
+from drystone.service.prometheus import Metrics
+from drystone.service.shapes import Failure, Responses
+from drystone.service.uploads import Uploads
+
+_FAILURES: Final[Responses] = {
+    status: {"model": Failure, "description": told}
+    for status, told in (
+        (413, "The body is too large"),
+        (421, "Not meant for this service, or from another site"),
+        (422, "The request is wrong"),
+        (429, "Too many requests"),
+        (503, "The database is busy"),
+    )
+}
+_REFUSALS: Final = {
+    401: {"model": Failure, "description": "No token, or an unknown one"},
+    403: {"model": Failure, "description": "The token does not allow it"},
+}
+
+
+def make_app(controller: Controller, doors: Doors | None = None) -> FastAPI:
+    """The application over a controller that runs in another thread."""
+    doors = doors or Doors()
+    app = FastAPI(
+        title="Drystone",
+        version=__version__,
+        description="Trains large models on whatever GPUs there are.",
+        docs_url=None,
+        redoc_url=None,
+        responses=_FAILURES,
+    )
+    metrics, feed = Metrics(), Feed(controller)
+    sessions = Sessions(controller.settings.folder)
+    uploads = Uploads(controller.settings.folder / "uploads", doors.limits)
+    app.state.feed = feed
+    add_answers(app)
+    app.include_router(job_routes(controller, uploads))
+    app.include_router(
+        cluster_routes(controller, feed, metrics, most_streams=doors.limits.most_streams)
+    )
+    app.include_router(people_routes(controller, sessions, uploads))
+    app.include_router(money_routes(controller))
+    add_page(app, controller, readers=[VIEWER])
+    add_docs(app)
+    _describe_access(app, controller)
+    app.add_middleware(
+        Guard,
+        access=lambda: controller.journal.live.access,
+        sessions=sessions,
+        doors=doors,
+        metrics=metrics,
+    )
+    return app
+
+
+def _describe_access(app: FastAPI, controller: Controller) -> None:
+    """What OpenAPI says about tokens is what is so now: without any, none is needed."""
+    describe = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        schema = describe()
+        access = controller.journal.live.access
+        operations = [
+            operation
+            for path in schema["paths"].values()
+            for operation in path.values()
+            if isinstance(operation, dict)
+        ]
+        for operation in operations:
+            if "security" in operation:
+                for status, told in _REFUSALS.items():
+                    content = {"application/json": {"schema": _FAILURE_REFERENCE}}
+                    operation["responses"].setdefault(
+                        str(status), {"description": told["description"], "content": content}
+                    )
+        if access.has_tokens:
+            return schema
+        paths = {
+            name: {
+                method: {key: one for key, one in operation.items() if key != "security"}
+                for method, operation in path.items()
+            }
+            for name, path in schema["paths"].items()
+        }
+        return schema | {"paths": paths}
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+_FAILURE_REFERENCE: Final = {"$ref": "#/components/schemas/Failure"}

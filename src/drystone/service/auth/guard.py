@@ -1,0 +1,259 @@
+"""What every request passes before a route sees it, and every answer after.
+
+Where it was sent (Host), which site it comes from (Origin), who asks (token, cookie, socket), how
+much they ask, how large the body is. Written against ASGI itself: it costs tens of microseconds.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.cookies import CookieError, SimpleCookie
+from typing import Final
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from drystone.errors import DrystoneError
+from drystone.run.control.access import Access
+from drystone.service.answers import LOG, Misdirected, TooLarge, answer_failure, safe
+from drystone.service.auth.callers import COOKIE, NOBODY, OWNER, Caller, caller_of, set_caller
+from drystone.service.auth.rate_limits import Buckets, Limits
+from drystone.service.auth.sessions import Sessions
+from drystone.service.prometheus import Metrics
+
+_SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
+_FILES_PATH: Final = "/v1/files"
+_PAGE_PATH: Final = "/page/"
+_POLICY: Final = (
+    "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
+)
+_HEADERS: Final = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doors:
+    """How the service can be reached, and under which names."""
+
+    limits: Limits = field(default_factory=Limits)
+    names: frozenset[str] = frozenset()  # of hosts, beyond addresses and this machine's own name
+    is_loopback: bool = True  # whether nobody from another machine can get here
+
+    def allows(self, host: str, *, has_tokens: bool) -> bool:
+        """Whether a request that was sent to this host is meant for us.
+
+        Without tokens only names of loopback are: whatever else a browser sends here, it was made
+        to by a name that somebody else controls.
+        """
+        name = _host_name(host)
+        if name in _LOOPBACK_NAMES:
+            return True
+        return has_tokens and (name in self.names or _is_address(name) or name in own_names())
+
+
+class Guard:
+    """The middleware."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        access: Callable[[], Access],
+        sessions: Sessions,
+        doors: Doors,
+        metrics: Metrics,
+    ) -> None:
+        self._app, self._access, self._sessions = app, access, sessions
+        self._doors, self._metrics = doors, metrics
+        limits = doors.limits
+        self._known = Buckets(limits.requests_per_second, limits.burst)
+        self._unknown = Buckets(limits.unknown_per_second, limits.unknown_burst)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on what is in order."""
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return
+        started, caller = time.perf_counter(), NOBODY
+        answer = _Answer(send)
+        try:
+            headers = Headers(scope=scope)
+            caller = self._admit(scope, headers)
+            set_caller(caller)
+            body = _Body(receive, self._most_bytes(scope, headers))
+            answer.body = body
+            await self._app(scope, body.receive, answer.send)
+            if body.problem is not None:
+                raise body.problem
+        except DrystoneError as error:
+            answer.body = None
+            await answer_failure(error)(scope, receive, answer.send)
+        finally:
+            if answer.status in (401, 403, 413, 421, 429):
+                _log_refusal(scope, answer.status, caller)
+            route = getattr(scope.get("route"), "path", "")
+            took = time.perf_counter() - started
+            self._metrics.observe(scope["method"], route, answer.status, took)
+
+    def _admit(self, scope: Scope, headers: Headers) -> Caller:
+        server = scope.get("server")
+        if server is not None and server[1] is None:
+            return OWNER  # the socket; its file lets nobody else in
+        access = self._access()
+        host = headers.get("host", "")
+        if not self._doors.allows(host, has_tokens=access.has_tokens):
+            raise Misdirected(
+                f"this service is not called {safe(host)[:80]!r}",
+                hint="Use its address, or start it with --allow-host NAME",
+            )
+        _check_site(scope["method"], headers, host)
+        caller = self._identify(access, headers, scope["method"])
+        if scope["path"].startswith(_PAGE_PATH):
+            return caller  # small files without data, two dozen for a page: they are not counted
+        if caller.role is not None:
+            self._known.take(caller.token_id or "loopback")
+        elif scope["path"] not in ("/healthz", "/readyz"):
+            peer = scope.get("client")
+            self._unknown.take(
+                str(peer[0]) if peer else "", message="too many requests without a token"
+            )
+        return caller
+
+    def _identify(self, access: Access, headers: Headers, method: str) -> Caller:
+        if not access.has_tokens:
+            # A service that others can reach must not become everybody's with its last token.
+            return OWNER if self._doors.is_loopback else NOBODY
+        kind, _, text = headers.get("authorization", "").partition(" ")
+        if kind:
+            token = access.find(text.strip()) if kind.lower() == "bearer" else None
+            return caller_of(token) if token is not None else NOBODY
+        found = self._sessions.find(access, _cookie(headers), time.time())
+        if found is None:
+            return NOBODY
+        if method not in _SAFE_METHODS and headers.get("x-drystone") is None:
+            raise Misdirected(
+                "a change that is asked for with a cookie needs the header X-Drystone",
+                hint="Send `X-Drystone: 1`; pages of other sites cannot",
+            )
+        return caller_of(found[0], expires_seconds=found[1])
+
+    def _most_bytes(self, scope: Scope, headers: Headers) -> int:
+        """How large the body may be; one that says it is larger is refused unread."""
+        limits = self._doors.limits
+        is_file = scope["path"] == _FILES_PATH
+        most = limits.most_file_bytes if is_file else limits.most_body_bytes
+        told = headers.get("content-length", "")
+        if told.isdigit() and (len(told) > 15 or int(told) > most):
+            raise _too_large(most)
+        return most
+
+
+class _Body:
+    """Of one request, up to a size; a larger one is not read to its end."""
+
+    def __init__(self, receive: Receive, most_bytes: int) -> None:
+        self._receive, self._most_bytes, self._num_bytes = receive, most_bytes, 0
+        self.problem: TooLarge | None = None
+
+    async def receive(self) -> Message:
+        """What comes next."""
+        message = await self._receive()
+        self._num_bytes += len(message.get("body", b""))
+        if self._num_bytes > self._most_bytes:
+            self.problem = _too_large(self._most_bytes)
+            raise self.problem
+        return message
+
+
+class _Answer:
+    """To one request, with what every answer carries."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.status = 500
+        self.body: _Body | None = None
+
+    async def send(self, message: Message) -> None:
+        """Part of it; not where the body was too large, which frameworks take for unreadable."""
+        if self.body is not None and self.body.problem is not None:
+            return
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = MutableHeaders(scope=message)
+            for name, value in _HEADERS.items():
+                headers.setdefault(name, value)
+        await self._send(message)
+
+
+def _too_large(most_bytes: int) -> TooLarge:
+    return TooLarge(f"the body is larger than {most_bytes} bytes", hint="Send less at once")
+
+
+def _check_site(method: str, headers: Headers, host: str) -> None:
+    """Refuse what a page of another site made a browser send; programs send neither header."""
+    site = headers.get("sec-fetch-site")
+    is_link = method in _SAFE_METHODS and headers.get("sec-fetch-mode") == "navigate"
+    if site is not None and site not in ("same-origin", "none") and not is_link:
+        raise Misdirected("requests from other sites are not answered")
+    origin = headers.get("origin")
+    if origin is not None and urlsplit_host(origin) != host.lower():
+        raise Misdirected("requests from other sites are not answered")
+
+
+def urlsplit_host(origin: str) -> str:
+    """The host and port of an origin; something that is no host where it has none."""
+    try:
+        return urlsplit(origin).netloc.lower() or "-"
+    except ValueError:
+        return "-"
+
+
+def _host_name(host: str) -> str:
+    """Without the port."""
+    text = host.strip().lower()
+    if text.startswith("["):
+        return text.partition("]")[0] + "]"
+    return text.rpartition(":")[0] if text.count(":") == 1 else text
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True
+
+
+def own_names() -> frozenset[str]:
+    """What this machine is called."""
+    name = socket.gethostname().lower()
+    return frozenset({name, name.partition(".")[0]} - {""})
+
+
+def _cookie(headers: Headers) -> str:
+    try:
+        found = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+    except CookieError:
+        return ""
+    return found.value if found is not None else ""
+
+
+def _log_refusal(scope: Scope, status: int, caller: Caller) -> None:
+    """Without the query and without any header: both may hold secrets."""
+    who = caller.actor or "nobody known"
+    LOG.warning("refused %d %s %s of %s", status, scope["method"], safe(scope["path"]), safe(who))

@@ -1,0 +1,212 @@
+"""Requests about the cluster and about the service itself: nodes, events, live state, health."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Header, Query, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import Response, StreamingResponse
+
+from drystone import __version__
+from drystone.errors import DrystoneError
+from drystone.run.control.controller import Controller
+from drystone.service.answers import TooMany, answer_json, found
+from drystone.service.auth.callers import ADMIN, VIEWER, caller_now
+from drystone.service.event_views import events_for
+from drystone.service.feed import Feed
+from drystone.service.prometheus import CONTENT_TYPE, Metrics
+from drystone.service.shapes import (
+    MOST_SEQUENCE,
+    Alive,
+    Cluster,
+    Failure,
+    Happenings,
+    Health,
+    JobId,
+    Moved,
+)
+from drystone.service.views import cluster_view
+
+_LONGEST_WAIT: Final = 30.0
+_MOST_EVENTS: Final = 10_000
+
+
+def cluster_routes(
+    controller: Controller, feed: Feed, metrics: Metrics, *, most_streams: int
+) -> APIRouter:
+    """All of them."""
+    router = APIRouter()
+    _add_cluster(router, controller)
+    _add_events(router, controller, feed)
+    _add_stream(router, controller, feed, metrics, most_streams)
+    _add_health(router, controller, metrics)
+    return router
+
+
+def _add_cluster(router: APIRouter, controller: Controller) -> None:
+    journal = controller.journal
+
+    @router.get("/v1/cluster", dependencies=[VIEWER], response_model=Cluster, tags=["cluster"])
+    def cluster() -> Response:
+        """Nodes, GPUs, money."""
+        with journal.lock:
+            view = cluster_view(controller, journal.now())
+        return answer_json(view)
+
+    @router.post(
+        "/v1/nodes/{node}/drain",
+        dependencies=[ADMIN],
+        response_model=Moved,
+        responses={404: {"model": Failure}},
+        tags=["cluster"],
+    )
+    def drain(node: JobId) -> Response:
+        """Start nothing more there, and move away what runs."""
+        with journal.acting(caller_now().actor):
+            moved = found(lambda: controller.drain(node))
+        return answer_json({"node": node, "moved": moved})
+
+    @router.post(
+        "/v1/nodes/{node}/undrain",
+        dependencies=[ADMIN],
+        response_model=Moved,
+        responses={404: {"model": Failure}},
+        tags=["cluster"],
+    )
+    def undrain(node: JobId) -> Response:
+        """Use it again."""
+        with journal.acting(caller_now().actor):
+            found(lambda: controller.undrain(node))
+        return answer_json({"node": node, "moved": []})
+
+
+def _add_events(router: APIRouter, controller: Controller, feed: Feed) -> None:
+    journal, store = controller.journal, controller.store
+
+    def read(after: int, job: str, most: int, newest: bool) -> tuple[list[dict[str, object]], int]:
+        """Events, and the sequence number from which to ask on."""
+        last = journal.sequence  # before reading: what comes in between is read again
+        lines = store.read_log(after=after, job_id=job, most=most, is_newest=newest)
+        if lines and (newest or len(lines) == most):
+            last = lines[-1].sequence
+        return events_for(controller, caller_now(), lines), max(after, last)
+
+    @router.get("/v1/events", dependencies=[VIEWER], response_model=Happenings, tags=["events"])
+    async def events(
+        after: Annotated[int, Query(ge=0, le=MOST_SEQUENCE)] = 0,
+        job: Annotated[str, Query(max_length=64)] = "",
+        most: Annotated[int, Query(ge=1, le=_MOST_EVENTS)] = 1000,
+        wait: Annotated[float, Query(ge=0, le=_LONGEST_WAIT)] = 0.0,
+        newest: Annotated[bool, Query()] = False,
+    ) -> Response:
+        """The log from a sequence number on; with `wait`, until there is something to tell."""
+        loop_time = feed.clock()
+        deadline, seen = loop_time() + wait, after
+        while True:
+            rows, last = await run_in_threadpool(read, after, job, most, newest)
+            left = deadline - loop_time()
+            if rows or left <= 0 or feed.is_closing:
+                return answer_json({"events": rows, "last": last})
+            seen = max(seen, last)
+            await feed.wait(seen, left)
+
+    @router.get("/v1/audit", dependencies=[ADMIN], response_model=Happenings, tags=["people"])
+    def audit(
+        after: Annotated[int, Query(ge=0, le=MOST_SEQUENCE)] = 0,
+        most: Annotated[int, Query(ge=1, le=1000)] = 100,
+        newest: Annotated[bool, Query()] = True,
+    ) -> Response:
+        """What people did."""
+        lines = store.read_log(after=after, most=most, is_newest=newest, by_people=True)
+        rows = events_for(controller, caller_now(), lines)
+        return answer_json({"events": rows, "last": lines[-1].sequence if lines else after})
+
+
+def _add_stream(
+    router: APIRouter, controller: Controller, feed: Feed, metrics: Metrics, most_streams: int
+) -> None:
+    access = controller.journal.live.access
+
+    @router.get(
+        "/v1/stream",
+        dependencies=[VIEWER],
+        response_class=StreamingResponse,
+        responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+        tags=["events"],
+    )
+    async def stream(
+        request: Request,
+        after: Annotated[int | None, Query(ge=0, le=MOST_SEQUENCE)] = None,
+        last_event_id: Annotated[str, Header(max_length=20)] = "",
+    ) -> Response:
+        """Live state as server-sent events; goes on after `Last-Event-ID`."""
+        del request
+        if feed.num_listeners >= most_streams:
+            raise TooMany("too many connections listen already", retry_seconds=10.0)
+        token_id = caller_now().token_id
+        begun = int(last_event_id) if last_event_id.isascii() and last_event_id.isdigit() else after
+
+        def is_welcome() -> bool:
+            metrics.num_streams = feed.num_listeners
+            return not token_id or access.live(token_id) is not None
+
+        return StreamingResponse(
+            feed.listen(begun, is_welcome),
+            media_type="text/event-stream",
+            headers={"X-Accel-Buffering": "no"},
+        )
+
+
+def _add_health(router: APIRouter, controller: Controller, metrics: Metrics) -> None:
+    journal = controller.journal
+
+    @router.get("/v1/health", dependencies=[VIEWER], response_model=Health, tags=["service"])
+    def health() -> Response:
+        """Whether it works, and how well."""
+        return answer_json(
+            {
+                "status": "ok" if not controller.last_error else "troubled",
+                "version": __version__,
+                "is_emulated": controller.cluster.is_emulated,
+                "policy": controller.settings.policy,
+                "epoch": journal.lease.epoch,
+                "last_sequence": journal.sequence,
+                "decision_seconds": controller.decision_seconds,
+                "last_error": controller.last_error,
+                "num_jobs_put_aside": len(controller.reconciler.troubles.by_job),
+                "now_seconds": journal.now(),
+            }
+        )
+
+    @router.get(
+        "/healthz", response_model=Alive, responses={503: {"model": Alive}}, tags=["service"]
+    )
+    async def healthz() -> Response:
+        """Whether the process goes on; for probes, without a token."""
+        is_well = not controller.world.is_leaving
+        return answer_json(
+            {"status": "ok" if is_well else "leaving"}, status=200 if is_well else 503
+        )
+
+    @router.get(
+        "/readyz", response_model=Alive, responses={503: {"model": Alive}}, tags=["service"]
+    )
+    def readyz() -> Response:
+        """Whether requests can be answered: the database can be read; without a token."""
+        try:
+            controller.store.last_sequence()
+        except DrystoneError:
+            return answer_json({"status": "the database cannot be read"}, status=503)
+        return answer_json({"status": "ok"})
+
+    @router.get(
+        "/metrics",
+        dependencies=[VIEWER],
+        response_class=Response,
+        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+        tags=["service"],
+    )
+    def numbers() -> Response:
+        """For Prometheus."""
+        return Response(metrics.render(controller), headers={"Content-Type": CONTENT_TYPE})

@@ -1,0 +1,198 @@
+import math
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drystone.describe.files.amounts import parse_count, parse_duration
+from drystone.describe.files.cluster import ClusterSpec, load_cluster_file, parse_cluster
+from drystone.describe.files.job import JobPart, TrainPart, load_job, make_job, parse_job
+from drystone.describe.files.json_shapes import from_plain, to_plain
+from drystone.describe.training_job import TrainingJob, find_shape, make_spec
+from drystone.errors import RequestError
+
+HERE = Path("/somewhere")
+
+
+def job(text: str) -> TrainingJob:
+    return parse_job(text, folder=HERE)
+
+
+def test_three_lines_are_a_job():
+    found = job("model: gpt2\ntrain: {tokens: 2B, batch: 64}\n")
+
+    assert (found.model, found.data, found.num_tokens) == ("gpt2", "synthetic", 2_000_000_000)
+    spec = make_spec(found, find_shape(found), job_id="j1", submit_seconds=5.0)
+    assert spec.total_samples == 64 * -(-2_000_000_000 // (64 * 1024))
+
+
+def test_everything_can_be_said():
+    found = job(
+        """
+name: the big one
+owner: ada
+model: shapes/mine.json
+data: corpus.u32
+train: {epochs: 1.5, batch: 8, sequence: 128, precision: fp32, learning_rate: 1e-3}
+gpus: {allow: [A100, T4], deny: [V100], min: 2, max: 4}
+priority: 2
+deadline: 6h
+max_cost: 12.5
+max_duration: 1d 12h
+environment: {A: "1"}
+"""
+    )
+
+    assert found.model == "/somewhere/shapes/mine.json"
+    assert found.data == "/somewhere/corpus.u32"
+    assert found.allowed_gpus == ("A100-80GB-SXM", "T4-16GB")
+    assert found.deadline_after_seconds == 6 * 3600
+    assert found.max_duration_seconds == 36 * 3600
+    assert found.learning_rate == 1e-3
+    assert from_plain(TrainingJob, to_plain(found), where="") == found
+
+
+def test_a_time_is_a_deadline_too():
+    assert job("model: gpt2\ntrain: {steps: 1}\ndeadline: 2026-11-20T18:00Z").deadline_at_seconds
+    assert job("model: gpt2\ntrain: {steps: 1}\ndeadline: 2026-11-20").deadline_at_seconds
+
+
+def test_a_command_is_split_into_words():
+    found = job("command: python 'my train.py' --fast\ntrain: {steps: 10}")
+
+    assert found.command == ("python", "my train.py", "--fast")
+    assert found.is_command
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("modle: gpt2", r"unknown key 'modle'.*model"),
+        ("model: gpt2\ntrain: {stesp: 1}", r"line 2.*'stesp'.*steps"),
+        ("model: gpt2\n\ntrain: {steps: x}", r"line 3.*train\.steps.*no count"),
+        ("model: gpt2\ntrain: {steps: 1, tokens: 5}", "contradict"),
+        ("model: gpt2", "how much"),
+        ("model: gpt2\ntrain: {epochs: 2}", "made-up"),
+        ("model: gpt2\ntrain: {steps: 1}\ngpus: {allow: [A1000]}", "A1000.*mean"),
+        ("model: gpt2\ntrain: {steps: 1}\ngpus: {min: 4, max: 2}", "min 4 is above"),
+        ("model: gpt2\ntrain: {steps: 1}\ndeadline: soon", r"line 3.*deadline.*6h"),
+        ("model: gpt2\ntrain: {steps: 1}\npriority: '3'", r"line 3: priority"),
+        ("model: gpt2\ntrain: {steps: 1}\nname: ../../etc", "is no name"),
+        ("model: gpt2\ntrain: {steps: 1}\nmodel: gpt2", "line 3.*twice"),
+        ("model: &a gpt2\ntrain: {steps: 1}\nname: *a", "aliases"),
+        ("model: !!python/object:os.system x", "tags"),
+        ("- a", "table of keys"),
+        ("model: gpt2\n  x: [", "no YAML"),
+        ("[" * 5000, "YAML|deep"),
+        ("train: {steps: 5}", "neither a model nor a command"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place(text: str, says: str):
+    with pytest.raises(RequestError, match=says):
+        job(text)
+
+
+def test_a_file_lends_its_name_and_folder(tmp_path: Path):
+    path = tmp_path / "night run.yaml"
+    path.write_text("command: python train.py\ntrain: {steps: 3}", encoding="utf-8")
+
+    found = load_job(path, owner="ada")
+
+    assert (found.name, found.owner, found.folder) == ("night-run", "ada", str(tmp_path.resolve()))
+    with pytest.raises(RequestError, match="cannot be read"):
+        load_job(tmp_path / "none.yaml")
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)
+WORDS = st.sampled_from(["6h", "2B", "gpt2", "synthetic", "a.bin", "1e9", "fp32", "A100", "x.py:f"])
+
+
+@given(st.text(max_size=300))
+def test_no_text_breaks_the_readers(text: str):
+    for read in (job, parse_cluster):
+        with suppress(RequestError):
+            assert isinstance(read(text), TrainingJob | ClusterSpec)
+
+
+@given(
+    st.dictionaries(st.sampled_from(list(JobPart.model_fields)), PLAIN | WORDS, max_size=6),
+    st.dictionaries(st.sampled_from(list(TrainPart.model_fields)), PLAIN | WORDS, max_size=6),
+)
+def test_no_table_breaks_the_reader(table, train):
+    with suppress(RequestError):
+        found = make_job({"model": "gpt2", "train": train} | table, folder=HERE)
+        assert from_plain(TrainingJob, to_plain(found), where="") == found
+
+
+def test_the_examples_can_be_read():
+    examples = Path(__file__).parents[4] / "examples"
+
+    assert load_job(examples / "job.yaml").num_steps == 200
+    assert load_job(examples / "job_script.yaml").is_command
+    assert load_cluster_file(examples / "cluster_emulated.yaml").is_emulated
+
+
+def test_amounts():
+    assert parse_duration("1h 30m") == 5400
+    assert parse_duration(60) == 60
+    assert parse_count("1.5k") == 1500
+    assert parse_count(1e9) == 10**9
+    for wrong in ("1.5", "-3", "0", "x", "1e99", "nan"):
+        with pytest.raises(RequestError):
+            parse_count(wrong)
+
+
+CLUSTER = """
+nodes:
+  - {gpu: A100, gpus_per_node: 2, emulate: {speed: 0.001, memory: 2GiB}}
+  - {gpu: T4, count: 2, gpus_per_node: 1, emulate: {speed: 0.001, memory: 2GiB}}
+prices: {T4: 0.25}
+"""
+
+
+def test_a_cluster_may_be_emulated():
+    found = parse_cluster(CLUSTER)
+
+    assert [node.id for node in found.nodes] == ["a100-0", "t4-1", "t4-2"]
+    a100 = found.gpu("A100-80GB-SXM")
+    assert a100.usable_bytes == 2 * 2**30
+    assert a100.fp32_flops == pytest.approx(19.49e9)
+    assert found.dollars_per_gpu_hour["T4-16GB"] == 0.25
+    assert found.dollars_per_gpu_hour["A100-80GB-SXM"] > 0.25
+    assert str(found.pool()) == "2xA100-80GB-SXM,2xT4-16GB"
+    assert found.is_emulated
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("nodes: []", "list `nodes`"),
+        ("nodes: [{gpu: A100, cuont: 2}]", "cuont.*count"),
+        ("nodes: [{gpu: A1O0}]", "unknown GPU"),
+        ("nodes: [{gpu: A100, count: 0}]", "whole number"),
+        ("nodes:\n - {gpu: A100}\n - {gpu: A100, emulate: {}}", "line 3.*two ways"),
+        ("nodes: [{gpu: A100, emulate: {speed: 2}}]", "at most 1"),
+        ("nodes: [{gpu: A100, emulate: {memory: lots}}]", "emulate.memory.*lots"),
+        ("nodes: [{gpu: A100}]\nprices: {A100: -1}", "dollars"),
+        ("nodes: [{gpu: A100, name: x}, {gpu: T4, name: x}]", "same name"),
+    ],
+)
+def test_a_wrong_cluster_is_refused_with_its_place(text: str, says: str):
+    with pytest.raises(RequestError, match=says):
+        parse_cluster(text)
+
+
+def test_limits_reach_the_scheduler_where_a_length_is_known():
+    table = {"model": "mini-gpt", "train": {"steps": 1}, "max_cost": 2.5, "max_duration": "1h"}
+    found = make_job(table, folder=HERE)
+
+    spec = make_spec(found, find_shape(found), job_id="1", submit_seconds=0.0)
+    assert (spec.max_cost_dollars, spec.max_duration_seconds) == (2.5, 3600.0)
+    script = make_spec(found, None, job_id="1", submit_seconds=0.0)
+    assert (script.max_cost_dollars, script.max_duration_seconds) == (math.inf, math.inf)

@@ -1,0 +1,173 @@
+import numpy as np
+import pytest
+
+from drystone.describe.files.cluster import parse_cluster
+from drystone.describe.files.job import make_job
+from drystone.describe.recipe import Precision
+from drystone.errors import NothingFits
+from drystone.plan.plan import Plan
+from drystone.run.control.launching import seat_ranks, section_seconds, take_seats
+from drystone.run.control.live_state import Lesson
+from drystone.run.control.options import OptionBook, kind_of, work_of
+
+CLUSTER = parse_cluster(
+    """
+nodes:
+  - {gpu: A100, count: 2, gpus_per_node: 2, emulate: {speed: 0.001, memory: 4GiB}}
+  - {gpu: T4, gpus_per_node: 2, emulate: {speed: 0.001, memory: 4GiB}}
+"""
+)
+A100, T4 = "A100-80GB-SXM", "T4-16GB"
+
+
+def a_job(folder, model="mini-gpt", **more):
+    table = {"model": model, "train": {"steps": 10, "batch": 8, "sequence": 32}}
+    return make_job(table | more, folder=folder)
+
+
+def by_counts(book: OptionBook, job, lesson=None) -> dict[tuple[int, ...], float]:
+    found = book.options(job, lesson)
+    return {
+        tuple(counts): speed
+        for counts, speed in zip(
+            found.counts.tolist(), found.samples_per_second.tolist(), strict=True
+        )
+    }
+
+
+def test_every_number_of_each_type_is_an_option_unless_fewer_are_as_fast(tmp_path):
+    speeds = by_counts(OptionBook(CLUSTER), a_job(tmp_path))
+    all_of_them = by_counts(OptionBook(CLUSTER), a_job(tmp_path, gpus={"min": 2}))
+
+    assert {(1, 0), (2, 0), (4, 0), (0, 1), (0, 2)} <= set(speeds)
+    assert speeds[1, 0] > speeds[0, 1] > 0
+    assert (3, 0) in all_of_them
+    assert ((3, 0) in speeds) == (all_of_them[3, 0] > all_of_them[2, 0])
+
+
+def test_what_is_estimated_is_what_would_be_launched(tmp_path):
+    book, job = OptionBook(CLUSTER), a_job(tmp_path)
+    for counts, speed in by_counts(book, job).items():
+        assert speed == pytest.approx(8 / book.plan(job, counts).step_seconds, rel=0.1)
+
+
+def test_limits_of_a_job_are_kept(tmp_path):
+    book = OptionBook(CLUSTER)
+
+    assert set(by_counts(book, a_job(tmp_path, gpus={"max": 1}))) == {(1, 0), (0, 1)}
+    assert set(by_counts(book, a_job(tmp_path, gpus={"deny": ["A100"]}))) == {(0, 1), (0, 2)}
+    assert {sum(one) for one in by_counts(book, a_job(tmp_path, gpus={"min": 3}))} <= {3, 4, 5, 6}
+
+
+def test_who_must_take_many_may_mix_though_fewer_would_be_faster(tmp_path):
+    small = parse_cluster("nodes: [{gpu: A100, gpus_per_node: 2}, {gpu: T4, gpus_per_node: 2}]")
+    speeds = by_counts(OptionBook(small), a_job(tmp_path, gpus={"min": 3}))
+
+    assert set(speeds) == {(2, 1), (1, 2), (2, 2)}
+    assert min(speeds.values()) > 0
+
+
+def test_jobs_of_one_kind_share_one_set(tmp_path):
+    book = OptionBook(CLUSTER)
+    one, two = a_job(tmp_path, name="one"), a_job(tmp_path, name="two", priority=3)
+
+    assert kind_of(one) == kind_of(two)
+    assert book.options(one) is book.options(two)
+    assert work_of(one) == work_of(a_job(tmp_path, gpus={"max": 1}))
+    assert kind_of(one) != kind_of(a_job(tmp_path, gpus={"max": 1}))
+
+
+def test_what_was_measured_replaces_the_estimate_and_moves_its_type(tmp_path):
+    book, job = OptionBook(CLUSTER), a_job(tmp_path)
+    before = by_counts(book, job)
+    lesson = Lesson(speeds={((A100, 1),): before[1, 0] / 2}, factors={((A100, 1),): 0.5})
+    after = by_counts(book, job, lesson)
+
+    assert after[1, 0] == pytest.approx(before[1, 0] / 2)
+    assert after[2, 0] == pytest.approx(before[2, 0] / 2)
+    assert after[0, 1] == before[0, 1]
+    assert list(after) == list(before)  # the rows stay
+
+
+def test_memory_that_ran_out_rules_out_what_would_need_as_much(tmp_path):
+    book, job = OptionBook(CLUSTER), a_job(tmp_path, model="gpt2")
+    before = by_counts(book, job)
+    plan = book.plan(job, (4, 0))
+    assert isinstance(plan, Plan)
+    after = by_counts(book, job, Lesson(memory_share=2.0))
+
+    fits_before = {counts for counts, speed in before.items() if speed > 0}
+    fits_after = {counts for counts, speed in after.items() if speed > 0}
+    assert fits_after < fits_before
+    assert list(after)[: len(before)] == list(before)
+    with pytest.raises(NothingFits):
+        book.plan(job, (1, 0), Lesson(memory_share=3.9))
+
+
+def test_a_script_follows_the_rates_until_it_is_measured(tmp_path):
+    book = OptionBook(CLUSTER)
+    job = make_job({"command": "x", "train": {"steps": 5}}, folder=tmp_path)
+    before = by_counts(book, job)
+    assert before[1, 0] > before[0, 1] == 1.0
+    assert 1.7 < before[2, 0] / before[1, 0] < 2.0
+
+    after = by_counts(book, job, Lesson(speeds={((T4, 1),): 9.0}, factors={((T4, 1),): 9.0}))
+    assert after[0, 1] == 9.0
+    assert after[1, 0] == pytest.approx(9 * before[1, 0])  # what one type taught is all we know
+    assert book.plan(job, (1, 0)) is None
+
+
+def test_the_precision_is_the_same_wherever_a_job_runs(tmp_path):
+    real = parse_cluster("nodes: [{gpu: A100, gpus_per_node: 8}, {gpu: V100, gpus_per_node: 4}]")
+    for cluster, more, expected in (
+        (CLUSTER, {}, Precision.FP32),
+        (real, {}, Precision.FP32),
+        (real, {"gpus": {"deny": ["V100"]}}, Precision.BF16_MIXED),
+    ):
+        book, job = OptionBook(cluster), a_job(tmp_path, **more)
+        assert book.recipe(job, book.shape(job)).precision is expected
+
+
+def test_a_row_that_was_not_listed_can_be_added(tmp_path):
+    book, job = OptionBook(CLUSTER), a_job(tmp_path, gpus={"max": 1})
+    assert len(book.options(job)) == 2
+    assert book.row_of(job, (2, 2)) == 2
+    assert book.options(job).samples_per_second[2] == 0
+    assert np.array_equal(book.options(job).counts[2], [2, 2])
+
+
+def test_ranks_sit_on_free_devices_of_their_type(tmp_path):
+    book, job = OptionBook(CLUSTER), a_job(tmp_path)
+    plan = book.plan(job, (2, 1))
+    wanted = [("t4-2", T4, 1), ("a100-0", A100, 2)]
+    sizes = {"a100-0": 2, "t4-2": 2}
+    seats = take_seats(wanted, {"t4-2": {0}}, sizes)
+    assert take_seats(wanted, {"a100-0": {1}}, sizes) is None
+
+    ranks = seat_ranks(seats, plan)
+    assert [seat.gpu for seat in ranks] == [
+        share.gpu for share in plan.stages[0].ranks for _ in range(share.count)
+    ]
+    assert {(seat.node, seat.device) for seat in ranks} == {
+        ("t4-2", 1), ("a100-0", 0), ("a100-0", 1),
+    }  # fmt: skip
+
+
+def test_an_emulated_device_is_as_slow_as_its_estimate(tmp_path):
+    book, job = OptionBook(CLUSTER), a_job(tmp_path)
+    plan = book.plan(job, (1, 0))
+    seconds = section_seconds(plan, CLUSTER, A100)
+    layers = plan.model.num_layers
+    whole = 8 * (layers * (seconds["forward"] + seconds["backward"]) + seconds["head"])
+
+    assert whole == pytest.approx(plan.time_items["layers"], rel=0.1)
+
+
+def test_the_precision_is_decided_once(tmp_path):
+    both = parse_cluster("nodes: [{gpu: A100}, {gpu: T4}]")
+    alone = parse_cluster("nodes: [{gpu: A100}]")
+    job = a_job(tmp_path, model="gpt2")
+    early, late = OptionBook(both).settled(job), OptionBook(alone).settled(job)
+
+    assert (early.precision, late.precision) == ("fp32", "bf16-mixed")
+    assert OptionBook(alone).settled(early) == early

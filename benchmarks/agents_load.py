@@ -24,9 +24,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from drystone.describe.cluster import NodeSpec
 from drystone.describe.files.cluster import ClusterSpec, Emulation
 from drystone.describe.files.job import make_job
-from drystone.describe.node import NodeSpec
 from drystone.run.control.controller import Controller, ControllerSettings
 from drystone.run.control.world import Pace
 from drystone.run.engines.agent.server import listen

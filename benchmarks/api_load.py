@@ -31,7 +31,7 @@ from typing import Any
 
 from drystone.describe.files.cluster import parse_cluster
 from drystone.describe.files.job import make_job
-from drystone.describe.training_job import make_spec
+from drystone.describe.job import make_spec
 from drystone.run.control.access import make_team, make_token
 from drystone.run.control.journal import Journal
 from drystone.run.control.notes import Described

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-from drystone.describe.node import NodeSpec, make_nodes
+from drystone.describe.cluster import NodeSpec, make_nodes
 from figures import print_figures
 from prices import measure
 

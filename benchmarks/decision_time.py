@@ -28,15 +28,14 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "oracles"))
 from plain_cells import plain_cells
 
-from drystone.describe.node import load_cluster
+from drystone.describe.cluster import load_cluster
 from drystone.describe.traces.speeds import fill_sizes, load_speeds
 from drystone.describe.traces.trace import load_trace
 from drystone.errors import DrystoneError
 from drystone.run.loop import drive
 from drystone.run.simulate.world import SimulatedWorld
-from drystone.schedule.decision import Decision
+from drystone.schedule.decision import POLICIES, Decision, Memory, Policy, find_policy
 from drystone.schedule.measured import measured_options, types_of
-from drystone.schedule.policies import POLICIES, Memory, Policy, find_policy
 from drystone.schedule.snapshot import Snapshot, StartupCost
 from figures import print_figures
 

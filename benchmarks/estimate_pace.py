@@ -18,7 +18,7 @@ import numpy as np
 
 from drystone.describe.catalogue import find_gpu
 from drystone.describe.layout import Layout, Layouts, Sharding
-from drystone.describe.links import default_machine
+from drystone.describe.machine import default_machine
 from drystone.describe.model import Attention, Block, Mlp, ModelSpec
 from drystone.describe.recipe import Recipe
 from drystone.estimate.time.speed import estimate_speed

@@ -10,9 +10,14 @@ dense full-parameter training 10 % off in the median and 30 % in nine of ten cas
 
 from __future__ import annotations
 
-from drystone.observe.check.accuracy import CheckReport, check_memory, check_speed
+from drystone.observe.check.accuracy import (
+    MEMORY_TABLE,
+    SPEED_TABLE,
+    CheckReport,
+    check_memory,
+    check_speed,
+)
 from drystone.observe.check.runs import load_runs
-from drystone.observe.check.tables import MEMORY_TABLE, SPEED_TABLE
 from drystone.units import GiB
 from figures import Figures, print_figures
 

@@ -21,9 +21,8 @@ from drystone.estimate.learned.residuals import (
     MemoryResiduals,
     memory_residuals,
 )
-from drystone.observe.check.accuracy import check_memory
+from drystone.observe.check.accuracy import MEMORY_TABLE, check_memory
 from drystone.observe.check.runs import load_runs
-from drystone.observe.check.tables import MEMORY_TABLE
 from figures import print_figures
 
 TOLERANCE = 0.001

@@ -29,9 +29,9 @@ KEYS = ("plan", "options", "uneven", "options_again", "correction")
 
 def measure() -> None:
     """Print the seconds of each promise, in this process."""
+    from drystone.describe.model_source import find_model
     from drystone.describe.pool import parse_pool
     from drystone.describe.recipe import Precision, Recipe
-    from drystone.describe.zoo import find_model
     from drystone.plan.options import enumerate_options
     from drystone.plan.search import plan_job
     from drystone.plan.uneven.data_parallel import plan_uneven

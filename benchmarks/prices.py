@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "oracles"
 from exact_prices import choose_exactly
 from price_markets import make_market
 
+from drystone.describe.cluster import NodeSpec, make_nodes
 from drystone.describe.job import JobSpec
-from drystone.describe.node import NodeSpec, make_nodes
 from drystone.run.events import Started, Submitted
 from drystone.run.snapshots.maker import SnapshotMaker
 from drystone.run.state import ClusterState

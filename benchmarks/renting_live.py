@@ -45,8 +45,7 @@ from drystone.run.control.world import Pace
 from drystone.run.events import Event
 from drystone.run.lifecycle import TERMINAL
 from drystone.run.renting.ledger import Ledger
-from drystone.run.renting.provider import Stage
-from drystone.run.renting.settings import Door, Renting, live_offers
+from drystone.run.renting.provider import Door, Renting, Stage, live_offers
 from drystone.run.renting.simulated_cloud import CloudWeather, SimulatedCloud
 from drystone.run.state import ClusterState
 from drystone.units import HOUR_SECONDS
@@ -264,9 +263,9 @@ def make_controller(
     """The controller, on this machine or on a Ray cluster of its own."""
     engine, door, cluster = None, None, ClusterSpec(nodes=())
     if given.engine == "ray":
-        from drystone.run.engines.ray.connection import RayConnection
         from drystone.run.engines.ray.engine import RayEngine
-        from drystone.run.renting.ray_door import RayDoor
+        from drystone.run.engines.ray.watch import RayConnection
+        from drystone.run.renting.joining import RayDoor
 
         address = start_ray(stack)
         engine = RayEngine(folder / "agents", RayConnection(address))

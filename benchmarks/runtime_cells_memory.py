@@ -23,15 +23,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from drystone.describe.layout import Layout, Layouts, parse_layout
 from drystone.describe.model import ModelSpec
+from drystone.describe.model_source import find_model
 from drystone.describe.recipe import Recipe, Recompute
-from drystone.describe.zoo import find_model
 from drystone.estimate.memory.peak import estimate_memory
 from drystone.run.train.cells import build as cell_build
 from drystone.run.train.cells.engine import CellEngine
 from drystone.run.train.cells.layout import CellLayout, Chunk, Stage
 from drystone.run.train.collectives import Wire
+from drystone.run.train.emulate import Ledger, host_memory
 from drystone.run.train.loop import choose_optimizer
-from drystone.run.train.memory_ledger import Ledger, host_memory
 from drystone.run.train.models.transformer import build_model
 from drystone.units import GiB
 from figures import print_figures

@@ -35,7 +35,7 @@ from drystone.describe.model import Attention, Block, Mlp, ModelSpec
 from drystone.run.train.collectives import Wire
 from drystone.run.train.data.batch import RankWork, micro_batches
 from drystone.run.train.data.tokens import SyntheticTokens
-from drystone.run.train.memory_ledger import Ledger
+from drystone.run.train.emulate import Ledger
 from drystone.run.train.models.transformer import build_model
 from drystone.run.train.uneven.engine import Engine
 from figures import print_figures

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from drystone.describe.model import ModelSpec
+from drystone.describe.model_source import find_model
 from drystone.describe.recipe import Offload, Recipe, Recompute, RecomputeKind
-from drystone.describe.zoo import find_model
 from drystone.estimate.memory.layer_major import layer_major_memory
 from drystone.run.train.data.batch import RankWork
 from drystone.run.train.loop import choose_optimizer

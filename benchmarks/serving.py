@@ -27,13 +27,13 @@ from typing import Any
 
 from drystone.describe.files.cluster import parse_cluster
 from drystone.describe.files.job import make_job
-from drystone.describe.training_job import make_spec
+from drystone.describe.job import make_spec
 from drystone.run.control.controller import Controller, ControllerSettings
 from drystone.run.control.journal import Journal
 from drystone.run.control.notes import Described
 from drystone.run.control.store import Store
 from drystone.run.events import Event, Submitted
-from drystone.schedule.policies import Memory, find_policy
+from drystone.schedule.decision import Memory, find_policy
 from drystone.service.client import Client, NotRunning
 from figures import print_figures
 

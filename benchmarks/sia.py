@@ -22,8 +22,7 @@ import numpy as np
 
 from drystone.observe.metrics import RunReport
 from drystone.observe.simulation import Scenario, run_policy
-from drystone.schedule.decision import Decision
-from drystone.schedule.policies import Memory, Policy, find_policy
+from drystone.schedule.decision import Decision, Memory, Policy, find_policy
 from drystone.schedule.snapshot import Snapshot
 from figures import print_figures
 from goodput.scenarios import sia_scenario

@@ -15,15 +15,14 @@ from pathlib import Path
 
 import numpy as np
 
+from drystone.describe.cluster import make_nodes
 from drystone.describe.job import JobSpec
-from drystone.describe.node import make_nodes
 from drystone.describe.traces.trace import load_trace
 from drystone.run.loop import drive
 from drystone.run.simulate.collection import rare_collection
 from drystone.run.simulate.world import SimulatedWorld
-from drystone.schedule.decision import Decision
+from drystone.schedule.decision import Decision, Memory, Policy, find_policy
 from drystone.schedule.measured import duration_options, types_of
-from drystone.schedule.policies import Memory, Policy, find_policy
 from drystone.schedule.snapshot import OptionSet, Snapshot
 from figures import print_figures
 

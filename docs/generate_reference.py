@@ -231,7 +231,7 @@ def market_file_page() -> Iterator[str]:
 
 def cluster_file_page() -> Iterator[str]:
     """The keys of a cluster file."""
-    from drystone.describe import node as trace_cluster
+    from drystone.describe import cluster as trace_cluster
     from drystone.describe.files import cluster as cluster_file
     from drystone.describe.files import gpu_types as own_gpus
 
@@ -239,7 +239,7 @@ def cluster_file_page() -> Iterator[str]:
     if known != set(CLUSTER_KEYS):
         raise SystemExit(f"CLUSTER_KEYS and describe/files/cluster.py: {known ^ set(CLUSTER_KEYS)}")
     yield from ("# The cluster file", "", NOTE, "")
-    yield "Read by `describe/files/cluster.py` for `serve` and by `describe/node.py` for"
+    yield "Read by `describe/files/cluster.py` for `serve` and by `describe/cluster.py` for"
     yield "`simulate`, which knows neither emulation nor prices nor names."
     yield ""
     for title, keys in (

@@ -2,8 +2,8 @@
 
 from drystone.describe.catalogue import find_gpu
 from drystone.describe.layout import Layouts, parse_layout
+from drystone.describe.model_source import find_model
 from drystone.describe.recipe import Recipe
-from drystone.describe.zoo import find_model
 from drystone.estimate.memory.peak import estimate_memory
 from drystone.units import GiB
 

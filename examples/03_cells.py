@@ -1,9 +1,9 @@
 """3. Cells: resources fixed, every data x tensor x pipeline split of them judged at once."""
 
 from drystone.describe.catalogue import find_gpu
-from drystone.describe.links import default_machine
+from drystone.describe.machine import default_machine
+from drystone.describe.model_source import find_model
 from drystone.describe.recipe import Recipe
-from drystone.describe.zoo import find_model
 from drystone.plan.cells.search import search_cells
 from drystone.units import GiB
 

@@ -1,4 +1,4 @@
-"""Pictures of what was measured, in the look of all plots of the project (`observe/plot.py`)."""
+"""Pictures of what was measured, in the look of all plots of the project (`observe/plots.py`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from bench.store import FOLDER, Results
 from bench.table_running import PARTS
 from bench.verdicts import Verdict, judge
-from drystone.observe.plot import COLOURS, MARKS, load_pyplot, tidy
+from drystone.observe.plots import COLOURS, MARKS, load_pyplot, tidy
 
 DARK = "#333333"
 

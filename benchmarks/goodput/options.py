@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from drystone.describe.cluster import NodeSpec
 from drystone.describe.job import JobSpec
-from drystone.describe.node import NodeSpec
 from drystone.errors import UnknownName
 from drystone.schedule.measured import types_of
 from drystone.schedule.phases import PhasedOptions

@@ -14,9 +14,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from drystone.describe.cluster import NodeSpec, make_nodes
 from drystone.describe.job import JobSpec
 from drystone.describe.market import Offer
-from drystone.describe.node import NodeSpec, make_nodes
 from drystone.observe.simulation import Scenario, reachable_nodes
 from drystone.run.simulate.faults import FaultSpec
 from goodput.model import (

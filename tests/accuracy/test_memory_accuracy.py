@@ -4,9 +4,14 @@ from itertools import groupby
 
 import pytest
 
-from drystone.observe.check.accuracy import CheckedRun, CheckReport, Errors, check_memory
+from drystone.observe.check.accuracy import (
+    MEMORY_TABLE,
+    CheckedRun,
+    CheckReport,
+    Errors,
+    check_memory,
+)
 from drystone.observe.check.runs import load_runs
-from drystone.observe.check.tables import MEMORY_TABLE
 
 pytestmark = pytest.mark.slow
 

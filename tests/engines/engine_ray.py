@@ -10,8 +10,8 @@ from drystone.run.control.controller import Controller, ControllerSettings
 from drystone.run.control.reconcile import Patience
 from drystone.run.control.world import Pace
 from drystone.run.engines.agent.launches import read_json
-from drystone.run.engines.ray.connection import RayConnection
 from drystone.run.engines.ray.engine import RayEngine, RaySettings
+from drystone.run.engines.ray.watch import RayConnection
 
 
 def ray_controller(cluster, folder: Path, **patience) -> Controller:

@@ -7,8 +7,8 @@ from types import MappingProxyType
 import numpy as np
 from under_test import BATCH, EngineUnderTest, Steering, System
 
+from drystone.describe.cluster import NodeSpec
 from drystone.describe.job import JobSpec
-from drystone.describe.node import NodeSpec
 from drystone.run.control.notes import job_of
 from drystone.run.events import Event, Finished, Interrupted, NodeBack, Started, Submitted
 from drystone.run.lifecycle import JobState
@@ -18,7 +18,7 @@ from drystone.run.simulate.node_faults import NodeFaults
 from drystone.run.simulate.world import SimulatedWorld
 from drystone.run.world import apply
 from drystone.schedule.check import check_decisions
-from drystone.schedule.policies import find_policy
+from drystone.schedule.decision import find_policy
 from drystone.schedule.snapshot import OptionSet, StartupCost
 
 NODES = (

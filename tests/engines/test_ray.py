@@ -17,8 +17,8 @@ from drystone.run.control.controller import Controller
 from drystone.run.control.notes import Launched
 from drystone.run.events import Interrupted, NodeRemoved
 from drystone.run.lifecycle import JobState
-from drystone.run.renting.ray_door import RayDoor
-from drystone.run.renting.settings import live_offers
+from drystone.run.renting.joining import RayDoor
+from drystone.run.renting.provider import live_offers
 
 pytestmark = [
     pytest.mark.slow,

@@ -15,7 +15,7 @@ from drystone.describe.files.cluster import parse_cluster
 from drystone.errors import DrystoneError, InvalidSpec
 from drystone.run.engines.slurm import hostlist
 from drystone.run.engines.slurm.dialect import NotSlurm, count_gpus, number, parse_jobs, parse_nodes
-from drystone.run.engines.slurm.discover import make_cluster, usable_nodes
+from drystone.run.engines.slurm.inventory import make_cluster, usable_nodes
 from drystone.run.engines.slurm.script import ScriptSettings, make_groups, write_script
 
 SAMPLES = Path(__file__).parent / "samples"

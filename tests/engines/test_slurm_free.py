@@ -3,8 +3,13 @@
 from pathlib import Path
 
 from drystone.run.engines.slurm.dialect import SlurmJob, SlurmNode, parse_jobs, parse_nodes
-from drystone.run.engines.slurm.free import by_type, drained_rest, lost_nodes, taken_by_others
-from drystone.run.engines.slurm.inventory import Inventory
+from drystone.run.engines.slurm.inventory import (
+    Inventory,
+    by_type,
+    drained_rest,
+    lost_nodes,
+    taken_by_others,
+)
 from drystone.run.engines.slurm.watch import Look
 
 SAMPLES = Path(__file__).parent / "samples"

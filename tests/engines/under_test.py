@@ -18,13 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from drystone.describe.cluster import NodeSpec
 from drystone.describe.files.job import make_job
-from drystone.describe.node import NodeSpec
 from drystone.run.control.controller import Controller
 from drystone.run.events import Event, Progressed
 from drystone.run.lifecycle import TERMINAL, JobState
-from drystone.schedule.decision import Move, Preempt, Resize, Start
-from drystone.schedule.policies import find_policy
+from drystone.schedule.decision import Move, Preempt, Resize, Start, find_policy
 
 WORKER = Path(__file__).parent / "worker.py"
 BATCH = 4  # samples in a step of every job

@@ -23,15 +23,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from drystone.describe.cluster import NodeSpec, load_cluster
 from drystone.describe.job import JobSpec
-from drystone.describe.node import NodeSpec, load_cluster
 from drystone.describe.traces.speeds import MeasuredStep, fill_sizes, load_speeds
 from drystone.describe.traces.trace import load_trace
 from drystone.run.events import Event, Finished, Started, Stopped
 from drystone.run.loop import drive
 from drystone.run.simulate.world import SimulatedWorld
+from drystone.schedule.decision import Policy, find_policy
 from drystone.schedule.measured import measured_options, types_of
-from drystone.schedule.policies import Policy, find_policy
 from drystone.schedule.snapshot import Placement, StartupCost
 
 TESTS = Path(__file__).resolve().parents[1]

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from drystone.describe.node import load_cluster
+from drystone.describe.cluster import load_cluster
 from drystone.describe.traces.speeds import fill_sizes, load_speeds
 from drystone.describe.traces.trace import load_trace
 from drystone.observe.simulation import Scenario, simulate_policy
 from drystone.run.simulate.faults import FaultSpec
+from drystone.schedule.decision import POLICIES
 from drystone.schedule.measured import measured_options
-from drystone.schedule.policies import POLICIES
 from drystone.schedule.snapshot import StartupCost
 
 TESTS = Path(__file__).resolve().parents[1]

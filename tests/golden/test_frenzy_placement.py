@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from drystone.schedule.baselines.serverless_placement import (
+from drystone.schedule.baselines.serverless import (
     FreeNodes,
     GpuRequest,
     place_first_that_fits,

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
+from drystone.describe.cluster import NodeSpec, make_nodes
 from drystone.describe.job import JobSpec
-from drystone.describe.node import NodeSpec, make_nodes
 from drystone.describe.traces.speeds import MeasuredStep
 from drystone.run.events import Finished
 from drystone.run.loop import drive
 from drystone.run.simulate.world import SimulatedWorld
+from drystone.schedule.decision import find_policy
 from drystone.schedule.measured import measured_options, types_of
-from drystone.schedule.policies import find_policy
 
 pytest.importorskip("highspy")
 DATA = Path(__file__).resolve().parents[1] / "data" / "gavel_physical.csv"

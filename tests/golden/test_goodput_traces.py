@@ -17,7 +17,7 @@ import pytest
 
 from drystone.observe.metrics import RunReport
 from drystone.observe.simulation import simulate_policy
-from drystone.schedule.baselines import least_attained
+from drystone.schedule.baselines import queues as least_attained
 from drystone.units import HOUR_SECONDS
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))

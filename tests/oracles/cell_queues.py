@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from drystone.describe.cluster import NodeSpec
 from drystone.describe.job import JobSpec
-from drystone.describe.node import NodeSpec
 from drystone.run.simulate.world import SimulatedWorld
 from drystone.schedule.measured import types_of
 from drystone.schedule.snapshot import OptionSet

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from plain_cells_search import Board, Cell, Search
 
-from drystone.schedule.baselines.rigid import rigid_options
+from drystone.schedule.baselines.queues import rigid_options
 from drystone.schedule.decision import Decision, Move, Preempt, Refuse, Resize, Start
 from drystone.schedule.snapshot import Placement, Snapshot
 

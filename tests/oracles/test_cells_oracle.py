@@ -7,7 +7,7 @@ import pytest
 
 from drystone.describe.catalogue import find_gpu
 from drystone.describe.layout import Layout, Layouts, Schedule, Sharding, check_layout
-from drystone.describe.links import default_machine
+from drystone.describe.machine import default_machine
 from drystone.describe.model import Attention, Block, Experts, Mlp, ModelSpec
 from drystone.describe.recipe import Recipe, Recompute, RecomputeKind
 from drystone.estimate.memory.peak import estimate_memory

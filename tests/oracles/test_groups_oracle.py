@@ -10,7 +10,7 @@ import pytest
 
 from drystone.describe.catalogue import find_gpu
 from drystone.describe.layout import Layouts
-from drystone.describe.links import default_machine
+from drystone.describe.machine import default_machine
 from drystone.describe.model import Attention, Block, Mlp, ModelSpec
 from drystone.describe.pool import GpuGroup, make_pool
 from drystone.describe.recipe import Recipe

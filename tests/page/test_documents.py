@@ -8,9 +8,7 @@ import worlds
 from fastapi.testclient import TestClient
 
 from drystone.service.app import make_app
-from drystone.service.page.curves import read_picture, read_reports, thin_out
-from drystone.service.page.life import life_of
-from drystone.service.page.price_history import put, shown
+from drystone.service.page.curves import life_of, put, read_picture, read_reports, shown, thin_out
 from drystone.service.page.routes import assets
 
 

@@ -8,7 +8,7 @@ import worlds
 from page_services import LIVE, VIEWS, Service
 
 from drystone.describe.files.market import parse_market
-from drystone.run.renting.settings import Renting, live_offers
+from drystone.run.renting.provider import Renting, live_offers
 from drystone.run.renting.simulated_cloud import CloudWeather, SimulatedCloud
 
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"

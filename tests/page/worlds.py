@@ -14,15 +14,14 @@ import sqlalchemy as sa
 
 from drystone.describe.files.cluster import parse_cluster
 from drystone.describe.files.job import make_job
-from drystone.describe.training_job import make_spec
+from drystone.describe.job import make_spec
 from drystone.run.control.access import make_team
 from drystone.run.control.controller import Controller, ControllerSettings
 from drystone.run.control.ends import ending_events
 from drystone.run.control.failures import Fault, FaultKind
-from drystone.run.control.launching import load_order
+from drystone.run.control.launches import load_order, order_launch
 from drystone.run.control.lessons import speed_lesson
 from drystone.run.control.notes import Described, Launched
-from drystone.run.control.ordering import order_launch
 from drystone.run.control.progress import RunProgress
 from drystone.run.control.runs import Run
 from drystone.run.control.world import LiveWorld, Pace
@@ -30,7 +29,7 @@ from drystone.run.engines.contract import Rendezvous
 from drystone.run.events import Finished, Progressed, Started, Submitted
 from drystone.run.lifecycle import JobState
 from drystone.run.loop import drive
-from drystone.schedule.policies import find_policy
+from drystone.schedule.decision import find_policy
 
 CLUSTER = """
 nodes:

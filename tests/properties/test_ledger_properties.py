@@ -6,9 +6,8 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drystone.describe.job import JobSpec
-from drystone.describe.node import NodeSpec
-from drystone.describe.training_job import TrainingJob
+from drystone.describe.cluster import NodeSpec
+from drystone.describe.job import JobSpec, TrainingJob
 from drystone.run.control.notes import ClusterDescribed, Described
 from drystone.run.events import (
     BillSettled,

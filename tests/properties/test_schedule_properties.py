@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "schedule"))
 from tiny import snapshot as make_snapshot
 
+from drystone.describe.cluster import NodeSpec
 from drystone.describe.job import JobSpec
 from drystone.describe.market import Offer, PriceChange
-from drystone.describe.node import NodeSpec
 from drystone.run.events import (
     Finished,
     Interrupted,
@@ -41,9 +41,9 @@ from drystone.run.simulate.faults import FaultSpec
 from drystone.run.simulate.world import SimulatedWorld
 from drystone.run.state import replay
 from drystone.schedule.check import check_decisions
+from drystone.schedule.decision import POLICIES, find_policy
 from drystone.schedule.measured import types_of
 from drystone.schedule.packing import make_room
-from drystone.schedule.policies import POLICIES, find_policy
 from drystone.schedule.snapshot import OptionSet, Snapshot, StartupCost
 
 every_policy = pytest.mark.parametrize("name", sorted(POLICIES))

@@ -16,9 +16,8 @@ from drystone.describe.layout import Schedule, Sharding
 from drystone.describe.model import ModelSpec, QkNorm
 from drystone.describe.recipe import Lora, Precision, Recipe, Recompute, RecomputeKind
 from drystone.plan.plan import Plan, RankShare, StagePlan, Way
-from drystone.run.train.cells.engine import CellEngine
+from drystone.run.train.cells.engine import CellEngine, CellTrainer
 from drystone.run.train.cells.layout import cell_layout
-from drystone.run.train.cells.trainer import CellTrainer
 from drystone.run.train.checkpoint.slices import part_boxes
 from drystone.run.train.collectives import Wire
 from drystone.run.train.models.lora import add_adapters

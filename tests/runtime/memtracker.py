@@ -8,9 +8,8 @@ from torch.distributed._tools.mem_tracker import MemTracker
 
 from drystone.describe.recipe import Optimizer, StepKernel
 from drystone.estimate.module.trace import TraceRequest
-from drystone.run.train.tracing.batch import make_batch
 from drystone.run.train.tracing.blocks import find_blocks
-from drystone.run.train.tracing.build import build_module, load_source, materialise
+from drystone.run.train.tracing.build import build_module, load_source, make_batch, materialise
 from drystone.run.train.tracing.trace import _autocast, _recompute
 
 

@@ -17,9 +17,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import runtime_cells_memory as benchmark
-from drystone.describe.zoo import find_model
+from drystone.describe.model_source import find_model
 from drystone.run.train.cells import build as cell_build
-from drystone.run.train.memory_ledger import Ledger
+from drystone.run.train.emulate import Ledger
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 

@@ -10,8 +10,7 @@ pytest.importorskip("torch")
 from drystone.describe.layout import Schedule
 from drystone.errors import InvalidSpec
 from drystone.run.train.cells.exchange import hidden_regions, inside, overlap
-from drystone.run.train.cells.layout import Stage
-from drystone.run.train.cells.pipeline import Action, pipeline_order, stage_actions
+from drystone.run.train.cells.layout import Action, Stage, pipeline_order, stage_actions
 
 sys.path.insert(0, str(Path(__file__).parent))
 from cells_cases import CellCase

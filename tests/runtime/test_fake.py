@@ -14,13 +14,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 from engine_cases import SEQ_LEN, a_spec
 from ranks import run_ranks
 
+from drystone.describe.model_source import find_model
 from drystone.describe.recipe import Lora, Offload, Recipe, Recompute, RecomputeKind, Tuning
-from drystone.describe.zoo import find_model
 from drystone.estimate.memory.layer_major import layer_major_memory
 from drystone.run.train.checkpoint.checkpoint import make_optimizer_state
 from drystone.run.train.collectives import Wire
 from drystone.run.train.data.batch import RankWork, micro_batches
-from drystone.run.train.memory_ledger import Ledger
+from drystone.run.train.emulate import Ledger
 from drystone.run.train.models.transformer import build_model
 from drystone.run.train.uneven.engine import Engine
 

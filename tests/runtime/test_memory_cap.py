@@ -17,9 +17,8 @@ from engine_cases import Case, a_model, tokens
 
 from drystone.errors import InvalidSpec
 from drystone.plan.plan import save_plan
-from drystone.run.train.emulate import read_emulation
+from drystone.run.train.emulate import Ledger, host_memory, read_emulation, resize_storage
 from drystone.run.train.group import OUT_OF_MEMORY_EXIT_CODE
-from drystone.run.train.memory_ledger import Ledger, host_memory, resize_storage
 from drystone.run.train.uneven.engine import Engine
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]

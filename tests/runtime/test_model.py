@@ -17,8 +17,8 @@ from drystone.describe.model import (
     Norm,
     QkNorm,
 )
+from drystone.describe.model_source import find_model, model_names
 from drystone.describe.trainable import ACTIVATIONS, check_buildable
-from drystone.describe.zoo import find_model, model_names
 from drystone.errors import InvalidSpec
 from drystone.estimate.parameters import count_model
 from drystone.run.train.models.transformer import FeedForward, Transformer, build_model

@@ -11,11 +11,11 @@ pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
 from command_cases import a_plan, events, fork, join
 
+from drystone.describe.model import ModuleSpec
 from drystone.describe.model_source import ModuleReference
-from drystone.describe.module_spec import ModuleSpec
 from drystone.describe.recipe import Precision, Recipe
 from drystone.errors import RequestError
-from drystone.estimate.module import probe as module_probe
+from drystone.estimate.module import tracer as module_probe
 from drystone.plan.plan import save_plan
 from drystone.run.train.__main__ import main
 from drystone.run.train.tracing import probe

@@ -17,7 +17,7 @@ from engine_cases import Case, a_model, an_optimizer, tokens
 from drystone.describe.recipe import Precision
 from drystone.plan.plan import save_plan
 from drystone.run.train.__main__ import main
-from drystone.run.train.loss_scale import PATIENCE_STEPS, LossScale
+from drystone.run.train.stepping import PATIENCE_STEPS, LossScale
 from drystone.run.train.trainer import Trainer
 from drystone.run.train.uneven.engine import Engine
 

@@ -14,8 +14,7 @@ from drystone.run.control.notes import Note
 from drystone.run.control.reconcile import Patience
 from drystone.run.control.world import Pace
 from drystone.run.renting.ledger import Ledger
-from drystone.run.renting.provider import Stage
-from drystone.run.renting.settings import Renting, live_offers
+from drystone.run.renting.provider import Renting, Stage, live_offers
 from drystone.run.renting.simulated_cloud import CloudWeather, SimulatedCloud
 from drystone.run.state import ClusterState
 

@@ -17,8 +17,7 @@ from drystone.run.control.access import make_team, make_token
 from drystone.run.control.controller import Controller, ControllerSettings
 from drystone.run.control.world import Pace
 from drystone.service.app import make_app
-from drystone.service.auth.guard import Doors
-from drystone.service.auth.rate_limits import Limits
+from drystone.service.auth.guard import Doors, Limits
 from drystone.service.client import Client
 from drystone.service.server import make_server
 

@@ -17,7 +17,7 @@ from drystone.errors import DrystoneError, NothingFits, RequestError
 from drystone.run.control import failures
 from drystone.run.control.failures import FaultKind
 from drystone.run.control.notes import Learned
-from drystone.run.engines.agent.processes import birth_of
+from drystone.run.engines.agent.launches import birth_of
 from drystone.run.events import Interrupted
 from drystone.run.lifecycle import JobState
 

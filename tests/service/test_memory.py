@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 from systems import running
 
 from drystone.describe.files.job import make_job
-from drystone.run.control import launching
+from drystone.run.control import launches as launching
 from drystone.run.control.notes import Learned
 from drystone.run.events import Interrupted
 

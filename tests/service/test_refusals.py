@@ -7,7 +7,7 @@ import pytest
 from systems import TRAINER, running
 
 from drystone.describe.files.job import make_job
-from drystone.describe.zoo import MODELS_FILE
+from drystone.describe.model_source import MODELS_FILE
 from drystone.errors import InvalidSpec
 from drystone.run.control.notes import Described
 from drystone.service.submission import with_files

@@ -13,7 +13,7 @@ from services import UNLIMITED, serving
 
 from drystone.run.control.access import Role
 from drystone.run.events import Failed, Started
-from drystone.service.auth.rate_limits import Limits
+from drystone.service.auth.guard import Limits
 
 pytestmark = pytest.mark.slow
 SECRET = "hunter2-of-the-environment"

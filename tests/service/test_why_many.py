@@ -6,11 +6,11 @@ import pytest
 
 from drystone.describe.files.cluster import parse_cluster
 from drystone.describe.files.job import make_job
-from drystone.describe.training_job import find_shape, make_spec
+from drystone.describe.job import find_shape, make_spec
 from drystone.run.control.controller import Controller, ControllerSettings
 from drystone.run.control.notes import Described
 from drystone.run.events import Submitted
-from drystone.schedule.policies import find_policy
+from drystone.schedule.decision import find_policy
 from drystone.service.why import explain
 
 CLUSTER = """

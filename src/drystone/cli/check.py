@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
+
+from drystone.cli.output import Column, make_console, print_table
+from drystone.observe.check.accuracy import CheckReport, Errors, dataset_and_kind
+from drystone.units import GiB
 
 if TYPE_CHECKING:
     from drystone.observe.check.accuracy import CheckReport
@@ -47,7 +53,7 @@ def check(
     from drystone.cli.output import print_json, say_made
 
     if plot is not None:  # refused now, not after all estimates
-        from drystone.observe.plot import load_pyplot, plot_check
+        from drystone.observe.plots import load_pyplot, plot_check
 
         load_pyplot(plot)
     report = _check(measure, rows)
@@ -56,7 +62,7 @@ def check(
     if as_json:
         print_json(report.to_json())
         return
-    from drystone.cli.check_view import print_report
+    from drystone.cli.check import print_report
 
     print_report(report, num_worst=worst, is_brief=brief)
     if plot is not None:
@@ -65,11 +71,114 @@ def check(
 
 def _check(measure: Measure, rows: Path | None) -> CheckReport:
     from drystone.cli.output import track
-    from drystone.observe.check.accuracy import check_memory, check_speed
+    from drystone.observe.check.accuracy import MEMORY_TABLE, SPEED_TABLE, check_memory, check_speed
     from drystone.observe.check.runs import load_runs
-    from drystone.observe.check.tables import MEMORY_TABLE, SPEED_TABLE
 
     table = rows or (MEMORY_TABLE if measure is Measure.MEMORY else SPEED_TABLE)
     runs = load_runs(table, measure=measure.value)
     judge = check_memory if measure is Measure.MEMORY else check_speed
     return judge(track(runs, f"Estimating {measure.value}"))
+
+
+_ERROR_COLUMNS = (
+    Column(header="runs"),
+    Column(header="median", style="bold"),
+    Column(header="p90"),
+    Column(header="bias", rank=1),
+)
+
+
+def print_report(report: CheckReport, *, num_worst: int, is_brief: bool = False) -> None:
+    """Groups and out-of-memory counts; unless it is brief datasets, the worst rows, the skipped."""
+    console = make_console()
+    _print_groups(report)
+    if not is_brief:
+        console.print()
+        _print_datasets(report)
+    console.print()
+    _print_fits(report)
+    if is_brief:
+        return
+    if num_worst and report.runs:
+        console.print()
+        _print_worst(report, num_worst)
+    if report.skipped:
+        console.print()
+        _print_skipped(report)
+
+
+def _print_groups(report: CheckReport) -> None:
+    runs = report.first_readings
+    rows = [(name, *_error_cells(one)) for name, one in report.errors_by_group().items()]
+    rows.append(("all", *_error_cells(Errors.of(runs))))
+    columns = (Column(header="group", justify="left", style="green"), *_ERROR_COLUMNS)
+    title = (
+        f"Absolute error of estimated {report.measure}: {len(runs)} runs of {report.num_rows} rows"
+    )
+    print_table(title, columns, rows)
+
+
+def _print_datasets(report: CheckReport) -> None:
+    errors = report.errors_by(dataset_and_kind)
+    columns = (Column(header="dataset", justify="left", style="green"), *_ERROR_COLUMNS)
+    print_table("By dataset", columns, [(name, *_error_cells(one)) for name, one in errors.items()])
+
+
+def _print_fits(report: CheckReport) -> None:
+    counts, console = report.fit_counts, make_console()
+    failed, fitted = counts.caught + counts.missed, counts.fits_accepted + counts.fits_refused
+    if failed:
+        console.print(
+            Text.assemble(
+                (f"{counts.caught} of {failed}", "bold"),
+                f" runs that ran out of memory are caught ({counts.caught / failed:.1%})",
+            )
+        )
+    if fitted:
+        console.print(
+            Text.assemble(
+                (f"{counts.fits_accepted} of {fitted}", "bold"),
+                f" runs that fitted are accepted ({counts.fits_accepted / fitted:.1%})",
+            )
+        )
+
+
+def _print_worst(report: CheckReport, number: int) -> None:
+    runs = sorted(report.runs, key=lambda run: -abs(run.error))[:number]
+    columns = (
+        Column(header="run", justify="left"),
+        Column(header="group", justify="left", rank=1),
+        Column(header="reading", justify="left", rank=2),
+        Column(header="estimated"),
+        Column(header="measured"),
+        Column(header="error", style="bold red"),
+    )
+    rows = [
+        (run.run_id, run.group, run.kind or "-", _value(report, run.estimated),
+         _value(report, run.measured), f"{run.error:+.0%}")
+        for run in runs
+    ]  # fmt: skip
+    print_table(f"The {len(rows)} worst rows", columns, rows)
+
+
+def _print_skipped(report: CheckReport) -> None:
+    reasons = Counter(f"{one.dataset}: {one.reason}" for one in report.skipped)
+    console = make_console(stderr=True)
+    console.print(f"{len(report.skipped)} rows skipped; all of them with --json:", style="dim")
+    for reason, number in reasons.most_common(12):
+        console.print(Text(f"  {number:4d}  {reason[:120]}", style="dim"), soft_wrap=True)
+    if len(reasons) > 12:
+        console.print(f"        and {len(reasons) - 12} more reasons", style="dim")
+
+
+def _error_cells(errors: Errors) -> tuple[str, ...]:
+    return (
+        str(errors.evaluated),
+        f"{errors.median_abs_error:.1%}",
+        f"{errors.p90_abs_error:.1%}",
+        f"{errors.bias:+.1%}",
+    )
+
+
+def _value(report: CheckReport, value: float) -> str:
+    return f"{value / GiB:.2f} GiB" if report.measure == "memory" else f"{value:,.0f} tok/s"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from drystone.cli.live import Folder, Table, connected, say_emulated
 from drystone.cli.output import Column
-from drystone.cli.recipe_options import AsJson
+from drystone.cli.request import AsJson
 
 _COLUMNS = (
     Column(header="node", justify="left", style="bold green"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from drystone.cli.names import complete_gpus
-from drystone.cli.recipe_options import (
+from drystone.cli.request import (
     AsJson,
     AttentionWord,
     ClusterFile,
@@ -94,13 +94,12 @@ def estimate(
     high_bytes, fits}], sources}, speed: {items_seconds, step_seconds, tokens_per_second,
     tokens_per_second_per_gpu, model_flops_utilisation, sources}, price}.
     """
-    from drystone.cli.estimate_request import auto_precision, build_recipe, own_price
     from drystone.cli.output import print_json
-    from drystone.cli.plan_request import read_cluster, say_own
+    from drystone.cli.request import auto_precision, build_recipe, own_price, read_cluster, say_own
     from drystone.describe.catalogue import find_gpu
     from drystone.describe.gpu_prices import cheapest_price
     from drystone.describe.layout import parse_layout
-    from drystone.describe.links import default_machine
+    from drystone.describe.machine import default_machine
     from drystone.describe.model_source import ModuleReference, resolve_model
     from drystone.errors import NothingFits
 
@@ -158,8 +157,8 @@ def _trace(
     price: Price | None,
     kernels: str,
 ) -> TracedEstimate:
-    from drystone.cli.estimate_request import parse_word
     from drystone.cli.output import make_console
+    from drystone.cli.request import parse_word
     from drystone.estimate.module.estimate import estimate_traced
     from drystone.estimate.module.trace import Kernels
     from drystone.estimate.module.tracer import trace_module, trace_request
@@ -185,6 +184,6 @@ def _show(answer: Estimate | TracedEstimate, *, explain: bool) -> None:
 
         print_estimate(answer, explain=explain)
     else:
-        from drystone.cli.traced_view import print_traced
+        from drystone.cli.estimate_view import print_traced
 
         print_traced(answer)

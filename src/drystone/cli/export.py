@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from drystone.cli.names import words
-from drystone.cli.recipe_options import ClusterFile
+from drystone.cli.request import ClusterFile
 from drystone.errors import DrystoneError, InvalidSpec, UnknownName
 
 

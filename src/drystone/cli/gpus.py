@@ -8,7 +8,7 @@ import typer
 
 from drystone.cli.columns import counted
 from drystone.cli.names import complete_gpus
-from drystone.cli.recipe_options import ClusterFile
+from drystone.cli.request import ClusterFile
 
 if TYPE_CHECKING:
     from drystone.describe.gpu import GpuSpec

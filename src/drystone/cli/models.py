@@ -47,7 +47,7 @@ def _match_models(pattern: str) -> tuple[ModelSpec, ...]:
     """
     import re
 
-    from drystone.describe.zoo import find_model, model_names
+    from drystone.describe.model_source import find_model, model_names
 
     words = [re.escape(word) for word in pattern.lower().replace("*", " ").split()]
     wanted = [re.compile(rf"{word}(?!\d)" if word[-1].isdigit() else word) for word in words]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 def complete_models(incomplete: str) -> list[str]:
     """Models that are known by name."""
-    from drystone.describe.zoo import model_names
+    from drystone.describe.model_source import model_names
 
     return _starting(incomplete, model_names())
 
@@ -31,7 +31,7 @@ def complete_pool(incomplete: str) -> list[str]:
 
 def complete_policies(incomplete: str) -> list[str]:
     """The last of several policies: `prices,ce`."""
-    from drystone.schedule.policies import POLICIES
+    from drystone.schedule.decision import POLICIES
 
     before, comma, last = incomplete.rpartition(",")
     return [f"{before}{comma}{one}" for one in _starting(last, POLICIES)]

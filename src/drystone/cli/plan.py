@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
 
+from drystone.cli.estimate_view import ITEM_WORDS, bar
 from drystone.cli.names import complete_pool
-from drystone.cli.recipe_options import (
+from drystone.cli.output import HeadedTable, counted, make_console
+from drystone.cli.request import (
     AsJson,
     AttentionWord,
     Compiled,
@@ -24,6 +32,9 @@ from drystone.cli.recipe_options import (
     StepKernelWord,
     TuningWord,
 )
+from drystone.plan.plan import Plan, StagePlan, Way
+from drystone.plan.smallest import Answer
+from drystone.units import GiB, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from drystone.describe.model import ModelSpec
@@ -80,8 +91,14 @@ def plan(
     With --json: {model, recipe, gpus, own_gpu_types, plans: [{format, plan, derived}]}, or where no
     GPUs are named {model, recipe, answers: [{gpu, smallest, cheapest, fastest}]}.
     """
-    from drystone.cli.estimate_request import auto_precision, build_recipe
-    from drystone.cli.plan_request import find_pool, find_prices, find_shape, read_cluster
+    from drystone.cli.request import (
+        auto_precision,
+        build_recipe,
+        find_pool,
+        find_prices,
+        find_shape,
+        read_cluster,
+    )
     from drystone.describe.layout import Layout
 
     shape = find_shape(model)
@@ -114,7 +131,7 @@ def _plan_pool(
     as_json: bool,
 ) -> None:
     from drystone.cli.output import make_console, print_json, say_made
-    from drystone.cli.plan_request import say_own
+    from drystone.cli.request import say_own
     from drystone.plan.plan import save_plan
     from drystone.plan.refusal import refuse
     from drystone.plan.search import plan_job
@@ -127,7 +144,7 @@ def _plan_pool(
             refusal = refuse(shape, recipe, pool, found, dollars_per_gpu_hour=prices)
             raise refusal.error()
     if plot is not None:
-        from drystone.observe.plan_plot import plot_plans
+        from drystone.observe.plots import plot_plans
 
         plot_plans(found.plans, plot)
     if save is not None:
@@ -145,7 +162,7 @@ def _plan_pool(
             }
         )
         return
-    from drystone.cli.plan_view import print_plans
+    from drystone.cli.plan import print_plans
 
     print_plans(found.plans, most=most, explain=explain)
     say_own(group.gpu for group in pool.groups)
@@ -179,6 +196,170 @@ def _find_gpus(
         ]  # fmt: skip
         print_json({"model": shape.name, "recipe": to_plain(recipe), "answers": rows})
         return
-    from drystone.cli.plan_view import print_answers
+    from drystone.cli.plan import print_answers
 
     print_answers(answers, most=most)
+
+
+_BAR_WIDTH = 10
+
+
+def print_plans(plans: Sequence[Plan], *, most: int, explain: bool) -> None:
+    """The ranked table, the winner's reason, and its items if asked for."""
+    console = make_console()
+    first = plans[0]
+    recipe = first.recipe
+    console.print(
+        Text.assemble(
+            (first.model.name, "bold green"),
+            f"  {recipe.seq_len} tokens x {recipe.global_batch} sequences a step, "
+            f"{recipe.optimizer.value}, {recipe.tuning.value} training",
+        )
+    )
+    console.print()
+    _print_table(console, plans[:most])
+    console.print()
+    console.print(Text.assemble(("1 ", "bold"), first.reason))
+    marked = {plan.not_executable for plan in plans[:most] if plan.not_executable}
+    for words in sorted(marked):
+        console.print(Text(f"* {words}", style="yellow"))
+    if explain:
+        _print_items(first)
+
+
+def _print_table(console: Console, plans: Sequence[Plan]) -> None:
+    """One table where there is room; else how each plan is split stands below, line by line."""
+    wide = _plans_table(plans, tells_how=True)
+    room = console.options.update(max_width=10_000)
+    if Measurement.get(console, room, wide).maximum <= console.width:
+        console.print(wide)
+        return
+    console.print(_plans_table(plans, tells_how=False))
+    for number, plan in enumerate(plans, start=1):
+        console.print()
+        for index, line in enumerate(_how(plan).splitlines()):
+            lead = f"{number:<3}" if index == 0 else "   "
+            console.print(Text.assemble((lead, "bold"), line), soft_wrap=True)
+
+
+def _plans_table(plans: Sequence[Plan], *, tells_how: bool) -> Table:
+    table = HeadedTable(f"{counted(len(plans), 'way')}, the fastest first")
+    table.add_column("", justify="right", style="bold")
+    table.add_column("GPUs", style="cyan", no_wrap=True)
+    if tells_how:
+        table.add_column("how")
+    table.add_column("memory", no_wrap=True)
+    table.add_column("step", justify="right")
+    table.add_column("tokens/s", justify="right", style="bold")
+    table.add_column("$/B tokens", justify="right", style="yellow")
+    for number, plan in enumerate(plans, start=1):
+        dollars = plan.dollars_per_billion_tokens
+        table.add_row(
+            f"{number}*" if plan.not_executable else str(number),
+            "\n".join(f"{count} x {gpu}" for gpu, count in plan.gpus.items()),
+            *([_how(plan)] if tells_how else []),
+            _memory_bars(plan),
+            format_seconds(plan.step_seconds),
+            f"{plan.tokens_per_second:,.0f}",
+            f"{dollars:,.0f}" if dollars is not None else "-",
+        )
+    return table
+
+
+def _how(plan: Plan) -> str:
+    words = f"{plan.way.value}, {plan.recipe.precision.value}, recompute {plan.recipe.recompute}"
+    if plan.layout is not None:
+        return f"{words}\n{plan.layout}"
+    if plan.way is Way.UNEVEN:
+        shares = [
+            f"{share.count} x {share.gpu}: {share.batch} sequences as "
+            f"{share.num_micro_batches} x {share.micro_batch}, {share.state_share:.1%} of the state"
+            for share in plan.stages[0].ranks
+        ]
+        return "\n".join([words, *shares])
+    return "\n".join([words, *_stage_lines(plan.stages)])
+
+
+def _stage_lines(stages: Sequence[StagePlan]) -> list[str]:
+    """Stages of one group on one line: their layers, and the split of each."""
+    lines = []
+    for (gpu, tp, dp), same in groupby(stages, key=lambda s: (s.ranks[0].gpu, s.tp, s.dp)):
+        layers = "+".join(str(stage.end_layer - stage.first_layer) for stage in same)
+        lines.append(f"{gpu}: {layers} layers, tp={tp} dp={dp}")
+    return lines
+
+
+def _memory_bars(plan: Plan) -> Text:
+    """One bar per GPU type, in their order: the upper end of what its hungriest rank needs."""
+    needs = {need.gpu: need for need in plan.needs}
+    lines = []
+    for gpu in plan.gpus:
+        need = needs[gpu]
+        share = need.high_bytes / need.usable_bytes
+        cells = min(round(share * _BAR_WIDTH), _BAR_WIDTH)
+        text = Text.assemble(
+            ("█" * cells, "green"), ("░" * (_BAR_WIDTH - cells), "dim"),
+            f" {need.high_bytes / GiB:.0f}/{need.usable_bytes / GiB:.0f} GiB",
+        )  # fmt: skip
+        lines.append(text)
+    return Text("\n").join(lines)
+
+
+def _print_items(plan: Plan) -> None:
+    console = make_console()
+    for need in plan.needs:
+        if not need.items:
+            continue
+        table = HeadedTable(f"Memory of {need.gpu}, stage {need.stage}")
+        table.add_column("item", style="bold")
+        table.add_column("size", justify="right")
+        table.add_column(f"of {format_bytes(need.usable_bytes)}", no_wrap=True)
+        for name, size in need.items.items():
+            if size >= 1:
+                words = ITEM_WORDS.get(name, name)
+                table.add_row(words, format_bytes(size), bar(size / need.usable_bytes))
+        total = sum(need.items.values())
+        table.add_row("in all", format_bytes(total), bar(total / need.usable_bytes, style="green"))
+        console.print()
+        console.print(table)
+    table = HeadedTable("Time of one step")
+    table.add_column("item", style="bold")
+    table.add_column("time", justify="right")
+    table.add_column("share", no_wrap=True)
+    for name, seconds in plan.time_items.items():
+        share = seconds / plan.step_seconds
+        if share >= 0.0005:
+            words = name.replace("_", " ")
+            table.add_row(words, format_seconds(seconds), bar(share, style="blue"))
+    table.add_row("in all", format_seconds(plan.step_seconds), "")
+    console.print()
+    console.print(table)
+
+
+def print_answers(answers: Sequence[Answer], *, most: int) -> None:
+    """What each GPU type would need, the cheapest for a token first."""
+    console = make_console()
+    table = HeadedTable(f"{answers[0].smallest.model.name}: which GPUs would do")
+    table.add_column("GPU", style="cyan")
+    for header in ("fewest", "cheapest", "$/B tokens", "fastest", "tokens/s"):
+        table.add_column(header, justify="right")
+    for answer in answers[:most]:
+        dollars = answer.cheapest.dollars_per_billion_tokens
+        table.add_row(
+            answer.gpu,
+            str(answer.smallest.num_gpus),
+            str(answer.cheapest.num_gpus),
+            f"{dollars:,.0f}" if dollars is not None else "-",
+            str(answer.fastest.num_gpus),
+            f"{answer.fastest.tokens_per_second:,.0f}",
+        )
+    console.print(table)
+    console.print()
+    smallest = min(answers, key=lambda one: one.smallest.num_gpus)
+    fastest = max(answers, key=lambda one: one.fastest.tokens_per_second)
+    for word, plan in (
+        ("smallest", smallest.smallest), ("cheapest", answers[0].cheapest),
+        ("fastest", fastest.fastest),
+    ):  # fmt: skip
+        gpus = " + ".join(f"{count} x {gpu}" for gpu, count in plan.gpus.items())
+        console.print(Text.assemble((f"{word:9}", "bold"), f"{gpus} as {plan.layout}"))

@@ -56,7 +56,7 @@ def quick_why(arguments: Sequence[str]) -> bool:
     from drystone.service.client import Client
 
     if not given["json"]:
-        Thread(target=import_module, args=("drystone.cli.options_table",)).start()
+        Thread(target=import_module, args=("drystone.cli.live",)).start()
     with Client(_folder(given)) as client:
         answer = client.get(f"/v1/jobs/{quote(jobs[0], safe='')}/why")
     if given["json"]:
@@ -79,7 +79,7 @@ def _print_json(answer: dict[str, Any]) -> None:
 def show_page(answer: dict[str, Any]) -> None:
     """One page of jobs as a table."""
     from drystone.cli.columns import counted
-    from drystone.cli.job_table import print_jobs
+    from drystone.cli.live import print_jobs
 
     shown, total = len(answer["jobs"]), answer["total"]
     more = f", the first {shown} (--most shows more)" if shown < total else ""
@@ -91,7 +91,7 @@ def show_reasons(answer: dict[str, Any]) -> None:
     """Why a job waits, or why it got what it has."""
     import datetime
 
-    from drystone.cli.options_table import print_options
+    from drystone.cli.live import print_options
     from drystone.cli.output import make_console, printable
 
     console = make_console()

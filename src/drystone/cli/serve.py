@@ -89,7 +89,7 @@ def serve(
     from drystone.cli.serve_engine import EngineRequest, check_request, describe_nodes, open_engine
     from drystone.cli.serve_renting import RentRequest, describe_renting, open_renting, own_nodes
     from drystone.run.control.controller import ControllerSettings
-    from drystone.schedule.policies import find_policy
+    from drystone.schedule.decision import find_policy
     from drystone.service.auth.guard import Doors
     from drystone.service.client import default_folder
     from drystone.service.server import SOCKET_NAME, Network

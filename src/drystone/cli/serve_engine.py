@@ -46,8 +46,8 @@ def open_engine(request: EngineRequest, folder: Path) -> tuple[ClusterSpec, Engi
     check_request(request)
     file = load_cluster_file(request.cluster) if request.cluster is not None else None
     if request.name == "ray":
-        from drystone.run.engines.ray.connection import RayConnection
         from drystone.run.engines.ray.engine import RayEngine
+        from drystone.run.engines.ray.watch import RayConnection
 
         ray = RayEngine(folder / "agents", RayConnection(request.address or "auto"), file=file)
         return ray.discover(), ray

@@ -12,7 +12,7 @@ from drystone.errors import InvalidSpec, UnknownName
 
 if TYPE_CHECKING:
     from drystone.run.engines.contract import Engine
-    from drystone.run.renting.settings import Door, Renting
+    from drystone.run.renting.provider import Door, Renting
     from drystone.run.renting.simulated_cloud import CloudWeather
 
 PROVIDERS = ("simulated", "sky")
@@ -48,8 +48,7 @@ def open_renting(request: RentRequest, engine: Engine | None, folder: Path) -> R
             raise InvalidSpec("a budget needs something to buy", hint="Give --market FILE")
         return None
     from drystone.describe.files.market import load_market
-    from drystone.run.renting.provider import Provider
-    from drystone.run.renting.settings import Renting, live_offers
+    from drystone.run.renting.provider import Provider, Renting, live_offers
     from drystone.run.renting.simulated_cloud import SimulatedCloud
 
     is_simulated = request.provider == "simulated"
@@ -94,8 +93,7 @@ def describe_renting(renting: Renting, provider: str) -> str:
 
 
 def _door(request: RentRequest, engine: Engine | None, folder: Path) -> Door | None:
-    from drystone.run.renting.doors import OpenDoor
-    from drystone.run.renting.ray_door import RayDoor
+    from drystone.run.renting.joining import OpenDoor, RayDoor
 
     if engine is None:
         return None

@@ -5,9 +5,8 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
-from drystone.cli.job_table import state_word
-from drystone.cli.live import Folder, JobId, connected, format_end, format_gpus, quoted
-from drystone.cli.recipe_options import AsJson
+from drystone.cli.live import Folder, JobId, connected, format_end, format_gpus, quoted, state_word
+from drystone.cli.request import AsJson
 
 
 def show(job: JobId, folder: Folder = None, as_json: AsJson = False) -> None:

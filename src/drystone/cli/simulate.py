@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
+from rich.text import Text
 
 from drystone.cli.columns import counted
 from drystone.cli.names import complete_policies
+from drystone.cli.output import HeadedTable, make_console, printable
 from drystone.errors import InvalidSpec
+from drystone.observe.metrics import RunReport
+from drystone.observe.reports.page import report_lines
 
 if TYPE_CHECKING:
     from drystone.cli.simulate_setup import Request, Setup
@@ -149,7 +155,7 @@ def simulate(
 
 def find_policies(text: str) -> list[str]:
     """The names between commas; each must be one of a policy."""
-    from drystone.schedule.policies import find_policy
+    from drystone.schedule.decision import find_policy
 
     names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if not names:
@@ -171,7 +177,7 @@ def find_scaling(scaling: str, type_speeds: str) -> Scaling:
 def _run(
     setup: Setup, names: list[str], *, save_log: Path | None, timeline: Path | None
 ) -> list[PolicyRun]:
-    from drystone.cli.simulate_view import follow
+    from drystone.cli.simulate import follow
     from drystone.observe.simulation import alone_seconds, run_policy
 
     alone = alone_seconds(setup.scenario)
@@ -205,13 +211,13 @@ def _title(request: Request, setup: Setup) -> str:
 
 
 def _print_table(request: Request, setup: Setup, runs: list[PolicyRun]) -> None:
-    from drystone.cli.simulate_view import print_reports
+    from drystone.cli.simulate import print_reports
 
     print_reports(_title(request, setup), [one.report for one in runs], _remarks(setup, runs))
 
 
 def _remarks(setup: Setup, runs: list[PolicyRun]) -> list[str]:
-    from drystone.observe.information import statements
+    from drystone.observe.simulation import statements
 
     told = statements([one.report.policy for one in runs], setup.given)
     return [*(f"{line}." for line in told), *(f"{note}." for note in setup.notes)]
@@ -219,8 +225,7 @@ def _remarks(setup: Setup, runs: list[PolicyRun]) -> list[str]:
 
 def _print_json(request: Request, setup: Setup, runs: list[PolicyRun]) -> None:
     from drystone.cli.output import print_json
-    from drystone.observe.information import policy_information
-    from drystone.observe.simulation import report_table
+    from drystone.observe.simulation import policy_information, report_table
 
     scenario = setup.scenario
     settings = {
@@ -275,7 +280,55 @@ def _save_log(path: Path, run: PolicyRun) -> None:
 
 
 def _save_timeline(path: Path, setup: Setup, run: PolicyRun) -> None:
-    from drystone.observe.reports.timeline import render_timeline
+    from drystone.observe.reports.series import render_timeline
 
     found = render_timeline(run.log, setup.scenario.nodes, run.end_seconds)
     path.write_text(json.dumps(found), encoding="utf-8")
+
+
+_LABEL_WIDTH: Final = 22
+
+
+@contextmanager
+def follow(policy: str, num_jobs: int) -> Iterator[Callable[[float, int], None] | None]:
+    """A bar of jobs settled, where a person looks; it goes away at the end."""
+    console = make_console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("jobs, day {task.fields[day]:.1f}"),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(policy, total=num_jobs, day=0.0)
+        yield lambda now, left: progress.update(task, completed=num_jobs - left, day=now / 86400)
+
+
+def print_reports(title: str, reports: Sequence[RunReport], remarks: Sequence[str] = ()) -> None:
+    """The policies side by side, a measure a line; as many tables as the width needs."""
+    console = make_console()
+    width = max(12, *(len(report.policy) + 2 for report in reports))
+    per_table = max(1, (console.width - _LABEL_WIDTH) // width)
+    for first in range(0, len(reports), per_table):
+        chosen = range(first, min(first + per_table, len(reports)))
+        table = HeadedTable(printable(title) if first == 0 else "")
+        table.add_column("", style="cyan", no_wrap=True)
+        for index in chosen:
+            table.add_column(reports[index].policy, justify="right", no_wrap=True)
+        for line in report_lines(reports):
+            best = line.best()
+            cells = [
+                Text(line.texts[index], style="bold green" if index in best else "")
+                for index in chosen
+            ]
+            table.add_row(line.label, *cells)
+        console.print(table)
+    if remarks:
+        console.print()
+    for remark in remarks:
+        console.print(Text(printable(remark), style="dim"), soft_wrap=True)

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from drystone.describe.node import NodeSpec, load_cluster
+from drystone.describe.cluster import NodeSpec, load_cluster
 from drystone.describe.traces.reading import Reading
 from drystone.describe.traces.requests import match_requests
 from drystone.describe.traces.speeds import fill_batches, fill_sizes, load_speeds
 from drystone.describe.traces.trace import Trace, read_trace
 from drystone.errors import InvalidSpec
-from drystone.observe.information import Information
-from drystone.observe.simulation import Scenario, reachable_nodes
+from drystone.observe.simulation import Information, Scenario, reachable_nodes
 from drystone.run.simulate.faults import FaultSpec
 from drystone.schedule.durations import Scaling, duration_options
 from drystone.schedule.estimated import estimated_options, kind_of

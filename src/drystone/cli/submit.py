@@ -11,7 +11,7 @@ import typer
 from drystone.cli.columns import counted, money
 from drystone.cli.live import Folder, connected, format_gpus, say_emulated
 from drystone.cli.names import complete_models
-from drystone.cli.recipe_options import AsJson
+from drystone.cli.request import AsJson
 
 
 def submit(
@@ -92,7 +92,7 @@ def _described(file: Path | None, table: dict[str, Any], train: dict[str, Any]) 
 
 
 def _show_plan(plan: dict[str, Any]) -> None:
-    from drystone.cli.options_table import print_options
+    from drystone.cli.live import print_options
     from drystone.cli.output import make_console
     from drystone.units import format_seconds
 

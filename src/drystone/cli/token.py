@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from drystone.cli.live import Folder, connected
-from drystone.cli.recipe_options import AsJson
+from drystone.cli.request import AsJson
 
 if TYPE_CHECKING:
     from drystone.service.auth.offline import OfflineTokens

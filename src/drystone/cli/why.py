@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from drystone.cli.live import Folder, JobId, connected, quoted
 from drystone.cli.quick import show_reasons
-from drystone.cli.recipe_options import AsJson
+from drystone.cli.request import AsJson
 
 
 def why(job: JobId, folder: Folder = None, as_json: AsJson = False) -> None:

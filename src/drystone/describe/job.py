@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
 
-from drystone.errors import InvalidSpec
+from drystone.describe.model import ModelSpec, ModuleSpec
+from drystone.describe.model_source import ModuleReference, resolve_model
+from drystone.describe.recipe import Optimizer, Precision, Recipe
+from drystone.errors import InvalidSpec, UnreadableFile, reason_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,3 +83,141 @@ class JobSpec:
     def allows(self, gpu: str, count: int) -> bool:
         """Whether the job may run on `count` GPUs in all, some of this type."""
         return self.names(gpu) and self.min_gpus <= count <= self.max_gpus
+
+
+_LONGEST_DEFAULT: Final = 4096
+_TOKEN_BYTES: Final = MappingProxyType({".bin": 2, ".u16": 2, ".u32": 4, ".txt": 1})
+_DEFAULT_MIXED: Final = Precision.BF16_MIXED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingJob:
+    """Nothing in it names hardware that must be used. Steps, tokens or epochs: one is above 0."""
+
+    name: str
+    owner: str = ""
+    team: str = ""  # whose quota and budget it uses; empty: nobody's
+    model: str = ""  # empty: a command whose model nobody told us
+    module: ModuleSpec | None = None  # what a look at a Python function told
+    data: str = "synthetic"
+    num_steps: int = 0
+    num_tokens: int = 0
+    num_epochs: float = 0.0
+    global_batch: int = 256
+    seq_len: int = 0  # 0: the model's context, at most 4096
+    precision: str = "auto"
+    optimizer: str = "adam"
+    learning_rate: float = 3e-4
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    seed: int = 0
+    checkpoint_every: int = 0  # steps; 0: chosen
+    priority: float = 1.0
+    deadline_after_seconds: float | None = None  # from submission on
+    deadline_at_seconds: float | None = None  # since 1970
+    max_cost_dollars: float | None = None
+    max_duration_seconds: float | None = None  # of running, all attempts together
+    allowed_gpus: tuple[str, ...] = ()  # empty: any
+    denied_gpus: tuple[str, ...] = ()
+    min_gpus: int = 1
+    max_gpus: int = 1_000_000
+    command: tuple[str, ...] = ()  # empty: Drystone's own runtime
+    environment: tuple[tuple[str, str], ...] = ()
+    folder: str = ""  # where a command starts
+
+    @property
+    def is_command(self) -> bool:
+        """Whether a script of its owner trains."""
+        return bool(self.command)
+
+
+Shape = ModelSpec | ModuleSpec
+
+
+def find_shape(job: TrainingJob) -> Shape | None:
+    """The shape of the model; None for a command that names none."""
+    if job.module is not None or not job.model:
+        return job.module
+    found = resolve_model(job.model)
+    if isinstance(found, ModuleReference):
+        raise InvalidSpec("nobody has looked at this function yet", where=job.model)
+    return found
+
+
+def find_module(job: TrainingJob) -> ModuleReference | None:
+    """The Python function that a job names as its model, if nobody has looked at it yet."""
+    if job.module is not None or ".py:" not in job.model:
+        return None
+    found = resolve_model(job.model)
+    return found if isinstance(found, ModuleReference) else None
+
+
+def recipe_of(job: TrainingJob, shape: Shape | None) -> Recipe:
+    """How it is trained; the precision may still be changed where it was left open."""
+    precision = _DEFAULT_MIXED if job.precision == "auto" else Precision(job.precision)
+    return Recipe(
+        seq_len=sequence_length(job, shape),
+        global_batch=job.global_batch,
+        precision=precision,
+        optimizer=Optimizer(job.optimizer),
+    )
+
+
+def sequence_length(job: TrainingJob, shape: Shape | None) -> int:
+    """Tokens of a sample."""
+    if job.seq_len:
+        return job.seq_len
+    context = shape.context_length if shape is not None else 0
+    return min(context or _LONGEST_DEFAULT, _LONGEST_DEFAULT)
+
+
+def count_steps(job: TrainingJob, shape: Shape | None) -> int:
+    """Optimizer steps that the job asks for, rounded up."""
+    if job.num_steps:
+        return job.num_steps
+    step_tokens = job.global_batch * sequence_length(job, shape)
+    tokens = job.num_tokens or job.num_epochs * _file_tokens(job.data)
+    return max(1, math.ceil(tokens / step_tokens))
+
+
+def make_spec(
+    job: TrainingJob, shape: Shape | None, *, job_id: str, submit_seconds: float
+) -> JobSpec:
+    """The job as the scheduler sees it.
+
+    It refuses what cannot end within its money or time. Of a script nobody knows how long it takes,
+    so its limits only count while it runs.
+    """
+    deadline = most_dollars = most_seconds = math.inf
+    if shape is not None:
+        most_dollars = math.inf if job.max_cost_dollars is None else job.max_cost_dollars
+        most_seconds = math.inf if job.max_duration_seconds is None else job.max_duration_seconds
+    if job.deadline_after_seconds is not None:
+        deadline = submit_seconds + job.deadline_after_seconds
+    elif job.deadline_at_seconds is not None:
+        deadline = job.deadline_at_seconds
+    return JobSpec(
+        id=job_id,
+        submit_seconds=submit_seconds,
+        model=job.model or job.name,
+        total_samples=float(count_steps(job, shape) * job.global_batch),
+        global_batch=job.global_batch,
+        owner=job.owner,
+        priority=job.priority,
+        deadline_seconds=deadline,
+        max_cost_dollars=most_dollars,
+        max_duration_seconds=most_seconds,
+        allowed_gpus=frozenset(job.allowed_gpus),
+        denied_gpus=job.denied_gpus,
+        min_gpus=job.min_gpus,
+        max_gpus=job.max_gpus,
+    )
+
+
+def _file_tokens(data: str) -> float:
+    path = Path(data)
+    try:
+        size = path.stat().st_size
+    except (OSError, ValueError) as error:
+        raise UnreadableFile(f"cannot be read: {reason_of(error)}", where=data[:300]) from None
+    return size / _TOKEN_BYTES[path.suffix]

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from drystone.describe.cluster import NodeSpec
 from drystone.describe.files.cluster import Emulation
-from drystone.describe.node import NodeSpec
 from drystone.errors import InvalidSpec
 
 

@@ -2,16 +2,102 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
+from typing import Any, Final
 
-from drystone.describe.families.huggingface import load_config
+from drystone.describe.families.huggingface import load_config, parse_config
 from drystone.describe.families.reader import shorten
 from drystone.describe.model import ModelSpec
-from drystone.describe.zoo import find_model
 from drystone.errors import InvalidSpec, UnknownName, UnreadableFile
+
+MODELS_FILE: Final = Path(__file__).parent / "data" / "models.json"
+
+# Fine-tuned models have the shape of what they were tuned from.
+_TUNED = re.compile(r"[-_ .](instruct|chat|it|pt|hf|base)$")
+_LONGEST_NAME = 200
+
+
+@dataclass(frozen=True, slots=True)
+class _Zoo:
+    """The file, and two ways to look a name up in it."""
+
+    entries: Mapping[str, Mapping[str, Any]]
+    by_key: Mapping[str, str]
+    by_loose_key: Mapping[str, frozenset[str]]  # may be ambiguous
+
+
+def find_model(name: str) -> ModelSpec:
+    """The model of that name; case, punctuation, the organisation and `-instruct` do not matter."""
+    zoo = _load_zoo()
+    name = name[:_LONGEST_NAME]
+    for form in _forms(name):
+        if found := zoo.by_key.get(_key(form)):
+            return _parse_entry(found)
+    for form in _forms(name):
+        near = zoo.by_loose_key.get(_spaced(form), frozenset())
+        if len(near) == 1:
+            return _parse_entry(next(iter(near)))
+        if near:
+            raise InvalidSpec(
+                f"model {name!r} can mean more than one", hint="Write " + " or ".join(sorted(near))
+            )
+    raise UnknownName("model", name, zoo.entries)
+
+
+def model_names() -> tuple[str, ...]:
+    """Every name, in the order of the file: family by family, small to large."""
+    return tuple(_load_zoo().entries)
+
+
+@lru_cache(maxsize=1024)
+def _parse_entry(name: str) -> ModelSpec:
+    entry = _load_zoo().entries[name]
+    spec = parse_config(entry["config"], where=f"zoo: {name}", name=name)
+    return replace(spec, source=entry["source"], stated_params=entry.get("stated_params", 0))
+
+
+@lru_cache(maxsize=1)
+def _load_zoo() -> _Zoo:
+    entries: dict[str, Mapping[str, Any]] = json.loads(MODELS_FILE.read_text(encoding="utf-8"))
+    by_key: dict[str, str] = {}
+    by_loose_key: dict[str, set[str]] = {}
+    for name, entry in entries.items():
+        for one in (name, *entry.get("aliases", ())):
+            by_key.setdefault(_key(one), name)
+            for loose in (_spaced(one), _letters(one)):
+                by_loose_key.setdefault(loose, set()).add(name)
+    return _Zoo(entries, by_key, {key: frozenset(names) for key, names in by_loose_key.items()})
+
+
+def _forms(name: str) -> tuple[str, ...]:
+    """The name without its organisation, and also without what a tuned variant adds."""
+    bare = name.strip().rstrip("/").rsplit("/", 1)[-1]
+    untuned = _TUNED.sub("", bare.lower())
+    return tuple(dict.fromkeys((bare, untuned)))
+
+
+def _key(name: str) -> str:
+    """Letters and digits, and between two digits what kept them apart: opt-1.3b is not opt-13b."""
+    text = re.sub(r"(?<=\d)[._](?=\d)", ".", name.lower())
+    text = re.sub(r"(?<=\d)[^0-9a-z.]+(?=\d)", "-", text)
+    return re.sub(r"(?<!\d)[^0-9a-z]+|[^0-9a-z]+(?!\d)", "", text)
+
+
+def _spaced(name: str) -> str:
+    """As `_key`, but any mark between two digits will do: llama-3_1-8b for llama-3.1-8b."""
+    return _key(name).replace(".", "-")
+
+
+def _letters(name: str) -> str:
+    """No marks at all: llama38b. Only names without any are looked up by it."""
+    return re.sub(r"[^0-9a-z]", "", name.lower())
+
 
 _FUNCTION = re.compile(r"(?P<path>.+\.py):(?P<function>.*)", re.DOTALL)
 _PATH_STARTS = ("/", "./", "../", "~")

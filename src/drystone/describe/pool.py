@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from drystone.describe.catalogue import find_gpu
 from drystone.describe.gpu import GpuSpec
-from drystone.describe.links import default_machine
-from drystone.describe.machine import Link, Machine
+from drystone.describe.machine import Link, Machine, default_machine
 from drystone.errors import InvalidSpec, UnknownName
 
 _MOST_GPUS = 1_000_000

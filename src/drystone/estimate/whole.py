@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
+import numpy.typing as npt
 
 from drystone.describe.gpu_prices import Price
 from drystone.describe.layout import Layout, Layouts, check_layout
@@ -15,11 +16,43 @@ from drystone.describe.recipe import Recipe
 from drystone.errors import InvalidSpec
 from drystone.estimate.memory.peak import ITEM_SOURCES, MOMENTS, estimate_memory
 from drystone.estimate.parameters import count_model
-from drystone.estimate.price import dollars_per_billion_tokens
 from drystone.estimate.time.speed import SpeedEstimate, estimate_speed
+from drystone.units import HOUR_SECONDS
 
 if TYPE_CHECKING:
     from drystone.estimate.learned.profile import Profile
+
+
+FloatArray = npt.NDArray[np.float64]
+
+BILLION_TOKENS = 1e9
+
+
+@overload
+def dollars_per_billion_tokens(
+    tokens_per_second_per_gpu: float, *, gpu_dollars_per_hour: float
+) -> float: ...
+
+
+@overload
+def dollars_per_billion_tokens(
+    tokens_per_second_per_gpu: FloatArray, *, gpu_dollars_per_hour: float | FloatArray
+) -> FloatArray: ...
+
+
+def dollars_per_billion_tokens(
+    tokens_per_second_per_gpu: float | FloatArray, *, gpu_dollars_per_hour: float | FloatArray
+) -> float | FloatArray:
+    """Price of a billion tokens: the GPU count cancels, as pace and price are both per GPU."""
+    if np.any(np.asarray(gpu_dollars_per_hour) < 0):
+        raise InvalidSpec(f"a price of {gpu_dollars_per_hour} dollars an hour is below 0")
+    dollars_per_second = gpu_dollars_per_hour / HOUR_SECONDS
+    return dollars_per_second * BILLION_TOKENS / tokens_per_second_per_gpu
+
+
+def step_dollars(step_seconds: float, *, num_gpus: int, gpu_dollars_per_hour: float) -> float:
+    """Price of one training step on `num_gpus` GPUs."""
+    return step_seconds * num_gpus * gpu_dollars_per_hour / HOUR_SECONDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,9 +21,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from drystone.describe.cluster import NodeSpec
 from drystone.describe.job import JobSpec
 from drystone.describe.market import Offer
-from drystone.describe.node import NodeSpec
 from drystone.errors import InvalidSpec, NothingFits
 from drystone.observe.simulation import Scenario, run_policy
 from drystone.schedule.budget.frontier import (

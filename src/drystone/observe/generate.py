@@ -16,11 +16,11 @@ from typing import Final
 import numpy as np
 
 from drystone.describe.catalogue import find_gpu
+from drystone.describe.cluster import NodeSpec
 from drystone.describe.job import JobSpec
 from drystone.describe.model import ModelSpec
-from drystone.describe.node import NodeSpec
+from drystone.describe.model_source import find_model
 from drystone.describe.recipe import Tuning
-from drystone.describe.zoo import find_model
 from drystone.errors import InvalidSpec
 from drystone.estimate.parameters import count_model
 from drystone.schedule.estimated import estimated_options

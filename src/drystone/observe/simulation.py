@@ -5,22 +5,60 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import Any, Final
 
+import numpy as np
+
+from drystone.describe.cluster import NodeSpec
 from drystone.describe.job import JobSpec
 from drystone.describe.market import Offer
-from drystone.describe.node import NodeSpec
 from drystone.observe.metrics import RunReport, summarise_run
-from drystone.observe.record import RunRecord
 from drystone.run.events import Event
 from drystone.run.loop import drive
 from drystone.run.simulate.collection import rare_collection
 from drystone.run.simulate.faults import FaultSpec
 from drystone.run.simulate.world import SimulatedWorld
+from drystone.schedule.decision import Decision, Memory, Policy, find_policy
 from drystone.schedule.measured import types_of
 from drystone.schedule.phases import Options, fastest_seconds
-from drystone.schedule.policies import Policy, find_policy
-from drystone.schedule.snapshot import StartupCost
+from drystone.schedule.snapshot import Snapshot, StartupCost
+
+
+@dataclass(slots=True)
+class RunRecord:
+    """One entry a decision."""
+
+    gpu_types: tuple[str, ...] = ()
+    times_seconds: list[float] = field(default_factory=list)
+    decision_seconds: list[float] = field(default_factory=list)
+    spent_dollars: list[float] = field(default_factory=list)
+    price_times_seconds: list[float] = field(default_factory=list)
+    prices: list[list[float]] = field(default_factory=list)  # by GPU type, in the policy's units
+
+    def note_decision(self, now_seconds: float, policy_seconds: float) -> None:
+        """For the loop to call."""
+        self.decision_seconds.append(policy_seconds)
+
+    def listen(self, policy: Policy) -> Policy:
+        """The same policy, overheard."""
+
+        def overheard(snapshot: Snapshot, memory: Memory) -> tuple[list[Decision], Memory]:
+            decisions, after = policy(snapshot, memory)
+            self._note(snapshot, after)
+            return decisions, after
+
+        return overheard
+
+    def _note(self, snapshot: Snapshot, memory: Memory) -> None:
+        self.gpu_types = snapshot.gpu_types
+        self.times_seconds.append(snapshot.now_seconds)
+        self.spent_dollars.append(snapshot.spent_dollars)
+        prices = getattr(memory, "prices", None)
+        if isinstance(prices, np.ndarray) and prices.shape == (len(snapshot.gpu_types),):
+            self.price_times_seconds.append(snapshot.now_seconds)
+            self.prices.append([float(one) for one in prices])
+
 
 # Offers without a limit: nobody plans a job on more rented GPUs of one kind than this.
 MOST_RENTED_GPUS: Final = 256
@@ -155,3 +193,65 @@ def _jsonable(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Information:
+    """What the snapshots of a scenario say."""
+
+    speeds: str  # where they are from: measured, estimated, or as the trace's durations
+    speed_error_share: float = 0.0
+    knows_lengths: bool = True
+
+
+# What a policy looks at, of those that do not look at everything.
+_USES: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
+    {
+        "fifo": frozenset(),
+        "least-attained": frozenset(),
+        "shortest": frozenset({"speeds", "lengths"}),
+        "serverless": frozenset({"speeds"}),
+        "cells": frozenset({"speeds"}),
+        "pollux": frozenset({"speeds"}),
+        "pollux-autoscale": frozenset({"speeds"}),
+        "sia": frozenset({"speeds"}),
+        "gavel": frozenset({"speeds"}),
+        "gavel-throughput": frozenset({"speeds"}),
+        "gavel-each-round": frozenset({"speeds"}),
+        "gavel-admission": frozenset({"speeds"}),
+        "gavel-finish-time": frozenset({"speeds", "lengths"}),
+    }
+)
+_ALL: Final = frozenset({"speeds", "lengths"})
+
+
+def policy_information(policy: str, given: Information) -> dict[str, Any]:
+    """For programs: what was given, and which of it the policy uses."""
+    uses = _USES.get(policy, _ALL)
+    return asdict(given) | {
+        "uses_speeds": "speeds" in uses,
+        "uses_lengths": "lengths" in uses and given.knows_lengths,
+    }
+
+
+def statements(policies: Sequence[str], given: Information) -> list[str]:
+    """For people: a line for the policies that were told the same."""
+    by_text: dict[str, list[str]] = {}
+    for policy in policies:
+        by_text.setdefault(_statement(policy, given), []).append(policy)
+    return [f"{', '.join(names)}: {text}" for text, names in by_text.items()]
+
+
+def _statement(policy: str, given: Information) -> str:
+    uses = _USES.get(policy, _ALL)
+    if not uses:
+        return "told nothing about speeds or lengths; keeps to the GPUs that were asked for"
+    exact = (
+        f"off by up to {given.speed_error_share:.0%}"
+        if given.speed_error_share
+        else "taken as true"
+    )
+    speeds = f"speeds {given.speeds}, {exact}"
+    if not given.knows_lengths:
+        return f"{speeds}; lengths not known"
+    return f"{speeds}; lengths {'known' if 'lengths' in uses else 'not asked for'}"

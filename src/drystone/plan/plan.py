@@ -10,8 +10,7 @@ from typing import Any
 
 from drystone.describe.files.json_shapes import from_plain, to_plain
 from drystone.describe.layout import Layout, Schedule, Sharding
-from drystone.describe.model import ModelSpec
-from drystone.describe.module_spec import ModuleSpec
+from drystone.describe.model import ModelSpec, ModuleSpec
 from drystone.describe.recipe import Recipe
 from drystone.errors import InvalidSpec, UnreadableFile, reason_of
 from drystone.units import HOUR_SECONDS

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from drystone.describe.catalogue import load_gpus
-from drystone.describe.links import default_machine
+from drystone.describe.machine import default_machine
 from drystone.describe.model import ModelSpec
 from drystone.describe.pool import GpuGroup, Pool
 from drystone.describe.recipe import Offload, Optimizer, Recipe, Tuning

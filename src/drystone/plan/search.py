@@ -18,9 +18,8 @@ from drystone.describe.recipe import Precision, Recipe
 from drystone.estimate.memory.peak import estimate_memory
 from drystone.estimate.time.speed import estimate_speed
 from drystone.plan.cells.search import Cells, NearestMiss, search_cells
-from drystone.plan.executable import marked, split_cells
 from drystone.plan.groups.pipelines import plan_groups
-from drystone.plan.options import count_grid
+from drystone.plan.options import count_grid, marked, split_cells
 from drystone.plan.plan import GpuNeed, Plan, RankShare, StagePlan, Way
 from drystone.plan.uneven.assignment import AssignmentShortfall
 from drystone.plan.uneven.data_parallel import plan_uneven

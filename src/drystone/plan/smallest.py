@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from drystone.describe.gpu import GpuSpec
-from drystone.describe.links import default_machine
+from drystone.describe.machine import default_machine
 from drystone.describe.model import ModelSpec
 from drystone.describe.pool import GpuGroup
 from drystone.describe.recipe import Precision, Recipe

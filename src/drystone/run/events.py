@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import msgspec
 
+from drystone.describe.cluster import NodeSpec
 from drystone.describe.job import JobSpec
-from drystone.describe.node import NodeSpec
 from drystone.errors import DrystoneError, UnknownName, UnreadableFile
 from drystone.schedule.snapshot import Placement
 

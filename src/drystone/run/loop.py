@@ -8,7 +8,7 @@ from time import perf_counter
 from drystone.errors import DrystoneError
 from drystone.run.world import World, carry_out, moved_options
 from drystone.schedule.check import check_decisions
-from drystone.schedule.policies import Memory, Policy
+from drystone.schedule.decision import Memory, Policy
 
 
 class UnsoundDecisions(DrystoneError):

@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 
 from drystone.describe.catalogue import find_gpu
+from drystone.describe.cluster import NodeSpec
 from drystone.describe.job import JobSpec
-from drystone.describe.node import NodeSpec
 from drystone.errors import InvalidSpec
 from drystone.schedule.snapshot import FloatArray, IntArray, OptionSet
 

@@ -12,11 +12,11 @@ from typing import Final
 import numpy as np
 
 from drystone.describe.catalogue import find_gpu
+from drystone.describe.cluster import NodeSpec
 from drystone.describe.job import JobSpec
-from drystone.describe.links import default_machine
+from drystone.describe.machine import default_machine
 from drystone.describe.model import ModelSpec
 from drystone.describe.model_source import ModuleReference, resolve_model
-from drystone.describe.node import NodeSpec
 from drystone.describe.pool import GpuGroup, Pool, make_pool
 from drystone.describe.recipe import Precision, Recipe, Tuning
 from drystone.errors import InvalidSpec, RequestError

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from drystone.describe.cluster import NodeSpec
 from drystone.describe.job import JobSpec
-from drystone.describe.node import NodeSpec
 from drystone.describe.traces.speeds import MeasuredStep
 from drystone.errors import UnknownName
 from drystone.schedule.durations import duration_options as duration_options

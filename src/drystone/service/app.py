@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, Final
 
 from fastapi import FastAPI
+from fastapi.responses import HTMLResponse, Response
 
 from drystone import __version__
 from drystone.run.control.controller import Controller
 from drystone.service.answers import add_answers
-from drystone.service.auth.callers import VIEWER
+from drystone.service.auth.callers import VIEWER, Sessions
 from drystone.service.auth.guard import Doors, Guard
 from drystone.service.auth.routes import people_routes
-from drystone.service.auth.sessions import Sessions
 from drystone.service.cluster import cluster_routes
-from drystone.service.docs_page import add_docs
 from drystone.service.feed import Feed
 from drystone.service.jobs import job_routes
 from drystone.service.money import money_routes
@@ -22,6 +23,43 @@ from drystone.service.page.routes import add_page
 from drystone.service.prometheus import Metrics
 from drystone.service.shapes import Failure, Responses
 from drystone.service.uploads import Uploads
+
+_FOLDER: Final = Path(__file__).parent / "swagger"
+_KINDS: Final = {
+    "swagger-ui.css": "text/css",
+    "swagger-ui-bundle.js": "text/javascript",
+    "start.js": "text/javascript",
+    "LICENSE": "text/plain",
+    "NOTICE": "text/plain",
+}
+_PAGE: Final = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Drystone: the API</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="stylesheet" href="/docs/swagger-ui.css"></head>
+<body><div id="swagger-ui"></div>
+<script src="/docs/swagger-ui-bundle.js"></script><script src="/docs/start.js"></script>
+</body></html>
+"""
+
+
+def add_docs(app: FastAPI) -> None:
+    """`/docs` and its files."""
+
+    @app.get("/docs", include_in_schema=False)
+    async def page() -> Response:
+        return HTMLResponse(_PAGE)
+
+    @app.get("/docs/{name}", include_in_schema=False)
+    def file(name: str) -> Response:
+        if name not in _KINDS:
+            return Response("there is no such file", status_code=404)
+        return Response(_read(name), media_type=_KINDS[name])
+
+
+@lru_cache(maxsize=len(_KINDS))
+def _read(name: str) -> bytes:
+    return (_FOLDER / name).read_bytes()
+
 
 _FAILURES: Final[Responses] = {
     status: {"model": Failure, "description": told}

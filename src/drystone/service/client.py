@@ -19,7 +19,7 @@ from drystone.errors import (
     RequestError,
     reason_of,
 )
-from drystone.run.engines.agent.socket_path import short_path
+from drystone.run.engines.agent.network import short_path
 
 if TYPE_CHECKING:
     import http.client

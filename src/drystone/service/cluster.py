@@ -13,8 +13,7 @@ from drystone.errors import DrystoneError
 from drystone.run.control.controller import Controller
 from drystone.service.answers import TooMany, answer_json, found
 from drystone.service.auth.callers import ADMIN, VIEWER, caller_now
-from drystone.service.event_views import events_for
-from drystone.service.feed import Feed
+from drystone.service.feed import Feed, events_for
 from drystone.service.prometheus import CONTENT_TYPE, Metrics
 from drystone.service.shapes import (
     MOST_SEQUENCE,

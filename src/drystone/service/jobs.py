@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal
 from fastapi import APIRouter, Body, Query
 from fastapi.responses import Response
 
-from drystone.describe.training_job import TrainingJob
+from drystone.describe.job import TrainingJob
 from drystone.errors import InvalidSpec, NothingFits
 from drystone.run.control.admission import OverLimit
 from drystone.run.control.controller import Controller

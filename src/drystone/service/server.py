@@ -20,7 +20,7 @@ from fastapi import FastAPI
 
 from drystone.errors import DrystoneError, InvalidSpec
 from drystone.run.control.controller import Controller, ControllerSettings
-from drystone.run.engines.agent.socket_path import short_path
+from drystone.run.engines.agent.network import short_path
 from drystone.service.app import make_app
 from drystone.service.auth.guard import Doors
 from drystone.service.feed import Feed

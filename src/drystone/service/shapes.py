@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from drystone.describe.files.job import make_job, parse_job
-from drystone.describe.training_job import TrainingJob
+from drystone.describe.job import TrainingJob
 from drystone.errors import InvalidSpec
 from drystone.run.lifecycle import JobState
 

@@ -13,7 +13,7 @@ from typing import Final
 from drystone.errors import InvalidSpec
 from drystone.service.answers import NotFound, TooLarge
 from drystone.service.auth.callers import Caller
-from drystone.service.auth.rate_limits import Limits
+from drystone.service.auth.guard import Limits
 
 _PART: Final = re.compile(r"[A-Za-z0-9_+=,@][A-Za-z0-9._+=,@-]{0,99}")
 _BUNDLE: Final = re.compile(r"[0-9a-f]{32}")

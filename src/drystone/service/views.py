@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from drystone.describe.files.json_shapes import to_plain
-from drystone.describe.training_job import TrainingJob, count_steps, make_spec
+from drystone.describe.job import TrainingJob, count_steps, make_spec
+from drystone.run.control.admission import check_hard_cap, options_within, under_hard_cap
 from drystone.run.control.controller import Controller
-from drystone.run.control.limits import check_hard_cap, options_within, under_hard_cap
 from drystone.run.control.live_state import Lesson
 from drystone.run.control.options import work_of
 from drystone.run.lifecycle import JobState

@@ -6,14 +6,14 @@ import math
 from collections import Counter
 from typing import Any, Final
 
-from drystone.describe.training_job import TrainingJob
+from drystone.describe.job import TrainingJob
+from drystone.run.control.admission import under_hard_cap
 from drystone.run.control.controller import Controller
 from drystone.run.control.forecast import Forecast, copy_present, forecast_start
-from drystone.run.control.limits import under_hard_cap
 from drystone.run.control.options import work_of
 from drystone.run.lifecycle import TERMINAL, JobState
 from drystone.run.state import JobRecord
-from drystone.schedule.policies import find_policy
+from drystone.schedule.decision import find_policy
 from drystone.schedule.snapshot import StartupCost
 from drystone.service.auth.callers import check_touch
 from drystone.service.views import free_by_type, job_view, options_view

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from drystone.cli.main import run
-from drystone.observe.check.tables import MEMORY_TABLE, SPEED_TABLE
+from drystone.observe.check.accuracy import MEMORY_TABLE, SPEED_TABLE
 
 
 def few_rows(source, target, number=40):

@@ -5,7 +5,7 @@ import pytest
 import typer
 
 from drystone.cli.main import _build_app, run
-from drystone.schedule.policies import POLICIES
+from drystone.schedule.decision import POLICIES
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "simulate"
 JOBS, CLUSTER, MARKET = (

@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 
 from drystone.cli.main import run
-from drystone.cli.trace_view import draw_bars
+from drystone.cli.trace import draw_bars
 
 
 def test_a_trace_is_made_and_shown(tmp_path: Path, capsys):

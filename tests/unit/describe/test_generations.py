@@ -14,7 +14,7 @@ from drystone.describe.generations import (
     load_generations,
     parse_generations,
 )
-from drystone.describe.links import default_machine
+from drystone.describe.machine import default_machine
 from drystone.errors import InvalidSpec, RequestError, UnknownName
 
 LINES = FILE.read_text(encoding="utf-8").splitlines()

@@ -4,7 +4,7 @@ import pytest
 
 from drystone.describe.catalogue import find_gpu, load_gpus
 from drystone.describe.gpu import GpuSpec
-from drystone.describe.links import _WIRINGS, default_machine, find_link, gpu_link, load_links
+from drystone.describe.machine import _WIRINGS, default_machine, find_link, gpu_link, load_links
 from drystone.errors import InvalidSpec, UnknownName
 from drystone.units import GB
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from drystone.describe.model_source import ModuleReference, resolve_model
-from drystone.describe.zoo import MODELS_FILE, find_model
+from drystone.describe.model_source import MODELS_FILE, ModuleReference, find_model, resolve_model
 from drystone.errors import InvalidSpec, RequestError, UnknownName, UnreadableFile
 
 GPT2 = json.loads(MODELS_FILE.read_text())["gpt2"]["config"]

@@ -8,11 +8,11 @@ import pytest
 
 from drystone.describe.families.huggingface import load_config
 from drystone.describe.files.job import make_job
+from drystone.describe.job import find_shape
+from drystone.describe.model_source import MODELS_FILE, find_model
 from drystone.describe.pool import parse_pool
 from drystone.describe.recipe import Recipe
 from drystone.describe.trainable import check_trainable, refuse_untrainable
-from drystone.describe.training_job import find_shape
-from drystone.describe.zoo import MODELS_FILE, find_model
 from drystone.errors import InvalidSpec
 from drystone.plan.search import plan_job
 

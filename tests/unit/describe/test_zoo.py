@@ -8,7 +8,7 @@ import pytest
 
 from drystone.describe.families.huggingface import load_config
 from drystone.describe.model import ModelSpec
-from drystone.describe.zoo import MODELS_FILE, find_model, model_names
+from drystone.describe.model_source import MODELS_FILE, find_model, model_names
 from drystone.errors import InvalidSpec, UnknownName
 
 ENTRIES = json.loads(MODELS_FILE.read_text())
@@ -108,7 +108,10 @@ def test_a_zoo_entry_is_read_like_a_file_of_the_user(tmp_path):
 
 
 def test_importing_the_zoo_reads_no_file():
-    code = "import drystone.describe.zoo as zoo; assert zoo._load_zoo.cache_info().currsize == 0"
+    code = (
+        "from drystone.describe import model_source as zoo; "
+        "assert zoo._load_zoo.cache_info().currsize == 0"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from drystone.describe.catalogue import find_gpu
 from drystone.describe.layout import Layouts, Sharding
-from drystone.describe.links import default_machine
+from drystone.describe.machine import default_machine
+from drystone.describe.model_source import find_model
 from drystone.describe.recipe import Offload, Recipe, Recompute, RecomputeKind, Tuning
-from drystone.describe.zoo import find_model
 from drystone.estimate.layer import compute_memory_bytes, layer_seconds, sharded_state_bytes
 from drystone.estimate.learned.residuals import memory_range
 from drystone.estimate.memory.peak import estimate_memory

@@ -19,7 +19,7 @@ from drystone.describe.model import (
     QkNorm,
     Vision,
 )
-from drystone.describe.zoo import MODELS_FILE, find_model, model_names
+from drystone.describe.model_source import MODELS_FILE, find_model, model_names
 from drystone.estimate.parameters import count_block, count_model
 
 # Counted by the classes of `transformers` on the meta device; the slow test counts again.

@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from drystone.describe.node import make_nodes
+from drystone.describe.cluster import make_nodes
 from drystone.errors import RequestError
 from drystone.observe.generate import (
     TraceSpec,

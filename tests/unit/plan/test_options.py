@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from drystone.describe.model_source import find_model
 from drystone.describe.pool import GpuGroup, make_pool, parse_pool
 from drystone.describe.recipe import Precision, Recipe
-from drystone.describe.zoo import find_model
 from drystone.plan.options import concave_hull, count_grid, enumerate_options, pair_grid
 from drystone.plan.plan import Plan
 from drystone.plan.uneven.data_parallel import plan_uneven

@@ -1,7 +1,7 @@
 import pytest
 
+from drystone.describe.cluster import NodeSpec
 from drystone.describe.job import JobSpec
-from drystone.describe.node import NodeSpec
 from drystone.errors import RequestError
 from drystone.run import events
 from drystone.run.events import (

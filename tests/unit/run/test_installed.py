@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from drystone.run.installed import FEATURES, examine, is_within
+from drystone.cli.doctor import FEATURES, examine, is_within
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_a_feature_that_misses_something_says_how_to_add_it(monkeypatch: pytest.
 
 def test_looking_imports_nothing_heavy():
     code = (
-        "import sys; from drystone.run.installed import examine; examine();"
+        "import sys; from drystone.cli.doctor import examine; examine();"
         "sys.exit(any(m in sys.modules for m in ('torch', 'ray', 'sky', 'matplotlib')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

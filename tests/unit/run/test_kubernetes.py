@@ -19,7 +19,7 @@ import yaml
 
 from drystone.cli.main import run
 from drystone.describe.catalogue import find_gpu
-from drystone.describe.links import default_machine
+from drystone.describe.machine import default_machine
 from drystone.describe.model_source import resolve_model
 from drystone.describe.pool import GpuGroup, make_pool
 from drystone.describe.recipe import Recipe

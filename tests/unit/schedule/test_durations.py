@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from drystone.describe.cluster import make_nodes
 from drystone.describe.job import JobSpec
-from drystone.describe.node import make_nodes
 from drystone.errors import RequestError
 from drystone.schedule.durations import Scaling, duration_options
 from drystone.schedule.estimated import estimated_options

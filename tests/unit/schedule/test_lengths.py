@@ -13,7 +13,7 @@ from tiny import job, node, option_set, snapshot
 from drystone.run.events import Finished, Started
 from drystone.run.loop import drive
 from drystone.run.simulate.world import SimulatedWorld
-from drystone.schedule.lengths import LengthMemory, guess_remaining, update_lengths
+from drystone.schedule.belief import LengthMemory, guess_remaining, update_lengths
 from drystone.schedule.prices.policy import prices
 
 NODES = [node("a0")]

@@ -16,7 +16,7 @@ from drystone.run.loop import drive
 from drystone.run.simulate.faults import FaultSpec
 from drystone.run.simulate.world import SimulatedWorld
 from drystone.run.state import replay
-from drystone.schedule.baselines.fifo import fifo
+from drystone.schedule.baselines.queues import fifo
 from drystone.schedule.decision import Preempt, Start
 from drystone.schedule.phases import PhasedOptions, fastest_seconds, option_seconds
 from drystone.schedule.snapshot import StartupCost

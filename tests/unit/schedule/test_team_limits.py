@@ -13,9 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from tiny import job, node, option_set, snapshot
 
 from drystone.schedule.check import check_decisions
-from drystone.schedule.decision import Preempt, Resize, Start
-from drystone.schedule.policies import find_policy
-from drystone.schedule.team_limits import TeamLimit, limit_teams
+from drystone.schedule.decision import Preempt, Resize, Start, find_policy
+from drystone.schedule.teams import TeamLimit, limit_teams
 
 VALUES = np.array([1.0, 0.25])
 OPTIONS = option_set(((1, 0), 4.0), ((2, 0), 7.0), ((0, 1), 1.0), ((0, 2), 1.8), ((2, 2), 8.0))

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from drystone.describe.cluster import NodeSpec
 from drystone.describe.job import JobSpec
-from drystone.describe.node import NodeSpec
 from drystone.run.events import Started, Submitted
 from drystone.run.snapshots.maker import SnapshotMaker
 from drystone.run.state import ClusterState

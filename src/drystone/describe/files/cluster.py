@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from drystone.describe.catalogue import all_or_none, find_gpu
+from drystone.describe.cluster import NodeSpec
 from drystone.describe.files.gpu_types import SECTION, adopt_gpu_types
 from drystone.describe.files.yaml_reader import Document, Key, load_yaml, parse_yaml
 from drystone.describe.gpu import GpuSpec
 from drystone.describe.gpu_prices import cheapest_price
-from drystone.describe.links import default_machine
-from drystone.describe.node import NodeSpec
+from drystone.describe.machine import default_machine
 from drystone.describe.pool import GpuGroup, Pool, make_pool
 from drystone.errors import InvalidSpec, RequestError, UnknownName
 from drystone.units import parse_bytes

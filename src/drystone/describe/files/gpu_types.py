@@ -34,7 +34,7 @@ from drystone.describe.catalogue import (
 from drystone.describe.files.yaml_reader import Document, Key, load_yaml
 from drystone.describe.generations import find_generation, load_generations
 from drystone.describe.gpu import GpuSpec
-from drystone.describe.links import find_link
+from drystone.describe.machine import find_link
 from drystone.errors import InvalidSpec, RequestError, UnknownName
 from drystone.units import GB, TERA, parse_bytes
 

@@ -27,8 +27,8 @@ from pydantic import (
 from drystone.describe.catalogue import find_gpu
 from drystone.describe.files.amounts import parse_count, parse_duration, parse_instant
 from drystone.describe.files.yaml_reader import Document, Key, load_yaml, parse_yaml
+from drystone.describe.job import TrainingJob
 from drystone.describe.model_source import is_config_folder
-from drystone.describe.training_job import TrainingJob
 from drystone.errors import DrystoneError, InvalidSpec, RequestError, UnknownName, UnreadableFile
 
 _LEAVES_GPUS: Final = "leaves GPU types to the service"

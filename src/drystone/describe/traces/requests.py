@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from drystone.describe.catalogue import find_gpu
+from drystone.describe.cluster import NodeSpec
 from drystone.describe.job import JobSpec
-from drystone.describe.node import NodeSpec
 from drystone.errors import UnknownName
 
 

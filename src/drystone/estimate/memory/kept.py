@@ -8,7 +8,7 @@ import numpy as np
 
 from drystone.describe.recipe import Offload
 from drystone.estimate.memory.activations import SavedBytes
-from drystone.estimate.memory.split import FloatArray, Split
+from drystone.estimate.memory.split import FloatArray, IntArray, Split
 from drystone.estimate.memory.state import Held, State, each_kind
 from drystone.estimate.memory.terms import MemoryTerms
 
@@ -104,3 +104,124 @@ def _logits(terms: MemoryTerms, split: Split, whole_input: FloatArray) -> FloatA
         return split.is_last * split.tokens * per_token
     share = np.where(split.spreads_vocabulary, 1 / split.pp, split.is_last)
     return share * split.tokens * per_token
+
+
+NOTHING: FloatArray = np.zeros((1, 1))
+
+
+class Moment(NamedTuple):
+    """What comes and goes, at one moment."""
+
+    gradients: FloatArray
+    activations: FloatArray
+    logits: FloatArray
+    gathered: FloatArray
+    step: FloatArray
+
+    @property
+    def total(self) -> FloatArray:
+        """All of it."""
+        total, *others = (part for part in self if part is not NOTHING)
+        for part in others:
+            total = total + part
+        return total
+
+
+class Moments(NamedTuple):
+    """The five moments, in the order of `memory.MOMENTS`."""
+
+    loss: Moment
+    backward: Moment
+    last: Moment
+    step: Moment
+    load: Moment
+
+    def at(self, moment: IntArray, stage_index: IntArray) -> Moment:
+        """For each layout, the items of its moment on the stage of that index."""
+        shape = np.broadcast_shapes(*(item.shape for one in self for item in one))
+        columns = np.arange(shape[1])
+        picked = []
+        for item in zip(*self, strict=True):
+            stacked = np.stack([np.broadcast_to(one, shape) for one in item])
+            picked.append(stacked[moment, stage_index, columns])
+        return Moment(*picked)
+
+
+_GRADIENT_BYTES = 4.0
+
+
+def piece_gathered(terms: MemoryTerms, split: Split, held: Held, generic: Gathered) -> Gathered:
+    """Whole weights and gradients of layers."""
+    if split.keeps_pieces is None:
+        return generic
+    layer = held.largest_layer
+    weights = (split.zero3 & split.is_shared) * layer * (2 * terms.copy_bytes + _sent(terms, split))
+    trained = layer if not terms.is_frozen else 0.0 * layer
+    gradients = trained * _GRADIENT_BYTES * (2 + 1 / split.ranks)
+    return Gathered(
+        np.where(split.keeps_pieces, weights, generic.layers),
+        np.where(
+            split.keeps_pieces, (split.zero2 & split.is_shared) * gradients, generic.unreduced
+        ),
+    )
+
+
+def piece_moments(
+    terms: MemoryTerms, split: Split, held: Held, kept: Kept, generic: Moments
+) -> Moments:
+    """The same moments, but for the loss and for the backward pass of the embedding."""
+    if split.keeps_pieces is None or terms.is_frozen:
+        return generic
+    return generic._replace(
+        loss=_where(split, _loss(terms, split, held, generic.loss), generic.loss),
+        backward=_where(split, _backward(terms, split, kept, generic.backward), generic.backward),
+    )
+
+
+def _loss(terms: MemoryTerms, split: Split, held: Held, generic: Moment) -> Moment:
+    """The head and the last layer are there, and the head's gradient."""
+    head = split.is_last * ((terms.head + _copy_of_tied(terms, split)) / split.tp)
+    layer = held.largest_layer * (terms.copy_bytes + _sent(terms, split))
+    weights = (split.zero3 & split.is_shared) * (layer + terms.copy_bytes * head)
+    gradient = (split.zero2 & split.is_shared) * _GRADIENT_BYTES * head
+    # torch's loss over a split vocabulary makes four copies in fp32, not three.
+    logits = split.is_last * split.tokens * terms.logits_bytes_per_token / split.tp
+    return generic._replace(
+        logits=generic.logits + np.where(split.tp > 1, logits / 3, 0.0),
+        gathered=weights + gradient,
+    )
+
+
+def _backward(terms: MemoryTerms, split: Split, kept: Kept, generic: Moment) -> Moment:
+    """A layer's or the embedding's, whichever takes more."""
+    front = split.is_first * (terms.embedding / split.tp + terms.positions)
+    is_reduced = split.zero2 & split.is_shared
+    # First the gradient as it is computed, then the piece that comes of its reduction.
+    beside = np.maximum(terms.copy_bytes, is_reduced * _GRADIENT_BYTES / split.ranks)
+    embedding = generic._replace(
+        # Nothing is left of the micro-batch but the gradient of what entered the first layer.
+        activations=kept.kept * (1 - 1 / split.in_flight) + 2 * split.tokens * terms.boundary,
+        gathered=front * (is_reduced * _GRADIENT_BYTES + beside),
+    )
+    is_larger = embedding.total > generic.total
+    return Moment(
+        *(np.where(is_larger, one, other) for one, other in zip(embedding, generic, strict=True))
+    )
+
+
+def _copy_of_tied(terms: MemoryTerms, split: Split) -> FloatArray:
+    """The shared matrix is the head's too; on a stage of its own it is a copy."""
+    return np.where(split.is_last, terms.tied_head, 0.0)
+
+
+def _sent(terms: MemoryTerms, split: Split) -> FloatArray:
+    """Bytes of a parameter's piece that is cast for the gather of the layer that comes next."""
+    is_cast = terms.copy_bytes < terms.state.weights and not terms.is_frozen
+    return is_cast * terms.copy_bytes / split.ranks
+
+
+def _where(split: Split, own: Moment, generic: Moment) -> Moment:
+    assert split.keeps_pieces is not None
+    return Moment(
+        *(np.where(split.keeps_pieces, one, other) for one, other in zip(own, generic, strict=True))
+    )

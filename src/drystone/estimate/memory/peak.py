@@ -29,7 +29,7 @@ from drystone.describe.layout import Layouts
 from drystone.describe.model import ModelSpec
 from drystone.describe.recipe import Offload, Recipe
 from drystone.estimate.learned.residuals import memory_range
-from drystone.estimate.memory.moments import Moments
+from drystone.estimate.memory.kept import Moments
 from drystone.estimate.memory.split import stage_of_layer
 from drystone.estimate.memory.stage import StageMemory, stage_memory
 from drystone.estimate.memory.terms import MemoryTerms, memory_terms

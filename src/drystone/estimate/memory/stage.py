@@ -16,9 +16,17 @@ import numpy as np
 from drystone.describe.generations import generation_of
 from drystone.describe.gpu import GpuSpec
 from drystone.describe.layout import Layouts
-from drystone.estimate.memory.kept import Gathered, Kept, gathered_weights, kept_activations
-from drystone.estimate.memory.moments import NOTHING, Moment, Moments
-from drystone.estimate.memory.pieces import piece_gathered, piece_moments
+from drystone.estimate.memory.kept import (
+    NOTHING,
+    Gathered,
+    Kept,
+    Moment,
+    Moments,
+    gathered_weights,
+    kept_activations,
+    piece_gathered,
+    piece_moments,
+)
 from drystone.estimate.memory.split import FloatArray, IntArray, Split, split_stage
 from drystone.estimate.memory.state import State, held_parameters, stage_state
 from drystone.estimate.memory.terms import MemoryTerms

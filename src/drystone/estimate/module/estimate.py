@@ -6,19 +6,167 @@ time is a lower bound: all FLOPs at the pace of the GPU's best matrix multiplica
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from drystone.describe.generations import generation_of
 from drystone.describe.gpu import GpuSpec
 from drystone.describe.gpu_prices import Price
-from drystone.describe.layout import Layout
+from drystone.describe.layout import Layout, Sharding
 from drystone.describe.machine import Machine
-from drystone.describe.recipe import Precision, Recipe
+from drystone.describe.recipe import Offload, Precision, Recipe
+from drystone.errors import InvalidSpec
+from drystone.estimate.launchers import Launcher, find_launcher
 from drystone.estimate.learned.residuals import memory_range
 from drystone.estimate.memory.stage import context_bytes, workspace_bytes
-from drystone.estimate.module.memory import TracedMemory, traced_memory
-from drystone.estimate.module.trace import ModuleTrace
+from drystone.estimate.module.trace import DTYPE_BYTES, OUTSIDE, ModuleTrace, Phase, Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedMemory:
+    """Bytes on one rank at its peak moment; the items add up to it."""
+
+    weights_bytes: float  # with buffers
+    gradients_bytes: float
+    optimizer_bytes: float
+    activations_bytes: float  # with inputs, logits, and what the running block borrows
+    gathered_bytes: float  # gathered weights and communication buffers
+    step_bytes: float  # temporaries of the optimizer step
+    phase: Phase  # when it peaks
+
+    @property
+    def allocated_bytes(self) -> float:
+        """What torch calls max allocated."""
+        return (
+            self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
+            + self.activations_bytes + self.gathered_bytes + self.step_bytes
+        )  # fmt: skip
+
+
+def traced_memory(trace: ModuleTrace, recipe: Recipe, layout: Layout) -> TracedMemory:
+    """The peak of one rank under data parallelism with ZeRO 0 to 3, on one pipeline stage."""
+    _check(trace, recipe, layout)
+    split = _Split.of(trace, recipe, layout)
+    return max(_moments(trace, split), key=lambda moment: moment.allocated_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Split:
+    """What the layout and the launcher make of the traced bytes."""
+
+    weights_bytes: float
+    optimizer_bytes: float
+    buckets_bytes: float
+    gradient_factor: float  # width of a kept gradient against the traced one
+    gradient_share: float  # of the gradients that a rank keeps
+    step_share: float  # of the parameters that a rank updates
+    gradients_persist: bool  # they are there before the micro-batch begins
+    gathered_blocks: float  # blocks whose weights are gathered at once; 0 without ZeRO-3
+    root_stays_gathered: bool
+
+    @classmethod
+    def of(cls, trace: ModuleTrace, recipe: Recipe, layout: Layout) -> _Split:
+        launcher = find_launcher(recipe.launcher)
+        ranks = layout.shard_size or layout.dp
+        sharded = layout.sharding if ranks > 1 else Sharding.NONE
+        optimizer_share = 1 / ranks if sharded >= Sharding.ZERO1 else 1.0
+        keeps_state = recipe.offload is not Offload.OPTIMIZER
+        micro_batches = recipe.global_batch // (layout.dp * layout.micro_batch)
+        gathers = sharded is Sharding.ZERO3
+        weights_share = 1 / ranks if gathers else 1.0
+        return cls(
+            weights_bytes=trace.weights_bytes * weights_share + trace.buffers_bytes,
+            optimizer_bytes=trace.optimizer_bytes * optimizer_share * keeps_state,
+            buckets_bytes=_buckets_bytes(trace, layout, sharded, launcher),
+            gradient_factor=_gradient_factor(trace, recipe, launcher),
+            gradient_share=1 / ranks if sharded >= Sharding.ZERO2 else 1.0,
+            step_share=optimizer_share * keeps_state,
+            gradients_persist=micro_batches > 1 or launcher.gradients_persist,
+            gathered_blocks=launcher.gathered_layers if gathers else 0.0,
+            root_stays_gathered=launcher.root_stays_gathered or layout.keep_gathered,
+        )
+
+
+def _moments(trace: ModuleTrace, split: _Split) -> Iterator[TracedMemory]:
+    """Every moment that could be the peak."""
+    kept_share = split.gradient_share * split.gradient_factor
+    all_gradients = trace.gradients_bytes * kept_share
+    gradients = all_gradients if split.gradients_persist else 0.0
+    alive = float(trace.inputs_bytes)
+    for span in trace.timeline:
+        yield TracedMemory(
+            weights_bytes=split.weights_bytes,
+            gradients_bytes=gradients,
+            optimizer_bytes=split.optimizer_bytes,
+            activations_bytes=alive + span.peak_bytes,
+            gathered_bytes=_gathered_bytes(trace, split, span) + split.buckets_bytes,
+            step_bytes=0.0,
+            phase=span.phase,
+        )
+        alive += span.change_bytes - span.gradients_bytes
+        if not split.gradients_persist:
+            gradients += span.gradients_bytes * kept_share
+    yield TracedMemory(
+        weights_bytes=split.weights_bytes,
+        gradients_bytes=all_gradients,
+        optimizer_bytes=split.optimizer_bytes,
+        activations_bytes=float(trace.inputs_bytes),
+        gathered_bytes=split.buckets_bytes,
+        step_bytes=trace.step_temporaries_bytes * split.step_share,
+        phase=Phase.STEP,
+    )
+
+
+def _gathered_bytes(trace: ModuleTrace, split: _Split, span: Span) -> float:
+    """Whole weights that ZeRO-3 holds while this span runs."""
+    if not split.gathered_blocks:
+        return 0.0
+    root = float(trace.outside.weights_bytes)
+    if span.block == OUTSIDE:
+        return root
+    blocks = split.gathered_blocks * trace.blocks[span.block].weights_bytes
+    return blocks + (root if split.root_stays_gathered else 0.0)
+
+
+def _buckets_bytes(
+    trace: ModuleTrace, layout: Layout, sharded: Sharding, launcher: Launcher
+) -> float:
+    if layout.dp == 1:
+        return 0.0
+    if sharded is Sharding.NONE and launcher.copies_buckets:
+        return float(trace.gradients_bytes)
+    return launcher.bucket_elements * DTYPE_BYTES[trace.request.dtype]
+
+
+def _gradient_factor(trace: ModuleTrace, recipe: Recipe, launcher: Launcher) -> float:
+    if not trace.request.has_master:
+        return 1.0
+    is_fp16 = recipe.precision is Precision.FP16_MIXED
+    width = launcher.fp16_gradient_bytes if is_fp16 else launcher.bf16_gradient_bytes
+    return width / DTYPE_BYTES[trace.request.dtype]
+
+
+def _check(trace: ModuleTrace, recipe: Recipe, layout: Layout) -> None:
+    for axis, name in (("tp", "tensor"), ("pp", "pipeline"), ("cp", "context"), ("ep", "expert")):
+        if getattr(layout, axis) > 1:
+            raise InvalidSpec(
+                f"layout: {axis}={getattr(layout, axis)}, but nobody knows how to split a traced "
+                f"module by {name} parallelism",
+                hint="Use dp with zero=0 to 3, or describe the model by a config.json",
+            )
+    if recipe.offload not in (Offload.NONE, Offload.OPTIMIZER):
+        raise InvalidSpec(f"offload={recipe.offload.value} is not known for a traced module",
+                          hint="Use offload none or optimizer")  # fmt: skip
+    asked = (layout.micro_batch, recipe.seq_len, recipe.recompute.kind, recipe.recompute.every)
+    request = trace.request
+    traced = (request.micro_batch, request.seq_len, request.recompute, request.recompute_every)
+    if asked != traced:
+        raise InvalidSpec(
+            f"the trace is of (micro_batch, seq_len, recompute) = {traced}, not of {asked}",
+            hint="Trace again with trace_request(recipe=..., layout=...)",
+        )
+
 
 _FULL_WIDTH = (Precision.FP32, Precision.TF32)
 

@@ -16,7 +16,6 @@ from drystone.describe.machine import Machine
 from drystone.describe.model import ModelSpec
 from drystone.describe.recipe import Offload, Precision, Recipe, Tuning
 from drystone.estimate.time.compute import PADDING_TOKENS, Device, make_device
-from drystone.estimate.time.data_parallel import data_parallel_seconds
 from drystone.estimate.time.efficiency import LauncherEfficiency
 from drystone.estimate.time.network import (
     allreduce_seconds,
@@ -24,6 +23,7 @@ from drystone.estimate.time.network import (
     make_group,
     send_seconds,
 )
+from drystone.estimate.time.overlap import data_parallel_seconds
 from drystone.estimate.time.work import Pass, Work, make_work
 
 FloatArray = npt.NDArray[np.float64]

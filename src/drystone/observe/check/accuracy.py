@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 
@@ -244,3 +245,8 @@ def _known_gpu(name: str) -> GpuSpec | None:
         return find_gpu(name)
     except DrystoneError:
         return None
+
+
+_FOLDER: Final = Path(__file__).parent / "data"
+MEMORY_TABLE: Final = _FOLDER / "memory_runs.csv"
+SPEED_TABLE: Final = _FOLDER / "speed_runs.csv"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 from drystone.describe.catalogue import find_gpu
-from drystone.describe.links import default_machine, find_link
-from drystone.describe.machine import Link, Machine
+from drystone.describe.machine import Link, Machine, default_machine, find_link
 from drystone.errors import RequestError
 from drystone.observe.check.runs import PublishedRun
 

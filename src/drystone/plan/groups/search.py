@@ -20,9 +20,9 @@ from drystone.plan.groups.bounds import (
     held_layers,
     may_beat,
     order_bound_seconds,
+    share_layers,
     straggler_shares,
 )
-from drystone.plan.groups.layer_shares import share_layers
 from drystone.plan.groups.splits import FIRST, LAST, MIDDLE, ONLY, GroupSplits, Setting
 
 FloatArray = npt.NDArray[np.float64]

@@ -24,8 +24,8 @@ from drystone.estimate.layer import LayerSeconds, layer_seconds
 from drystone.estimate.learned.residuals import memory_range
 from drystone.estimate.memory.stage import stage_memory
 from drystone.estimate.memory.terms import memory_terms
-from drystone.estimate.time.data_parallel import CONTENTION_SHARE
 from drystone.estimate.time.network import START_SECONDS, gather_seconds, make_group, send_seconds
+from drystone.estimate.time.overlap import CONTENTION_SHARE
 from drystone.estimate.time.speed import prepare
 from drystone.plan.cells.space import tensor_degrees
 

@@ -31,8 +31,8 @@ from drystone.estimate.layer import (
     sharded_state_bytes,
 )
 from drystone.estimate.learned.residuals import memory_range
-from drystone.estimate.time.data_parallel import CONTENTION_SHARE
 from drystone.estimate.time.network import START_SECONDS
+from drystone.estimate.time.overlap import CONTENTION_SHARE
 from drystone.estimate.time.speed import prepare
 from drystone.estimate.time.step import STRAGGLER_SHARE, Prepared
 from drystone.plan.plan import GpuNeed, Plan, RankShare, StagePlan, Way

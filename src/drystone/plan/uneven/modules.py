@@ -13,13 +13,13 @@ import numpy.typing as npt
 
 from drystone.describe.gpu import GpuSpec
 from drystone.describe.layout import Sharding
-from drystone.describe.module_spec import ModuleSpec
+from drystone.describe.model import ModuleSpec
 from drystone.describe.pool import GpuGroup, Pool
 from drystone.describe.recipe import Precision, Recipe
 from drystone.estimate.launchers import find_launcher
 from drystone.estimate.learned.residuals import memory_range
 from drystone.estimate.memory.stage import context_bytes, workspace_bytes
-from drystone.estimate.memory.state_bytes import StateBytes, state_bytes
+from drystone.estimate.memory.terms import StateBytes, state_bytes
 from drystone.estimate.module.estimate import best_flops
 from drystone.estimate.time.efficiency import launcher_efficiency
 from drystone.plan.plan import GpuNeed, Plan, RankShare, StagePlan, Way

@@ -19,8 +19,8 @@ from drystone.describe.machine import Link, Machine
 from drystone.describe.model import ModelSpec
 from drystone.describe.recipe import Recipe
 from drystone.estimate.layer import compute_memory_bytes, layer_seconds, sharded_state_bytes
-from drystone.estimate.time.data_parallel import CONTENTION_SHARE
 from drystone.estimate.time.network import START_SECONDS
+from drystone.estimate.time.overlap import CONTENTION_SHARE
 from drystone.estimate.time.speed import prepare
 from drystone.estimate.time.step import STRAGGLER_SHARE, Prepared
 from drystone.plan.uneven.data_parallel import pass_seconds_of, uneven_recipe

@@ -12,12 +12,14 @@ import hmac
 import math
 import re
 import secrets
+from collections import defaultdict
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from drystone.errors import InvalidSpec, UnknownName
 from drystone.run.control.notes import Note, TeamSet, TokenMade, TokenRevoked
+from drystone.units import HOUR_SECONDS
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 _TOKEN: Final = re.compile(r"dry_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
@@ -182,3 +184,35 @@ def period_start(period: str, now_seconds: float) -> float:
 
 def _hash(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
+
+
+class Spending:
+    """Dollars by team and hour, of the runs that ended; what runs now is added by who asks."""
+
+    def __init__(self) -> None:
+        self.by_hour: dict[str, dict[int, float]] = defaultdict(dict)
+
+    def add(
+        self, team: str, start_seconds: float, end_seconds: float, dollars_per_hour: float
+    ) -> None:
+        """A run that ended."""
+        if dollars_per_hour > 0:
+            split_hours(self.by_hour[team], start_seconds, end_seconds, dollars_per_hour)
+
+    def since(self, team: str, start_seconds: float) -> float:
+        """What a team spent from a time on, which is the beginning of an hour."""
+        first = int(start_seconds // HOUR_SECONDS)
+        hours = self.by_hour.get(team, {})
+        return sum(dollars for hour, dollars in hours.items() if hour >= first)
+
+
+def split_hours(
+    hours: dict[int, float], start_seconds: float, end_seconds: float, dollars_per_hour: float
+) -> None:
+    """Add what a stretch of time cost to each of the hours (since 1970) that it touches."""
+    at = start_seconds
+    while at < end_seconds:
+        hour = int(at // HOUR_SECONDS)
+        until = min((hour + 1) * HOUR_SECONDS, end_seconds)
+        hours[hour] = hours.get(hour, 0.0) + dollars_per_hour * (until - at) / HOUR_SECONDS
+        at = until

@@ -18,14 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from drystone.describe.files.cluster import ClusterSpec
-from drystone.describe.training_job import TrainingJob, make_spec
+from drystone.describe.job import TrainingJob, make_spec
 from drystone.errors import DrystoneError, InvalidSpec, NothingFits, UnknownName
-from drystone.run.control.admission import Admission
-from drystone.run.control.curves import Curves
+from drystone.run.control.admission import Admission, check_hard_cap, options_within
 from drystone.run.control.journal import Journal, node_added
-from drystone.run.control.limits import check_hard_cap, options_within
 from drystone.run.control.notes import Decided, Described, Drained, Launched, Undrained
 from drystone.run.control.options import work_of
+from drystone.run.control.progress import Curves
 from drystone.run.control.reconcile import Patience, Reconciler
 from drystone.run.control.store import Lease, LeaseLost, Store
 from drystone.run.control.world import LiveWorld, Pace
@@ -38,11 +37,20 @@ from drystone.run.job_output import clean_text
 from drystone.run.lifecycle import TERMINAL, IllegalTransition
 from drystone.run.loop import drive
 from drystone.run.renting.desk import RentalDesk
-from drystone.run.renting.doors import LocalDoor
-from drystone.run.renting.settings import Renting, check_emulations
+from drystone.run.renting.joining import LocalDoor
+from drystone.run.renting.provider import Renting, check_emulations
 from drystone.run.state import JobRecord
-from drystone.schedule.decision import Decision, Move, Preempt, Refuse, Resize, Start
-from drystone.schedule.policies import Memory, Policy, find_policy
+from drystone.schedule.decision import (
+    Decision,
+    Memory,
+    Move,
+    Policy,
+    Preempt,
+    Refuse,
+    Resize,
+    Start,
+    find_policy,
+)
 from drystone.schedule.snapshot import Snapshot, StartupCost
 
 

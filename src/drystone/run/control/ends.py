@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from drystone.run.control.failures import Fault, FaultKind, is_hopeless, wait_seconds
 from drystone.run.control.journal import Journal
-from drystone.run.control.launching import LaunchOrder
+from drystone.run.control.launches import LaunchOrder
 from drystone.run.control.lessons import memory_lesson
 from drystone.run.control.progress import RunProgress
 from drystone.run.engines.agent.client import AgentGone, AgentRefused

@@ -21,7 +21,7 @@ from drystone.run.loop import drive
 from drystone.run.simulate.clock import VirtualTime
 from drystone.run.snapshots.maker import SnapshotMaker
 from drystone.run.state import ClusterState, JobRecord
-from drystone.schedule.policies import Policy
+from drystone.schedule.decision import Policy
 from drystone.schedule.snapshot import OptionSet, Placement, Snapshot, StartupCost
 
 MOST_JOBS: Final = 2000  # more are not looked at: one round would take too long already

@@ -17,10 +17,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from drystone.describe.cluster import NodeSpec
 from drystone.describe.files.cluster import ClusterSpec
 from drystone.describe.job import JobSpec
 from drystone.describe.market import Offer
-from drystone.describe.node import NodeSpec
 from drystone.run.control.live_state import LiveState
 from drystone.run.control.notes import (
     ClusterDescribed,
@@ -51,7 +51,7 @@ from drystone.run.events import (
 )
 from drystone.run.job_rows import job_rows
 from drystone.run.lifecycle import JobState
-from drystone.run.renting.settings import Renting, with_rentable
+from drystone.run.renting.provider import Renting, with_rentable
 from drystone.run.snapshots.maker import SnapshotMaker, take_jobs
 from drystone.schedule.snapshot import OptionSet, Snapshot, StartupCost
 

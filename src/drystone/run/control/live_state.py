@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from drystone.describe.cluster import NodeSpec
 from drystone.describe.files.cluster import ClusterSpec
-from drystone.describe.node import NodeSpec
-from drystone.describe.training_job import TrainingJob
+from drystone.describe.job import TrainingJob
 from drystone.errors import DrystoneError
-from drystone.run.control.access import Access
+from drystone.run.control.access import Access, Spending
 from drystone.run.control.notes import (
     ClusterDescribed,
     Decided,
@@ -32,7 +32,6 @@ from drystone.run.control.notes import (
     Undrained,
     job_of,
 )
-from drystone.run.control.spending import Spending
 from drystone.run.events import (
     Event,
     Failed,

@@ -12,8 +12,8 @@ from typing import Any, Final
 import msgspec
 
 from drystone.describe.files.json_shapes import to_plain
-from drystone.describe.module_spec import ModuleSpec
-from drystone.describe.training_job import TrainingJob
+from drystone.describe.job import TrainingJob
+from drystone.describe.model import ModuleSpec
 from drystone.errors import InvalidSpec, UnreadableFile
 from drystone.run.events import Event, dump_line, load_line, parse_event, render_event
 

@@ -18,20 +18,19 @@ from typing import Final
 import numpy as np
 
 from drystone.describe.files.cluster import ClusterSpec
-from drystone.describe.model import ModelSpec
-from drystone.describe.module_spec import ModuleSpec
-from drystone.describe.pool import GpuGroup, Pool, make_pool
-from drystone.describe.recipe import Precision, Recipe
-from drystone.describe.trainable import refuse_untrainable
-from drystone.describe.training_job import (
+from drystone.describe.job import (
     Shape,
     TrainingJob,
     find_module,
     find_shape,
     recipe_of,
 )
+from drystone.describe.model import ModelSpec, ModuleSpec
+from drystone.describe.pool import GpuGroup, Pool, make_pool
+from drystone.describe.recipe import Precision, Recipe
+from drystone.describe.trainable import refuse_untrainable
 from drystone.errors import NothingFits
-from drystone.estimate.module.probe import probe_module
+from drystone.estimate.module.tracer import probe_module
 from drystone.plan.options import count_grid, enumerate_options, pair_grid
 from drystone.plan.plan import Plan
 from drystone.plan.search import plan_executable, priced

@@ -13,14 +13,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from drystone.errors import DrystoneError, NothingFits
+from drystone.run.control.admission import limits_reached
 from drystone.run.control.ends import ending_events, read_log_ends
 from drystone.run.control.failures import Fault, FaultKind, judge
 from drystone.run.control.journal import Journal
-from drystone.run.control.launching import LaunchOrder, load_order
+from drystone.run.control.launches import LaunchOrder, busy_devices, load_order, order_launch
 from drystone.run.control.lessons import speed_lesson
-from drystone.run.control.limits import limits_reached
 from drystone.run.control.notes import Launched, job_of
-from drystone.run.control.ordering import busy_devices, order_launch
 from drystone.run.control.progress import RunProgress
 from drystone.run.control.runs import Patience as Patience
 from drystone.run.control.runs import Run, silence_fault

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from drystone.run.control.failures import Fault, FaultKind
-from drystone.run.control.launching import LaunchOrder
+from drystone.run.control.launches import LaunchOrder
 from drystone.run.control.progress import RunProgress
 
 

@@ -17,9 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from drystone.describe.cluster import NodeSpec
 from drystone.describe.files.cluster import ClusterSpec
 from drystone.describe.market import Offer
-from drystone.describe.node import NodeSpec
 from drystone.errors import DrystoneError, UnknownName
 from drystone.run.control.journal import Journal, node_added
 from drystone.run.control.live_state import LiveState
@@ -36,8 +36,15 @@ from drystone.run.events import (
     Stopped,
 )
 from drystone.run.renting.errands import Errands, News
-from drystone.run.renting.provider import Rental, Stage, make_token, node_name, rental_of
-from drystone.run.renting.settings import Door, Renting
+from drystone.run.renting.provider import (
+    Door,
+    Rental,
+    Renting,
+    Stage,
+    make_token,
+    node_name,
+    rental_of,
+)
 
 _OVER: Final = (Stage.FAILED, Stage.ENDED)
 _ROUNDING: Final = 1e-9  # share by which sums of prices may be off

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from drystone.describe.training_job import TrainingJob
+from drystone.describe.job import TrainingJob
 from drystone.run.control.notes import ClusterDescribed, Described, Note
 from drystone.run.events import (
     BillSettled,

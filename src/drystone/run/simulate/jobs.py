@@ -16,9 +16,9 @@ from drystone.run.events import (
     Stopped,
     Submitted,
 )
+from drystone.run.option_table import RunFacts
 from drystone.run.simulate.clock import VirtualTime
 from drystone.run.simulate.faults import Dice
-from drystone.run.snapshots.option_book import RunFacts
 from drystone.run.state import JobRecord
 from drystone.schedule.snapshot import Placement, StartupCost
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from drystone.describe.cluster import NodeSpec
 from drystone.describe.job import JobSpec
 from drystone.describe.market import Offer
-from drystone.describe.node import NodeSpec
 from drystone.errors import InvalidSpec, UnknownName
 from drystone.run.events import Event
 from drystone.run.simulate.clock import VirtualTime

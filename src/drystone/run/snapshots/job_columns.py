@@ -12,7 +12,7 @@ import numpy as np
 
 from drystone.describe.job import JobSpec
 from drystone.run.lifecycle import TERMINAL, JobState
-from drystone.run.snapshots.option_book import OptionBook
+from drystone.run.option_table import OptionBook
 from drystone.run.state import JobRecord
 from drystone.schedule.snapshot import FloatArray, IntArray, JobStatus, Placement, WaitingJob
 

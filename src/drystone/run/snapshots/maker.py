@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from drystone.describe.cluster import NodeSpec
 from drystone.describe.job import JobSpec
 from drystone.describe.market import Offer
-from drystone.describe.node import NodeSpec
 from drystone.run.lifecycle import JobState
+from drystone.run.option_table import OptionBook
 from drystone.run.rentals import RentalState
 from drystone.run.snapshots.job_columns import JobColumns
 from drystone.run.snapshots.lazy_tables import LazyJobTable, LazyNodeTable
 from drystone.run.snapshots.node_columns import NodeColumns, node_columns
-from drystone.run.snapshots.option_book import OptionBook
 from drystone.run.state import ClusterState, JobRecord
 from drystone.schedule.phases import Options
 from drystone.schedule.snapshot import (

@@ -20,7 +20,7 @@ from itertools import pairwise
 import torch
 import torch.distributed as dist
 
-from drystone.run.train.memory_ledger import resize_storage
+from drystone.run.train.emulate import resize_storage
 
 # On NCCL one padded call is taken to be cheaper below this than a call for each rank, since latency
 # outweighs volume. Beyond it, the table that padding needs would be as large as the layer itself.

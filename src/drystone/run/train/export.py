@@ -22,11 +22,15 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
-from drystone.describe.module_spec import ModuleSpec
+from drystone.describe.model import ModuleSpec
 from drystone.errors import DrystoneError, InvalidSpec, UnreadableFile
 from drystone.plan.plan import load_plan
-from drystone.run.train.checkpoint.checkpoint import RECORD, check_checkpoint, find_whole
-from drystone.run.train.checkpoint.safe_reader import SafeReader
+from drystone.run.train.checkpoint.checkpoint import (
+    RECORD,
+    SafeReader,
+    check_checkpoint,
+    find_whole,
+)
 from drystone.run.train.models.huggingface import Exported, exported_model
 from drystone.run.train.models.lora import merged_weight
 

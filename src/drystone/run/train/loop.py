@@ -11,13 +11,13 @@ from typing import Any, TextIO
 
 import torch
 
-from drystone.describe.module_spec import ModuleSpec
+from drystone.describe.model import ModuleSpec
 from drystone.describe.recipe import Offload, Optimizer, Precision, Recipe, StepKernel, Tuning
 from drystone.errors import InvalidSpec
 from drystone.plan.plan import Plan
 from drystone.run.fence import check_lease
+from drystone.run.train.cells.engine import CellTrainer
 from drystone.run.train.cells.layout import cell_layout, is_cell
-from drystone.run.train.cells.trainer import CellTrainer
 from drystone.run.train.collectives import Wire
 from drystone.run.train.data.batch import rank_works
 from drystone.run.train.data.tokens import open_tokens

@@ -6,17 +6,17 @@ whether layers are gathered whole, or split over stages and tensor-parallel rank
 
 from __future__ import annotations
 
+import math
 import resource
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from drystone.run.train.collectives import Wire, Worked
-from drystone.run.train.emulate import KINDS, Pacer
-from drystone.run.train.memory_ledger import active_ledger
+from drystone.run.train.emulate import KINDS, Pacer, active_ledger
 from drystone.run.train.models.layered import Batch
 from drystone.run.train.uneven.shard import Owned
 
@@ -137,3 +137,22 @@ def _peak_memory_bytes(device: torch.device) -> int:
     if ledger is not None:
         return ledger.peak_bytes
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+FIRST, GROWTH, BACKOFF, PATIENCE_STEPS, LEAST, MOST = 2.0**16, 2.0, 0.5, 2000, 1.0, 2.0**24
+
+
+@dataclass(frozen=True, slots=True)
+class LossScale:
+    """The factor, and the steps since it last changed."""
+
+    factor: float = FIRST
+    num_steps: int = 0
+
+    def after(self, gradient_norm: float) -> LossScale:
+        """What to go on with, once a step's gradient is known."""
+        if not math.isfinite(gradient_norm):
+            return LossScale(max(self.factor * BACKOFF, LEAST), 0)
+        if self.num_steps + 1 >= PATIENCE_STEPS:
+            return LossScale(min(self.factor * GROWTH, MOST), 0)
+        return replace(self, num_steps=self.num_steps + 1)

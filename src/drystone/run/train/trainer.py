@@ -29,10 +29,9 @@ from drystone.run.train.collectives import Wire
 from drystone.run.train.data.batch import RankWork, micro_batches
 from drystone.run.train.emulate import SLOWDOWN, EmulatedDevice
 from drystone.run.train.group import this_device
-from drystone.run.train.loss_scale import LossScale
 from drystone.run.train.models.layered import Batch, LayeredModel
 from drystone.run.train.step_report import StepReport
-from drystone.run.train.stepping import Stepper, StepResult
+from drystone.run.train.stepping import LossScale, Stepper, StepResult
 from drystone.run.train.straggler import Straggler, StragglerWatch, better_batches
 from drystone.run.train.uneven.engine import Engine
 

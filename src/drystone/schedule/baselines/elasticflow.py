@@ -25,11 +25,10 @@ from typing import Final
 
 import numpy as np
 
-from drystone.schedule.baselines.cells.table import CellTable, make_cells
-from drystone.schedule.baselines.rigid import rigid_options
-from drystone.schedule.decision import Decision, Move, Preempt, Refuse, Resize, Start
+from drystone.schedule.baselines.cells.search import CellTable, make_cells
+from drystone.schedule.baselines.queues import rigid_options
+from drystone.schedule.decision import Decision, Memory, Move, Preempt, Refuse, Resize, Start
 from drystone.schedule.packing import Room, make_room
-from drystone.schedule.policies import Memory
 from drystone.schedule.snapshot import IntArray, Placement, Snapshot
 
 ROUND_SECONDS: Final = 300.0

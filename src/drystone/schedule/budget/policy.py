@@ -56,10 +56,9 @@ from drystone.schedule.budget.spares import (
     pay_for_spares,
     plan_spares,
 )
-from drystone.schedule.decision import Decision, Refuse, Resize, Start, Wake
+from drystone.schedule.decision import Decision, Memory, Refuse, Resize, Start, Wake
 from drystone.schedule.hard_cap import cheapest_offers, option_rents, own_gpus, rounded_cap
 from drystone.schedule.packing import Room, make_room
-from drystone.schedule.policies import Memory
 from drystone.schedule.snapshot import BoolArray, FloatArray, IntArray, Placement, Snapshot
 from drystone.units import HOUR_SECONDS
 

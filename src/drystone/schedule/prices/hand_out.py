@@ -9,8 +9,7 @@ from typing import Final
 import numpy as np
 
 from drystone.schedule.decision import Decision, Move, Numbers, Preempt, Resize, Start
-from drystone.schedule.packing import Room, make_room
-from drystone.schedule.prices.defragment import Lodger, clear_node
+from drystone.schedule.packing import Lodger, Room, clear_node, make_room
 from drystone.schedule.snapshot import BoolArray, FloatArray, IntArray, Placement, Snapshot
 
 # A job that is placed takes a better option only if it is better by this much.

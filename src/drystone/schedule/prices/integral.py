@@ -15,8 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from drystone.schedule.prices.menu import Menu, weighted_sum
-from drystone.schedule.prices.shadow_prices import Market, Prices
+from drystone.schedule.prices.shadow_prices import Market, Menu, Prices, weighted_sum
 from drystone.schedule.snapshot import FloatArray, IntArray
 
 _MOST_ROUNDS: Final = 12

@@ -22,18 +22,23 @@ from typing import Final
 
 import numpy as np
 
-from drystone.schedule.decision import Decision, Refuse, Start, Wake
-from drystone.schedule.fair_shares import owner_weights, type_values, update_usage
-from drystone.schedule.lengths import LengthMemory, guess_remaining, update_lengths
+from drystone.schedule.belief import (
+    LengthMemory,
+    Ratios,
+    corrected_speeds,
+    guess_remaining,
+    update_lengths,
+    update_ratios,
+)
+from drystone.schedule.decision import Decision, Memory, Policy, Refuse, Start, Wake
 from drystone.schedule.limits import Limits, Used, check_limits
-from drystone.schedule.policies import Memory, Policy
-from drystone.schedule.prices.corrected import Ratios, corrected_speeds, update_ratios
 from drystone.schedule.prices.hand_out import HandOut, Worth
 from drystone.schedule.prices.integral import choose
 from drystone.schedule.prices.rent_or_wait import RentMemory, plan_rent, rent_and_release
 from drystone.schedule.prices.shadow_prices import Market, solve_prices
 from drystone.schedule.prices.worth import seconds_late, worth_of_options
 from drystone.schedule.snapshot import FloatArray, IntArray, Snapshot
+from drystone.schedule.teams import owner_weights, type_values, update_usage
 from drystone.units import HOUR_SECONDS
 
 PATIENCE_SECONDS: Final = 24 * 3600.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
@@ -20,11 +21,57 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from drystone.errors import DrystoneError
 from drystone.run.control.access import Access
-from drystone.service.answers import LOG, Misdirected, TooLarge, answer_failure, safe
-from drystone.service.auth.callers import COOKIE, NOBODY, OWNER, Caller, caller_of, set_caller
-from drystone.service.auth.rate_limits import Buckets, Limits
-from drystone.service.auth.sessions import Sessions
+from drystone.service.answers import LOG, Misdirected, TooLarge, TooMany, answer_failure, safe
+from drystone.service.auth.callers import (
+    COOKIE,
+    NOBODY,
+    OWNER,
+    Caller,
+    Sessions,
+    caller_of,
+    set_caller,
+)
 from drystone.service.prometheus import Metrics
+
+_MOST_BUCKETS: Final = 10_000  # the one that was used longest ago goes first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one process reads and answers."""
+
+    requests_per_second: float = 50.0  # by token
+    burst: float = 200.0
+    unknown_per_second: float = 2.0  # by address, of requests that nobody vouches for
+    unknown_burst: float = 40.0
+    most_body_bytes: int = 1 << 20
+    most_file_bytes: int = 64 << 20
+    most_bundle_bytes: int = 256 << 20
+    most_bundle_files: int = 500
+    most_streams: int = 512
+
+
+class Buckets:
+    """Buckets by name."""
+
+    def __init__(
+        self, per_second: float, burst: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._per_second, self._burst, self._clock = per_second, burst, clock
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # level, when
+
+    def take(self, name: str, *, message: str = "too many requests") -> None:
+        """One request; `TooMany` when the bucket is empty."""
+        now = self._clock()
+        level, at = self._buckets.pop(name, (self._burst, now))
+        level = min(self._burst, level + (now - at) * self._per_second)
+        if level < 1.0:
+            self._buckets[name] = (level, now)
+            raise TooMany(message, retry_seconds=(1.0 - level) / self._per_second)
+        self._buckets[name] = (level - 1.0, now)
+        if len(self._buckets) > _MOST_BUCKETS:
+            self._buckets.popitem(last=False)
+
 
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})

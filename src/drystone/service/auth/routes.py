@@ -18,14 +18,14 @@ from drystone.service.auth.callers import (
     ADMIN,
     COOKIE,
     NOBODY,
+    SESSION_SECONDS,
     SUBMITTER,
     VIEWER,
+    Sessions,
     caller_now,
     caller_of,
 )
-from drystone.service.auth.people import session_view, spend_view, team_view, token_view
-from drystone.service.auth.sessions import SESSION_SECONDS, Sessions
-from drystone.service.auth.shapes import (
+from drystone.service.auth.people import (
     FileKept,
     Session,
     SpendPage,
@@ -34,6 +34,10 @@ from drystone.service.auth.shapes import (
     TokenList,
     TokenNew,
     TokenShown,
+    session_view,
+    spend_view,
+    team_view,
+    token_view,
 )
 from drystone.service.shapes import (
     Failure,

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from drystone.run.control.store import Store
 from drystone.run.engines.agent.launches import open_plain
+from drystone.run.events import load_line
 from drystone.run.job_output import BadReport, parse_report
+from drystone.units import HOUR_SECONDS
 
 Table = dict[str, Any]
 _MOST_BYTES: Final = 2_000_000  # of the reports of one launch, from the end
@@ -133,3 +138,131 @@ def _need(needs: Sequence[Table], gpu: str, stage: int) -> Table:
 
 def _shown(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+_PROGRESS: Final = '{"event": "Progressed"'
+_NEXT: Final[Mapping[str, str]] = {
+    "Submitted": "queued", "Started": "planned", "Stopped": "queued", "Interrupted": "queued",
+    "StartFailed": "queued", "Unpaused": "queued", "Paused": "paused", "Finished": "done",
+    "Failed": "failed", "Refused": "refused", "Cancelled": "cancelled",
+}  # fmt: skip
+_MOST_SPANS: Final = 400  # of a job that was interrupted very often, the last ones
+
+
+@dataclass(slots=True)
+class _Life:
+    spans: list[Table] = field(default_factory=list)
+    last_gpus: dict[str, int] = field(default_factory=dict)
+    is_resized: bool = False
+
+    def enter(self, state: str, at: float, reason: str, **more: Any) -> None:
+        """A span begins, and the one before ends."""
+        if self.spans:
+            self.spans[-1]["end_seconds"] = at
+        span = {"state": state, "reason": reason, "start_seconds": at, "end_seconds": None}
+        self.spans.append(span | {"gpus": {}, "plan": ""} | more)
+
+
+def life_of(lines: Iterable[str], gpu_of_node: Mapping[str, str]) -> list[Table]:
+    """Its spans; the last one has no end.
+
+    A run counts as running from its first report on. It is `resized` where it has other GPUs than
+    the run before.
+    """
+    life = _Life()
+    for line in lines:
+        if not line.startswith(_PROGRESS):
+            _take(life, json.loads(line), gpu_of_node)
+        elif life.spans and life.spans[-1]["state"] == "starting":
+            last = life.spans[-1]
+            state = "resized" if life.is_resized else "running"
+            at = float(json.loads(line)["time_seconds"])
+            life.enter(state, at, "", gpus=last["gpus"], plan=last["plan"])
+    return life.spans[-_MOST_SPANS:]
+
+
+def _take(life: _Life, event: Table, gpu_of_node: Mapping[str, str]) -> None:
+    at, kind = float(event["time_seconds"]), str(event["event"])
+    reason = str(event.get("reason") or "").partition("\n")[0]
+    if kind in _NEXT:
+        life.enter(_NEXT[kind], at, reason)
+    elif kind == "Launched":
+        gpus: dict[str, int] = {}
+        for node, _ in event["devices"]:
+            gpu = gpu_of_node.get(node, "gone")
+            gpus[gpu] = gpus.get(gpu, 0) + 1
+        life.is_resized = bool(life.last_gpus) and life.last_gpus != gpus
+        life.last_gpus = gpus
+        life.enter("starting", at, "", gpus=gpus, plan=str(event["plan"]))
+
+
+Points = list[tuple[float, float]]
+_CHUNK: Final = 20_000
+_MOST_KEPT: Final = 20_000  # points of one line; then every second of the older half goes
+_MOST_SHOWN: Final = 300
+_WANTED: Final = ("Decided", "ClusterDescribed", "NodeJoined")
+
+
+class PriceHistory:
+    """Worth and dollars by GPU type, as far as the log was read."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._lock, self._sequence = store, threading.Lock(), 0
+        self._worth: dict[str, Points] = {}
+        self._dollars: dict[str, Points] = {}
+
+    def catch_up(self) -> None:
+        """Read what is new."""
+        with self._lock:
+            read = self._store.read_log
+            while lines := read(after=self._sequence, most=_CHUNK, kinds=_WANTED):
+                for line in lines:
+                    self._take(load_line(line.body))
+                self._sequence = lines[-1].sequence
+                if len(lines) < _CHUNK:
+                    return
+
+    def view(self, now_seconds: float, hours: float) -> Table:
+        """`{worth: {gpu: [[time, worth]]}, dollars_per_hour: ..., now_seconds}`."""
+        self.catch_up()
+        since = now_seconds - hours * HOUR_SECONDS
+        with self._lock:
+            return {
+                "worth": {gpu: shown(one, since) for gpu, one in self._worth.items()},
+                "dollars_per_hour": {gpu: shown(one, since) for gpu, one in self._dollars.items()},
+                "now_seconds": now_seconds,
+            }
+
+    def _take(self, event: Table) -> None:
+        at = float(event["time_seconds"])
+        match event["event"]:
+            case "Decided":
+                for name, value in event["numbers"].items():
+                    if name.startswith("price_") and name != "price_dollars_per_hour":
+                        put(self._worth.setdefault(name.removeprefix("price_"), []), at, value)
+            case "ClusterDescribed":
+                for gpu, price in event["dollars_per_gpu_hour"]:
+                    put(self._dollars.setdefault(gpu, []), at, price)
+            case "NodeJoined":
+                spec, price = event["spec"], float(event["price_dollars_per_hour"])
+                put(self._dollars.setdefault(spec["gpu"], []), at, price / spec["num_gpus"])
+
+
+def put(points: Points, at: float, value: float) -> None:
+    """From now on it is this much."""
+    if points and points[-1][0] >= at:
+        points[-1] = (points[-1][0], value)
+    elif not points or points[-1][1] != value:
+        points.append((at, value))
+    if len(points) > _MOST_KEPT:
+        del points[1 : _MOST_KEPT // 2 : 2]
+
+
+def shown(points: Points, since: float, most: int = _MOST_SHOWN) -> list[list[float]]:
+    """The points from a time on, and the one that held then; of very many, evenly fewer."""
+    inside = [one for one in points if one[0] >= since]
+    before = points[: len(points) - len(inside)][-1:]
+    if len(inside) > most:
+        last = len(inside) - 1
+        inside = [inside[round(number * last / (most - 1))] for number in range(most)]
+    return [[round(at, 1), float(f"{value:.5g}")] for at, value in (*before, *inside)]

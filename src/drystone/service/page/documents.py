@@ -16,9 +16,7 @@ from drystone.run.control.live_state import LiveJob
 from drystone.run.lifecycle import JobState
 from drystone.run.state import JobRecord
 from drystone.service.answers import Forbidden, found
-from drystone.service.page.curves import read_curves, read_picture
-from drystone.service.page.life import life_of
-from drystone.service.page.price_history import PriceHistory
+from drystone.service.page.curves import PriceHistory, life_of, read_curves, read_picture
 from drystone.service.views import cluster_view, job_details, job_view, money_view
 
 Table = dict[str, Any]

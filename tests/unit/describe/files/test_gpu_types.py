@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from drystone.describe.catalogue import find_gpu, load_gpus, match_gpus, own_gpus
+from drystone.describe.cluster import load_cluster
 from drystone.describe.files.cluster import parse_cluster
 from drystone.describe.files.job import make_job
 from drystone.describe.files.market import parse_market
 from drystone.describe.generations import generation_of
 from drystone.describe.gpu_prices import cheapest_price, load_prices
-from drystone.describe.links import default_machine, gpu_link
-from drystone.describe.node import load_cluster
+from drystone.describe.machine import default_machine, gpu_link
 from drystone.errors import RequestError, UnknownName
 from drystone.units import GB, TERA, GiB
 

@@ -10,7 +10,7 @@ from drystone.describe.files.amounts import parse_count, parse_duration
 from drystone.describe.files.cluster import ClusterSpec, load_cluster_file, parse_cluster
 from drystone.describe.files.job import JobPart, TrainPart, load_job, make_job, parse_job
 from drystone.describe.files.json_shapes import from_plain, to_plain
-from drystone.describe.training_job import TrainingJob, find_shape, make_spec
+from drystone.describe.job import TrainingJob, find_shape, make_spec
 from drystone.errors import RequestError
 
 HERE = Path("/somewhere")

@@ -9,8 +9,8 @@ import pytest
 from drystone.describe.files.json_shapes import from_plain, to_plain
 from drystone.describe.layout import Layout, Sharding
 from drystone.describe.model import ModelSpec
+from drystone.describe.model_source import find_model
 from drystone.describe.recipe import Recipe, Recompute, RecomputeKind
-from drystone.describe.zoo import find_model
 from drystone.errors import InvalidSpec, UnknownName
 
 

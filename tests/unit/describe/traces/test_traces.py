@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from drystone.describe.node import load_cluster
+from drystone.describe.cluster import load_cluster
 from drystone.describe.traces.speeds import MeasuredStep, fill_sizes, load_speeds
 from drystone.describe.traces.trace import load_trace
 from drystone.errors import RequestError

@@ -11,9 +11,8 @@ from drystone.estimate.learned.residuals import (
     memory_range,
     memory_residuals,
 )
-from drystone.observe.check.accuracy import check_memory
+from drystone.observe.check.accuracy import MEMORY_TABLE, check_memory
 from drystone.observe.check.runs import load_runs
-from drystone.observe.check.tables import MEMORY_TABLE
 
 
 def test_the_range_holds_the_estimate_itself():

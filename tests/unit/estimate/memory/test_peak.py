@@ -8,6 +8,7 @@ import pytest
 from drystone.describe.catalogue import find_gpu
 from drystone.describe.layout import Layout, Layouts, Sharding
 from drystone.describe.model import Attention, Block, Experts, Mlp, ModelSpec
+from drystone.describe.model_source import find_model
 from drystone.describe.recipe import (
     Loss,
     Offload,
@@ -18,7 +19,6 @@ from drystone.describe.recipe import (
     StepKernel,
     Tuning,
 )
-from drystone.describe.zoo import find_model
 from drystone.estimate.memory.peak import (
     ITEM_SOURCES,
     MOMENTS,

@@ -19,7 +19,7 @@ from drystone.describe.recipe import (
 )
 from drystone.errors import DrystoneError, InvalidSpec, RequestError, UnreadableFile
 from drystone.estimate.module import tracer as traced
-from drystone.estimate.module.memory import traced_memory
+from drystone.estimate.module.estimate import traced_memory
 from drystone.estimate.module.trace import (
     OUTSIDE,
     BlockTrace,

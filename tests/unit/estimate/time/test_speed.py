@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from drystone.describe.catalogue import find_gpu
 from drystone.describe.layout import Layout, Layouts, Schedule, Sharding
-from drystone.describe.links import default_machine
-from drystone.describe.machine import Link, Machine
+from drystone.describe.machine import Link, Machine, default_machine
 from drystone.describe.model import Attention, Block, Experts, Mlp, ModelSpec
 from drystone.describe.recipe import (
     Offload,
@@ -20,8 +19,8 @@ from drystone.describe.recipe import (
     RecomputeKind,
     Tuning,
 )
-from drystone.estimate.price import dollars_per_billion_tokens, step_dollars
 from drystone.estimate.time.speed import SOURCES, SpeedEstimate, estimate_speed
+from drystone.estimate.whole import dollars_per_billion_tokens, step_dollars
 
 
 def make_model(*, hidden: int = 4096, layers: int = 32, experts: int = 0) -> ModelSpec:

@@ -10,6 +10,8 @@ from drystone.describe.layout import Layouts
 from drystone.describe.recipe import Loss, Tuning
 from drystone.estimate.memory.peak import estimate_memory
 from drystone.observe.check.accuracy import (
+    MEMORY_TABLE,
+    SPEED_TABLE,
     CheckedRun,
     Errors,
     check_memory,
@@ -17,7 +19,6 @@ from drystone.observe.check.accuracy import (
     dataset_and_kind,
 )
 from drystone.observe.check.runs import PublishedRun, SkippedRun, load_runs
-from drystone.observe.check.tables import MEMORY_TABLE, SPEED_TABLE
 from drystone.units import GiB
 
 SKIPPED = SkippedRun(run_id="b-0009", dataset="b", reason="no memory reading")

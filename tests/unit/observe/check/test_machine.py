@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from drystone.describe.catalogue import find_gpu
-from drystone.describe.links import default_machine, find_link
+from drystone.describe.machine import default_machine, find_link
 from drystone.errors import DrystoneError, RequestError, UnknownName
+from drystone.observe.check.accuracy import SPEED_TABLE
 from drystone.observe.check.machine import machine_of
 from drystone.observe.check.runs import PublishedRun, load_runs
-from drystone.observe.check.tables import SPEED_TABLE
 
 GIGABIT_BYTES = 1e9 / 8
 

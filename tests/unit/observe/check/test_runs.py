@@ -8,6 +8,7 @@ import pytest
 
 from drystone.describe.layout import Sharding
 from drystone.errors import UnreadableFile
+from drystone.observe.check.accuracy import MEMORY_TABLE, SPEED_TABLE
 from drystone.observe.check.runs import (
     MEMORY_COLUMNS,
     REQUIRED_COLUMNS,
@@ -17,7 +18,6 @@ from drystone.observe.check.runs import (
     load_runs,
     parse_run,
 )
-from drystone.observe.check.tables import MEMORY_TABLE, SPEED_TABLE
 from drystone.units import GiB
 
 ROOT = Path(__file__).resolve().parents[4]

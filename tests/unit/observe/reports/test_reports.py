@@ -12,9 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "schedule"))
 from tiny import job, node, option_set
 
 from drystone.describe.market import Offer
-from drystone.observe.information import Information, policy_information, statements
-from drystone.observe.reports.lines import report_lines
-from drystone.observe.reports.page import headline, render_page
+from drystone.observe.reports.page import headline, render_page, report_lines
 from drystone.observe.reports.series import (
     completion_curve,
     gpu_tiles,
@@ -23,7 +21,14 @@ from drystone.observe.reports.series import (
     use_by_type,
     waiting_jobs,
 )
-from drystone.observe.simulation import Scenario, reachable_nodes, run_policy
+from drystone.observe.simulation import (
+    Information,
+    Scenario,
+    policy_information,
+    reachable_nodes,
+    run_policy,
+    statements,
+)
 from drystone.run.simulate.faults import FaultSpec
 from drystone.schedule.snapshot import OptionSet
 

@@ -7,7 +7,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2] / "schedule"))
 from tiny import job, node, option_set
 
-from drystone.observe.reports.timeline import render_timeline
+from drystone.observe.reports.series import render_timeline
 from drystone.observe.simulation import Scenario, simulate_policy
 from drystone.run.simulate.faults import FaultSpec
 

@@ -8,9 +8,9 @@ import pytest
 
 from drystone.describe.catalogue import find_gpu
 from drystone.describe.layout import Layouts, Schedule
-from drystone.describe.links import default_machine
+from drystone.describe.machine import default_machine
+from drystone.describe.model_source import find_model
 from drystone.describe.recipe import Recipe
-from drystone.describe.zoo import find_model
 from drystone.estimate.memory.peak import estimate_memory
 from drystone.estimate.time.speed import estimate_speed
 from drystone.plan.cells.search import RECOMPUTES, search_cells

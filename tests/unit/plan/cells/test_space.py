@@ -6,8 +6,8 @@ import pytest
 
 from drystone.describe.layout import check_layout
 from drystone.describe.model import Attention, Block, Mlp, ModelSpec
+from drystone.describe.model_source import find_model
 from drystone.describe.recipe import Recipe
-from drystone.describe.zoo import find_model
 from drystone.plan.cells.search import layout_at
 from drystone.plan.cells.space import (
     context_degrees,

@@ -7,9 +7,9 @@ import pytest
 
 from drystone.describe.layout import Layouts
 from drystone.describe.model import ModelSpec
+from drystone.describe.model_source import find_model
 from drystone.describe.pool import Pool, make_pool, parse_pool
 from drystone.describe.recipe import Precision, Recipe
-from drystone.describe.zoo import find_model
 from drystone.estimate.time.speed import estimate_speed
 from drystone.plan.cells.search import RECOMPUTES
 from drystone.plan.groups.bounds import bound_seconds, held_layers, order_bound_seconds

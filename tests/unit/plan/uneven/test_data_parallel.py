@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from drystone.describe.layout import Layouts, Sharding
+from drystone.describe.model_source import find_model
 from drystone.describe.pool import make_pool, parse_pool
 from drystone.describe.recipe import Offload, Precision, Recipe, RecomputeKind, Tuning
-from drystone.describe.zoo import find_model
 from drystone.estimate.memory.peak import estimate_memory
 from drystone.estimate.time.speed import estimate_speed
 from drystone.plan.plan import Plan, Way

@@ -7,11 +7,10 @@ import pytest
 
 from drystone.describe.files.cluster import parse_cluster
 from drystone.describe.files.job import make_job
-from drystone.describe.model_source import ModuleReference
-from drystone.describe.module_spec import ModuleSpec
+from drystone.describe.model import ModuleSpec
+from drystone.describe.model_source import ModuleReference, find_model
 from drystone.describe.pool import make_pool
 from drystone.describe.recipe import Precision, Recipe
-from drystone.describe.zoo import find_model
 from drystone.errors import InvalidSpec
 from drystone.plan.plan import Plan, Way, load_plan, save_plan
 from drystone.plan.search import plan_executable, plan_job

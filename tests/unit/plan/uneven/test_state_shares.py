@@ -6,7 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from drystone.errors import NothingFits
-from drystone.plan.uneven.state_shares import state_shares
+from drystone.plan.uneven.assignment import state_shares
 
 rooms = st.lists(st.integers(0, 10**12), min_size=1, max_size=40)
 

@@ -2,8 +2,7 @@
 
 import json
 
-from drystone.run.control.curves import Curves
-from drystone.run.control.progress import MOST_POINTS, RunProgress
+from drystone.run.control.progress import MOST_POINTS, Curves, RunProgress
 
 
 class Reports:

@@ -6,14 +6,14 @@ import pytest
 
 from drystone.describe.files.cluster import parse_cluster
 from drystone.describe.files.job import make_job
-from drystone.describe.training_job import make_spec
+from drystone.describe.job import make_spec
 from drystone.run.control.forecast import copy_present, forecast_start
 from drystone.run.control.journal import Journal
 from drystone.run.control.notes import Described, Drained
 from drystone.run.control.store import Store
 from drystone.run.events import Interrupted, Paused, Started, Submitted
 from drystone.run.lifecycle import JobState
-from drystone.schedule.policies import find_policy
+from drystone.schedule.decision import find_policy
 from drystone.schedule.snapshot import StartupCost
 
 NOW = 1_000_000.0

@@ -2,12 +2,12 @@
 
 import pytest
 
+from drystone.describe.model_source import find_model
 from drystone.describe.pool import parse_pool
 from drystone.describe.recipe import Recipe
-from drystone.describe.zoo import find_model
 from drystone.plan.plan import Plan
 from drystone.plan.search import plan_executable
-from drystone.run.control.launching import Seat, describe_plan
+from drystone.run.control.launches import Seat, describe_plan
 
 
 @pytest.mark.parametrize(

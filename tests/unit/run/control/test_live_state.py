@@ -1,9 +1,8 @@
 import pytest
 
+from drystone.describe.cluster import NodeSpec
 from drystone.describe.files.cluster import ClusterSpec, parse_cluster
-from drystone.describe.job import JobSpec
-from drystone.describe.node import NodeSpec
-from drystone.describe.training_job import TrainingJob
+from drystone.describe.job import JobSpec, TrainingJob
 from drystone.errors import DrystoneError
 from drystone.run.control.admission import spent_since
 from drystone.run.control.journal import Journal

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from drystone.describe.job import JobSpec
-from drystone.describe.training_job import TrainingJob
+from drystone.describe.job import JobSpec, TrainingJob
 from drystone.errors import RequestError
 from drystone.run.control.notes import NOTES, Decided, Described, Drained, Launched, parse, render
 from drystone.run.control.store import JobRow, LeaseLost, Store, StoreBusy

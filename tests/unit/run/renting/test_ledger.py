@@ -1,7 +1,7 @@
 """The account book: who pays for which GPU, by the event."""
 
-from drystone.describe.node import NodeSpec
-from drystone.describe.training_job import TrainingJob
+from drystone.describe.cluster import NodeSpec
+from drystone.describe.job import TrainingJob
 from drystone.run.control.notes import ClusterDescribed, Described
 from drystone.run.events import (
     BillSettled,

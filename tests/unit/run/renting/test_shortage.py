@@ -8,12 +8,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "schedule"))
 from tiny import job, option_set, snapshot
 
+from drystone.describe.cluster import NodeSpec
 from drystone.describe.market import Offer
-from drystone.describe.node import NodeSpec
 from drystone.run.events import NodeJoined, RentalAsked, RentalFailed
 from drystone.run.rentals import SHORTAGE_HALF_LIFE_SECONDS, RentalState
-from drystone.schedule.decision import Rent
-from drystone.schedule.policies import find_policy
+from drystone.schedule.decision import Rent, find_policy
 
 CHEAP = Offer(name="cheap", gpu="A", num_gpus=4, price_dollars_per_hour=2.0)
 DEAR = Offer(name="dear", gpu="A", num_gpus=4, price_dollars_per_hour=3.0)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from drystone.describe.cluster import NodeSpec
 from drystone.describe.job import JobSpec
-from drystone.describe.node import NodeSpec
 from drystone.errors import DrystoneError
 from drystone.run.events import Finished, Started, Submitted
 from drystone.run.lifecycle import IllegalTransition

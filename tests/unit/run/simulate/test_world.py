@@ -28,7 +28,7 @@ from drystone.run.simulate.world import SimulatedWorld
 from drystone.run.snapshots.lazy_tables import LazyJobTable
 from drystone.run.snapshots.maker import SnapshotMaker
 from drystone.run.state import ClusterState, replay
-from drystone.schedule.baselines.fifo import fifo
+from drystone.schedule.baselines.queues import fifo
 from drystone.schedule.decision import Start
 from drystone.schedule.snapshot import StartupCost
 

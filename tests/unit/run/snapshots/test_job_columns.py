@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from drystone.describe.job import JobSpec
 from drystone.run.events import Submitted
 from drystone.run.lifecycle import JobState
+from drystone.run.option_table import OptionBook
 from drystone.run.snapshots.job_columns import JobColumns
 from drystone.run.snapshots.lazy_tables import LazyJobTable
-from drystone.run.snapshots.option_book import OptionBook
 from drystone.run.state import ClusterState, JobRecord
 from drystone.schedule.snapshot import OptionSet
 

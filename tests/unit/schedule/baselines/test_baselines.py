@@ -4,9 +4,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tiny import job, node, option_set, snapshot
 
-from drystone.schedule.baselines.fifo import fifo
-from drystone.schedule.baselines.least_attained import least_attained
-from drystone.schedule.baselines.shortest import shortest
+from drystone.schedule.baselines.queues import fifo, least_attained, shortest
 from drystone.schedule.decision import Preempt, Refuse, Start
 
 NODES = [node("a0"), node("b0", "B", 4)]

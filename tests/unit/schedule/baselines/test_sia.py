@@ -10,13 +10,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tiny import job, node, option_set, snapshot
 
-from drystone.schedule.baselines.reassign import reassign
+from drystone.schedule.baselines.sia import reassign
 from drystone.schedule.check import check_decisions
 from drystone.schedule.decision import Move, Preempt, Refuse, Resize, Start, Wake
 from drystone.schedule.snapshot import StartupCost
 
 pytest.importorskip("highspy")
-from drystone.schedule.baselines.choice_programme import choose_exactly
 from drystone.schedule.baselines.sia import (
     allowed_options,
     programme_costs,
@@ -24,6 +23,7 @@ from drystone.schedule.baselines.sia import (
     restart_factors,
     sia,
 )
+from drystone.schedule.programme import choose_exactly
 
 GROWING = option_set(*(([count], float(count)) for count in range(1, 17)))
 

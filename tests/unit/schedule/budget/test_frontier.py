@@ -12,11 +12,11 @@ from drystone.errors import InvalidSpec, NothingFits
 from drystone.schedule.budget.frontier import (
     JobClasses,
     classes_from_speeds,
+    lower_hulls,
     spend_deviation_dollars_per_hour,
     takes_larger,
     trace_frontier,
 )
-from drystone.schedule.budget.hull import lower_hulls
 from drystone.schedule.budget.speedups import AmdahlLaw, LawClass, PowerLaw, solve_widths
 
 AMDAHL, ROOT = AmdahlLaw(0.8), PowerLaw(0.5)

@@ -7,8 +7,8 @@ from itertools import product
 import numpy as np
 import pytest
 
+from drystone.describe.cluster import make_nodes
 from drystone.describe.job import JobSpec
-from drystone.describe.node import make_nodes
 from drystone.run.simulate.world import SimulatedWorld
 from drystone.schedule.budget.paths import weigh_rest
 from drystone.schedule.phases import PhasedOptions

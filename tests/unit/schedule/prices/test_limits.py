@@ -17,12 +17,12 @@ from drystone.run.events import Refused, Started, Stopped, Submitted, parse_even
 from drystone.run.loop import drive
 from drystone.run.simulate.faults import FaultSpec
 from drystone.run.simulate.world import SimulatedWorld
+from drystone.schedule.belief import corrected_speeds, update_ratios
 from drystone.schedule.decision import Preempt, Refuse, Resize, Start, Wake
-from drystone.schedule.fair_shares import owner_weights, type_values, update_usage
-from drystone.schedule.prices.corrected import corrected_speeds, update_ratios
 from drystone.schedule.prices.policy import KEEP_SECONDS, Settings, make_prices, prices
 from drystone.schedule.prices.worth import worth_of_options
 from drystone.schedule.snapshot import StartupCost
+from drystone.schedule.teams import owner_weights, type_values, update_usage
 
 NODES = [node("a0"), node("b0", "B", 4)]
 OPTIONS = option_set(([1, 0], 1.0), ([2, 0], 1.8), ([4, 0], 3.0), ([0, 4], 1.5))

@@ -4,8 +4,14 @@ import numpy as np
 import pytest
 
 from drystone.schedule.prices.integral import choose, value_of
-from drystone.schedule.prices.menu import inner_products, make_menu, weighted_sum
-from drystone.schedule.prices.shadow_prices import Market, choose_options, solve_prices
+from drystone.schedule.prices.shadow_prices import (
+    Market,
+    choose_options,
+    inner_products,
+    make_menu,
+    solve_prices,
+    weighted_sum,
+)
 
 VALUES = np.array([[3.0, 0.0, 2.0], [0.0, 0.0, 0.0], [1.0, 4.0, 4.0]])
 COUNTS = (

@@ -20,15 +20,19 @@ from typing import Any
 from drystone.errors import DrystoneError
 from drystone.run.engines.agent.launches import (
     Launch,
+    birth_of,
     read_json,
     read_lines,
     read_tail,
     write_whole,
 )
-from drystone.run.engines.agent.ports import free_port, interface_of
-from drystone.run.engines.agent.processes import birth_of
-from drystone.run.engines.agent.secret import is_proof, make_nonce
-from drystone.run.engines.agent.socket_path import short_path
+from drystone.run.engines.agent.network import (
+    free_port,
+    interface_of,
+    is_proof,
+    make_nonce,
+    short_path,
+)
 
 _TICK_SECONDS = 0.1
 _FAREWELL_SECONDS = 5.0  # an agent whose node is lost answers for so long, to say so

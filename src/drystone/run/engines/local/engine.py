@@ -13,9 +13,14 @@ from typing import Any, Final
 
 from drystone.describe.files.cluster import ClusterSpec
 from drystone.errors import UnknownName
-from drystone.run.engines.agent.client import AgentClient, AgentGone, AgentRefused, start_agent
-from drystone.run.engines.agent.pool import AgentPool
-from drystone.run.engines.agent.ports import free_port
+from drystone.run.engines.agent.client import (
+    AgentClient,
+    AgentGone,
+    AgentPool,
+    AgentRefused,
+    start_agent,
+)
+from drystone.run.engines.agent.network import free_port
 from drystone.run.engines.contract import Key, Poll, Rendezvous
 
 _MOST_SILENCES: Final = 3

@@ -19,15 +19,18 @@ from pathlib import Path
 from typing import Any
 
 from drystone.describe.files.cluster import ClusterSpec
-from drystone.run.engines.agent.client import AgentClient, AgentGone, AgentRefused, Remote
+from drystone.run.engines.agent.client import (
+    AgentClient,
+    AgentGone,
+    AgentPool,
+    AgentRefused,
+    Remote,
+)
 from drystone.run.engines.agent.launches import read_json, read_lines
-from drystone.run.engines.agent.pool import AgentPool
-from drystone.run.engines.agent.secret import keep_secret
+from drystone.run.engines.agent.network import keep_secret
 from drystone.run.engines.contract import Key, Poll, Rendezvous
-from drystone.run.engines.ray.begin import AgentWish, own_version
-from drystone.run.engines.ray.connection import RayConnection
-from drystone.run.engines.ray.discover import RayNode, cluster_of
-from drystone.run.engines.ray.watch import Look, NoNodes, Watch
+from drystone.run.engines.ray.nodes import AgentWish, RayNode, cluster_of, own_version
+from drystone.run.engines.ray.watch import Look, NoNodes, RayConnection, Watch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

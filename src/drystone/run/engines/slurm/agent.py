@@ -18,8 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from drystone.run.engines.agent.launches import Launch, read_json, write_whole
-from drystone.run.engines.agent.processes import birth_of
+from drystone.run.engines.agent.launches import Launch, birth_of, read_json, write_whole
 from drystone.run.engines.agent.server import Agent, listen_remote, serve
 
 SETTINGS_FILE = "agents.json"  # what all agents of an allocation are told

@@ -18,7 +18,7 @@ from typing import Any
 
 from drystone.run.engines.agent.client import Remote
 from drystone.run.engines.agent.launches import LOST_EXIT, Launch, read_json, read_tail, write_whole
-from drystone.run.engines.agent.secret import keep_secret
+from drystone.run.engines.agent.network import keep_secret
 from drystone.run.engines.contract import Key, Seen
 from drystone.run.engines.slurm.agent import SETTINGS_FILE
 

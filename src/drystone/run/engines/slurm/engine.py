@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from drystone.describe.files.cluster import ClusterSpec
-from drystone.run.engines.agent.client import AgentGone, AgentRefused
+from drystone.run.engines.agent.client import AgentGone, AgentPool, AgentRefused
 from drystone.run.engines.agent.launches import read_json, read_lines, read_tail, write_whole
-from drystone.run.engines.agent.pool import AgentPool
-from drystone.run.engines.agent.secret import keep_secret
+from drystone.run.engines.agent.network import keep_secret
 from drystone.run.engines.contract import Key, Poll, Rendezvous, Seen
 from drystone.run.engines.slurm.agent import RECALLED
 from drystone.run.engines.slurm.allocation import (
@@ -30,10 +29,9 @@ from drystone.run.engines.slurm.allocation import (
     recover,
     seen_from_files,
 )
-from drystone.run.engines.slurm.commands import Commands, SlurmRefused
 from drystone.run.engines.slurm.inventory import Inventory
 from drystone.run.engines.slurm.script import ScriptSettings, make_groups, write_script
-from drystone.run.engines.slurm.watch import Watch
+from drystone.run.engines.slurm.watch import Commands, SlurmRefused, Watch
 
 _PARTING_SECONDS: Final = 4.0  # a script whose agents have left ends by itself, usually
 

@@ -7,15 +7,96 @@ submitted or cancelled waits in a queue, is done in order, and again until Slurm
 from __future__ import annotations
 
 import logging
+import os
+import re
+import shutil
+import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from drystone.errors import DrystoneError
-from drystone.run.engines.slurm.commands import Commands, SlurmBusy, SlurmRefused
-from drystone.run.engines.slurm.dialect import SlurmJob, SlurmNode
+from drystone.run.engines.slurm.dialect import SlurmJob, SlurmNode, parse_jobs, parse_nodes
+
+_TIMEOUT_SECONDS: Final = 60.0
+# What slurmctld says when it cannot be asked now, or when a limit will not hold for ever.
+_LATER: Final = re.compile(
+    r"unable to contact|connection (?:refused|timed out|reset)|socket timed out|"
+    r"zero bytes were transmitted|temporarily|try again|submit ?limit|maxsubmit|"
+    r"controller.*(?:busy|not (?:in|responding))|timed out",
+    re.IGNORECASE,
+)
+
+
+class SlurmBusy(DrystoneError):
+    """Slurm cannot be asked now; it can later."""
+
+
+class SlurmRefused(DrystoneError):
+    """Slurm does not do that, now or later."""
+
+
+class Commands:
+    """Ask Slurm, and tell it what to do; `environment` over that of this process."""
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        self._environment = {**os.environ, **(environment or {})}
+        if shutil.which("sbatch", path=self._environment.get("PATH")) is None:
+            raise SlurmRefused(
+                "there is no sbatch here", hint="Start it where Slurm's commands are installed"
+            )
+        self._scontrol_writes_json = True  # since 23.02
+
+    def nodes(self) -> list[SlurmNode]:
+        """All nodes that we may see."""
+        if self._scontrol_writes_json:
+            try:
+                return parse_nodes(self._run(["scontrol", "show", "nodes", "--json"]))
+            except SlurmRefused as error:
+                if "--json" not in str(error):
+                    raise
+                self._scontrol_writes_json = False
+        return parse_nodes(self._run(["sinfo", "--json"]))
+
+    def jobs(self) -> list[SlurmJob]:
+        """All jobs that we may see."""
+        return parse_jobs(self._run(["squeue", "--json"]))
+
+    def submit(self, script: Path) -> int:
+        """The number of the new job; of a heterogeneous one, that of its first component."""
+        told = self._run(["sbatch", "--parsable", str(script)])
+        found = re.match(r"\s*(\d+)", told)
+        if found is None:
+            raise SlurmRefused(f"sbatch said no job number: {told[:200]!r}")
+        return int(found[1])
+
+    def cancel(self, job: int) -> None:
+        """End a job; that it has ended already is no fault."""
+        try:
+            self._run(["scancel", "--quiet", str(job)])
+        except SlurmRefused as error:
+            if "invalid job id" not in str(error).lower():
+                raise
+
+    def _run(self, command: Sequence[str]) -> str:
+        try:
+            done = subprocess.run(
+                command, env=self._environment, capture_output=True, text=True, check=False,
+                timeout=_TIMEOUT_SECONDS, stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise SlurmBusy(f"{command[0]} gave no answer for {_TIMEOUT_SECONDS:.0f} s") from None
+        except OSError as error:
+            raise SlurmRefused(f"{command[0]} cannot be run: {error}") from None
+        if done.returncode == 0:
+            return done.stdout
+        said = (done.stderr or done.stdout).strip()[-800:]
+        kind = SlurmBusy if _LATER.search(said) else SlurmRefused
+        raise kind(f"{' '.join(command[:3])}: {said or f'exit code {done.returncode}'}")
+
 
 _log = logging.getLogger("drystone.slurm")
 _BUSY_SECONDS = 1.0

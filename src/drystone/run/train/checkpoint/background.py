@@ -21,7 +21,7 @@ from drystone.run.train.checkpoint.checkpoint import (
 )
 from drystone.run.train.checkpoint.slices import Slice
 from drystone.run.train.collectives import Wire
-from drystone.run.train.memory_ledger import host_memory
+from drystone.run.train.emulate import host_memory
 from drystone.run.train.stepping import Stepper
 
 

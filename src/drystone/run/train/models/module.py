@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from drystone.describe.module_spec import ModuleSpec
+from drystone.describe.model import ModuleSpec
 from drystone.errors import InvalidSpec
 from drystone.run.train.data.tokens import TokenSource
 from drystone.run.train.models.layered import Batch, NamedBlocks

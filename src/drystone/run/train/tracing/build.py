@@ -8,19 +8,53 @@ tensors would choose other attention kernels. A CPU build of torch has no fake C
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F  # noqa: N812  # torch's own custom
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
+from drystone.estimate.module.trace import TraceRequest
 from drystone.run.train.models.layered import turn_caches_off
-from drystone.run.train.tracing.failure import TraceFailure, last_line, user_line
+
+
+class TraceFailure(Exception):
+    """The module cannot be traced; it is the user's file that has to change."""
+
+    def __init__(
+        self, message: str, *, where: str = "", hint: str = "", is_certain: bool = False
+    ) -> None:
+        self.message = message
+        self.is_certain = is_certain  # no second attempt could go better
+        self.where = where
+        self.hint = hint
+        super().__init__(message)
+
+
+def user_line(error: BaseException, path: str) -> str:
+    """`file:line` of the deepest frame in the user's file, else of the deepest frame beside it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    file = Path(path).resolve()
+    own = [one for one in frames if Path(one.filename).resolve() == file]
+    beside = [one for one in frames if file.parent in Path(one.filename).resolve().parents]
+    for one in reversed(own or beside):
+        return f"{one.filename}:{one.lineno}"
+    return path
+
+
+def last_line(error: BaseException) -> str:
+    """The line that Python would print last, without its further lines."""
+    text = traceback.format_exception_only(error)[-1].strip().splitlines()
+    return text[0] if text else type(error).__name__
+
 
 _SMALL_NUMEL = 65536
 _INITIALISERS = {
@@ -139,3 +173,132 @@ class _OnMeta(TorchFunctionMode):
             if isinstance(target, torch.Tensor) and target.is_meta:
                 return target
         return func(*args, **kwargs)
+
+
+HINT = (
+    "Say what it takes: add `def example_batch(micro_batch, seq_len)` to the file (or a method "
+    "`drystone_batch` to the module) that returns a tensor, a tuple or a dict of arguments"
+)
+_TARGET_NAMES = ("labels", "targets", "target")
+_IMAGE_SIZES = ("image_size", "img_size")
+
+
+class Batch:
+    """The arguments of one forward pass."""
+
+    def __init__(self, given: Any) -> None:
+        self.args: tuple[Any, ...] = ()
+        self.kwargs: dict[str, Any] = {}
+        if isinstance(given, Mapping):
+            self.kwargs = dict(given)
+        else:
+            self.args = tuple(given) if isinstance(given, tuple | list) else (given,)
+
+    def loss_of(self, module: nn.Module, source: ModuleType) -> torch.Tensor:
+        """Run the module forward and reduce what it returns to one number."""
+        output = module(*self.args, **self.kwargs)
+        named: Callable[..., torch.Tensor] | None = getattr(
+            module, "drystone_loss", getattr(source, "example_loss", None)
+        )
+        return named(output) if named is not None else _loss(output)
+
+
+def make_batch(module: nn.Module, source: ModuleType, request: TraceRequest) -> Batch:
+    """One micro-batch for this module, made in the current (fake) mode."""
+    given = getattr(module, "drystone_batch", getattr(source, "example_batch", None))
+    if given is not None:
+        return Batch(_as_compute_dtype(given(request.micro_batch, request.seq_len), request))
+    names = _argument_names(module)
+    if "input_ids" in names:
+        return Batch(_hugging_face_text(names, request))
+    first = _first_layer(module)
+    if "pixel_values" in names or isinstance(first, nn.Conv2d):
+        return Batch(_image(module, first, names, request))
+    if isinstance(first, nn.Embedding):
+        tokens = torch.zeros(request.micro_batch, request.seq_len, dtype=torch.long)
+        targets = {name: tokens for name in names[1:] if name in _TARGET_NAMES}
+        return Batch({names[0]: tokens, **targets})
+    if isinstance(first, nn.Linear):
+        shape = [request.micro_batch, first.in_features]
+        if any("attention" in type(one).__name__.lower() for one in module.modules()):
+            shape.insert(1, request.seq_len)
+        return Batch(torch.zeros(shape, dtype=getattr(torch, request.dtype)))
+    raise TraceFailure(
+        f"cannot tell what {type(module).__name__}.forward({', '.join(names)}) takes", hint=HINT
+    )
+
+
+def _hugging_face_text(names: list[str], request: TraceRequest) -> dict[str, Any]:
+    tokens = torch.zeros(request.micro_batch, request.seq_len, dtype=torch.long)
+    batch: dict[str, Any] = {"input_ids": tokens}
+    if "labels" in names:
+        batch["labels"] = tokens
+    elif "decoder_input_ids" in names:
+        batch["decoder_input_ids"] = tokens
+    if "use_cache" in names:
+        batch["use_cache"] = False
+    return batch
+
+
+def _image(
+    module: nn.Module, first: nn.Module | None, names: list[str], request: TraceRequest
+) -> dict[str, Any]:
+    config = getattr(module, "config", None)
+    named = [getattr(owner, name, None) for owner in (config, module) for name in _IMAGE_SIZES]
+    size = next(filter(None, named), 224)
+    height, width = size if isinstance(size, tuple | list) else (size, size)
+    channels = first.in_channels if isinstance(first, nn.Conv2d) else 3
+    pixels = torch.zeros(request.micro_batch, channels, height, width,
+                         dtype=getattr(torch, request.dtype))  # fmt: skip
+    batch: dict[str, Any] = {"pixel_values" if "pixel_values" in names else names[0]: pixels}
+    has_classes = getattr(config, "num_labels", 0) and "Classification" in type(module).__name__
+    if "labels" in names and has_classes:
+        batch["labels"] = torch.zeros(request.micro_batch, dtype=torch.long)
+    return batch
+
+
+def _loss(output: Any) -> torch.Tensor:
+    if isinstance(output, Mapping) and output.get("loss") is not None:
+        return output["loss"]
+    if getattr(output, "loss", None) is not None:
+        return output.loss
+    values = output.values() if isinstance(output, Mapping) else output
+    tensors = [output] if isinstance(output, torch.Tensor) else [
+        one for one in values if isinstance(one, torch.Tensor) and one.is_floating_point()
+    ]  # fmt: skip
+    for one in tensors:
+        if one.dim() == 0:
+            return one
+    if not tensors:
+        raise TraceFailure(
+            f"forward returned {type(output).__name__} without a float tensor",
+            hint="Return a loss or logits, or add `def example_loss(output)` to the file",
+        )
+    logits = tensors[0]
+    if logits.dim() in (2, 3) and logits.shape[-1] > 1:
+        targets = torch.zeros(logits.shape[:-1], dtype=torch.long)
+        return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten())
+    return logits.float().square().mean()
+
+
+def _argument_names(module: nn.Module) -> list[str]:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL,
+             inspect.Parameter.VAR_KEYWORD)  # fmt: skip
+    parameters = inspect.signature(module.forward).parameters.values()
+    return [one.name for one in parameters if one.kind not in kinds] or ["input"]
+
+
+def _first_layer(module: nn.Module) -> nn.Module | None:
+    layers = (nn.Embedding, nn.Conv2d, nn.Linear)
+    return next((one for one in module.modules() if isinstance(one, layers)), None)
+
+
+def _as_compute_dtype(given: Any, request: TraceRequest) -> Any:
+    """Float inputs in the dtype of the weights, as every training loop hands them over."""
+    if isinstance(given, torch.Tensor):
+        return given.to(getattr(torch, request.dtype)) if given.is_floating_point() else given
+    if isinstance(given, Mapping):
+        return {key: _as_compute_dtype(value, request) for key, value in given.items()}
+    if isinstance(given, tuple | list):
+        return tuple(_as_compute_dtype(one, request) for one in given)
+    return given

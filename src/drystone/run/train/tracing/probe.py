@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _answer(request: TraceRequest) -> dict[str, Any]:
-    from drystone.run.train.tracing.failure import TraceFailure, last_line, user_line
+    from drystone.run.train.tracing.build import TraceFailure, last_line, user_line
     from drystone.run.train.tracing.trace import user_sources
 
     try:

@@ -18,9 +18,8 @@ from drystone.estimate.module.trace import (
     TraceRequest,
 )
 from drystone.run.train.tracing.blocks import Block, Blocks
-from drystone.run.train.tracing.live import LiveBytes
-from drystone.run.train.tracing.optimizers import measure_step
-from drystone.run.train.tracing.timeline import RawSpan, Recorder, stretch, template_of
+from drystone.run.train.tracing.kernels import measure_step
+from drystone.run.train.tracing.timeline import LiveBytes, RawSpan, Recorder, stretch, template_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

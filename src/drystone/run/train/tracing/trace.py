@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> int:
 
 def _answer(request: TraceRequest) -> tuple[dict[str, object], bool]:
     """The answer, and whether importing everything for real might give a better one."""
-    from drystone.run.train.tracing.failure import TraceFailure, last_line, user_line
+    from drystone.run.train.tracing.build import TraceFailure, last_line, user_line
 
     try:
         return {"trace": trace_table(trace(request)), "sources": user_sources(request.path)}, False
@@ -116,13 +116,11 @@ def _traced(
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from drystone.run.train.tracing.batch import make_batch
     from drystone.run.train.tracing.blocks import Blocks, find_blocks
-    from drystone.run.train.tracing.build import build_module, materialise
+    from drystone.run.train.tracing.build import build_module, make_batch, materialise
     from drystone.run.train.tracing.kernels import chosen_kernels
-    from drystone.run.train.tracing.live import CUDA_GRANULE_BYTES, LiveBytes
     from drystone.run.train.tracing.summary import count_full_depth, summarise
-    from drystone.run.train.tracing.timeline import Recorder
+    from drystone.run.train.tracing.timeline import CUDA_GRANULE_BYTES, LiveBytes, Recorder
 
     start_seconds = time.perf_counter()
     live = LiveBytes(granule_bytes=CUDA_GRANULE_BYTES if request.kernels is Kernels.CUDA else 1)
@@ -189,7 +187,7 @@ def _autocast(request: TraceRequest) -> contextlib.AbstractContextManager[object
 
 def _advice(error: Exception) -> str:
     """What to try, from what torch says."""
-    from drystone.run.train.tracing.batch import HINT
+    from drystone.run.train.tracing.build import HINT
 
     if "DataDependent" in type(error).__name__ or "DynamicOutput" in type(error).__name__:
         return (

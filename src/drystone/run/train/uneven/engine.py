@@ -18,8 +18,7 @@ import torch
 
 from drystone.errors import InvalidSpec
 from drystone.run.train.collectives import Pending, Wire
-from drystone.run.train.emulate import Pacer
-from drystone.run.train.memory_ledger import active_ledger, host_memory
+from drystone.run.train.emulate import Pacer, active_ledger, host_memory
 from drystone.run.train.models.layered import Batch, Extras, LayeredModel
 from drystone.run.train.stepping import Stepper, StepResult
 from drystone.run.train.uneven.lay_out import lay_out

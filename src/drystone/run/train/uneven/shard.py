@@ -19,7 +19,7 @@ from torch import nn
 from drystone.errors import InvalidSpec
 from drystone.run.train.checkpoint.slices import Box, Slice
 from drystone.run.train.collectives import Pending, Wire
-from drystone.run.train.memory_ledger import host_memory, resize_storage
+from drystone.run.train.emulate import host_memory, resize_storage
 
 
 @dataclass(frozen=True, slots=True, eq=False)

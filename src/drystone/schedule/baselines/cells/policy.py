@@ -33,11 +33,16 @@ from typing import Final
 import numpy as np
 
 from drystone.schedule.baselines.cells.board import Board
-from drystone.schedule.baselines.cells.search import MOST_UPGRADES, fit_job, speed_on, upgrade
-from drystone.schedule.baselines.cells.table import CellTable, make_cells
-from drystone.schedule.baselines.rigid import rigid_options
-from drystone.schedule.decision import Decision, Move, Preempt, Refuse, Resize, Start
-from drystone.schedule.policies import Memory
+from drystone.schedule.baselines.cells.search import (
+    MOST_UPGRADES,
+    CellTable,
+    fit_job,
+    make_cells,
+    speed_on,
+    upgrade,
+)
+from drystone.schedule.baselines.queues import rigid_options
+from drystone.schedule.decision import Decision, Memory, Move, Preempt, Refuse, Resize, Start
 from drystone.schedule.snapshot import BoolArray, IntArray, Placement, Snapshot
 
 MOST_RESTARTS: Final = 100

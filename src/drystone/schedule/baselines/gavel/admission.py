@@ -23,9 +23,8 @@ import numpy as np
 
 from drystone.errors import MissingExtra
 from drystone.schedule.baselines.gavel.policy import type_choices
-from drystone.schedule.decision import Decision, Move, Refuse, Resize, Start
+from drystone.schedule.decision import Decision, Memory, Move, Refuse, Resize, Start
 from drystone.schedule.packing import Room, make_room
-from drystone.schedule.policies import Memory
 from drystone.schedule.snapshot import FloatArray, IntArray, Placement, Snapshot
 
 MOST_CHANGES: Final = 3

@@ -34,10 +34,9 @@ from drystone.schedule.baselines.gavel.time_shares import (
     greatest_least,
     greatest_sum,
 )
-from drystone.schedule.baselines.rigid import rigid_options
-from drystone.schedule.decision import Decision, Preempt, Refuse, Resize, Start, Wake
+from drystone.schedule.baselines.queues import rigid_options
+from drystone.schedule.decision import Decision, Memory, Preempt, Refuse, Resize, Start, Wake
 from drystone.schedule.packing import make_room
-from drystone.schedule.policies import Memory
 from drystone.schedule.snapshot import FloatArray, IntArray, Placement, Snapshot
 
 ROUND_SECONDS: Final = 360.0

@@ -25,8 +25,7 @@ from drystone.schedule.baselines.pollux.policy import (
     option_lookup,
     share_gpus,
 )
-from drystone.schedule.decision import Decision, Release, Rent
-from drystone.schedule.policies import Policy
+from drystone.schedule.decision import Decision, Policy, Release, Rent
 from drystone.schedule.snapshot import FloatArray, IntArray, Snapshot
 
 LOW_UTILITY: Final = 0.35

@@ -19,9 +19,8 @@ from drystone.run.engines.agent.client import (
     Remote,
     start_agent,
 )
-from drystone.run.engines.agent.launches import LOST_EXIT, read_json
-from drystone.run.engines.agent.processes import birth_of
-from drystone.run.engines.agent.secret import keep_secret
+from drystone.run.engines.agent.launches import LOST_EXIT, birth_of, read_json
+from drystone.run.engines.agent.network import keep_secret
 from drystone.run.fence import Fenced, check_lease, raise_fence, writing
 
 FOREVER = 'import time\nprint(\'{"event": "started"}\', flush=True)\ntime.sleep(600)'

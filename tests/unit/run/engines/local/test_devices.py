@@ -4,7 +4,7 @@ import pytest
 
 from drystone.describe.files.job import make_job
 from drystone.errors import InvalidSpec
-from drystone.run.control.launching import Seat, make_order
+from drystone.run.control.launches import Seat, make_order
 from drystone.run.engines.contract import Rendezvous
 from drystone.run.engines.local.devices import find_cluster, local_gpus
 

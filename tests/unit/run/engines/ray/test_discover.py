@@ -1,7 +1,7 @@
 import pytest
 
 from drystone.describe.files.cluster import parse_cluster
-from drystone.run.engines.ray.discover import cluster_of, find_nodes
+from drystone.run.engines.ray.nodes import cluster_of, find_nodes
 
 
 def row(number: int, *, gpus: float = 2.0, alive: bool = True, resources=None, **labels) -> dict:

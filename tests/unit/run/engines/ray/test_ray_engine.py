@@ -9,10 +9,9 @@ import pytest
 
 from drystone.errors import DrystoneError
 from drystone.run.engines.agent.client import AgentGone
-from drystone.run.engines.ray.begin import begin_agent
-from drystone.run.engines.ray.connection import Lock
 from drystone.run.engines.ray.engine import RayEngine, RaySettings
-from drystone.run.engines.ray.watch import NoNodes
+from drystone.run.engines.ray.nodes import begin_agent
+from drystone.run.engines.ray.watch import Lock, NoNodes
 
 SETTINGS = RaySettings(look_seconds=0.05, retry_seconds=0.2, start_seconds=20.0)
 

@@ -11,8 +11,7 @@ from tiny import job, node, option_set, snapshot
 
 from drystone.schedule.baselines.cells.board import Board
 from drystone.schedule.baselines.cells.policy import cells, cells_deadline
-from drystone.schedule.baselines.cells.search import fit_job, upgrade
-from drystone.schedule.baselines.cells.table import make_cells
+from drystone.schedule.baselines.cells.search import fit_job, make_cells, upgrade
 from drystone.schedule.check import check_decisions
 from drystone.schedule.decision import Move, Preempt, Refuse, Resize, Start
 from drystone.schedule.snapshot import Snapshot

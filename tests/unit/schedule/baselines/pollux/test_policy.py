@@ -11,8 +11,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tiny import job, node, option_set, snapshot
 
+from drystone.describe.cluster import make_nodes
 from drystone.describe.market import Offer
-from drystone.describe.node import make_nodes
 from drystone.run.events import Finished, NodeJoined, NodeReleased
 from drystone.run.loop import drive
 from drystone.run.simulate.world import SimulatedWorld

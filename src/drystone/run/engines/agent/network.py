@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import hmac
+import os
 import random
+import secrets
 import socket
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 # Below what the kernel gives to outgoing connections, so that few take one by chance.
@@ -54,3 +61,43 @@ def interface_of(host: str) -> str:
             if answer[20:24] == wanted:
                 return name
     return ""
+
+
+def proof_of(secret: str, nonce: str) -> str:
+    """What shows that somebody knows the secret."""
+    return hmac.new(secret.encode(), nonce.encode(), hashlib.sha256).hexdigest()
+
+
+def is_proof(secret: str, nonce: str, proof: str) -> bool:
+    """Whether somebody knows the secret."""
+    return hmac.compare_digest(proof_of(secret, nonce), proof)
+
+
+def make_nonce() -> str:
+    """A number used once."""
+    return secrets.token_hex(16)
+
+
+def keep_secret(path: Path) -> str:
+    """The secret in a file that its owner alone can read; made if it is not there."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return path.read_text(encoding="ascii").strip()
+    with os.fdopen(handle, "w", encoding="ascii") as file:
+        made = secrets.token_hex(32)
+        file.write(made + "\n")
+    return made
+
+
+@contextmanager
+def short_path(path: Path) -> Iterator[str]:
+    """The same file by a short name, as long as we are inside."""
+    if len(os.fsencode(path)) <= 100:
+        yield str(path)
+        return
+    handle = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{handle}/{path.name}"
+    finally:
+        os.close(handle)

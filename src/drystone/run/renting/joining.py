@@ -1,8 +1,4 @@
-"""A node of the simulated cloud as a node of a Ray cluster: a raylet of its own on this machine.
-
-`ray start --block` in a session of its own, with an address of its own on loopback and the labels
-that the engine reads. What was started is a file, so that the next controller can end it.
-"""
+"""How a rented machine becomes a node of the cluster: on one machine, an agent of its own."""
 
 from __future__ import annotations
 
@@ -17,10 +13,47 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from drystone.describe.files.cluster import ClusterSpec
 from drystone.describe.market import Offer
 from drystone.errors import MissingExtra
-from drystone.run.engines.agent.launches import read_json, write_whole
-from drystone.run.engines.agent.processes import birth_of
+from drystone.run.engines.agent.launches import birth_of, read_json, write_whole
+from drystone.run.engines.local.engine import LocalEngine
+
+
+class LocalDoor:
+    """Nodes of a simulated cloud are emulated here."""
+
+    def __init__(self, engine: LocalEngine) -> None:
+        self._engine = engine
+
+    def bring(self, name: str, offer: Offer) -> None:
+        """Start an agent under that name, unless there is one."""
+        if any(one.id == name for one in self._engine.discover().nodes):
+            return
+        emulations = {offer.gpu: offer.emulation} if offer.emulation is not None else {}
+        self._engine.add(
+            ClusterSpec(
+                nodes=(offer.node(name),),
+                emulations=emulations,
+                dollars_per_gpu_hour={offer.gpu: offer.price_dollars_per_hour / offer.num_gpus},
+            )
+        )
+
+    def take(self, name: str, reason: str) -> None:
+        """End the agent, and with it all that it started."""
+        if any(one.id == name for one in self._engine.discover().nodes):
+            self._engine.remove(name, reason)
+
+
+class OpenDoor:
+    """Machines that join by themselves, as those of a cloud do: nothing is to be done here."""
+
+    def bring(self, name: str, offer: Offer) -> None:
+        """Its own start script joined the cluster under that name."""
+
+    def take(self, name: str, reason: str) -> None:
+        """The provider ended it, and the engine will see that."""
+
 
 _FIRST_ADDRESS: Final = "127.0.64.1"  # of rented nodes; others on this machine begin lower
 _STORE_BYTES: Final = 80 * 2**20  # the least that Ray takes

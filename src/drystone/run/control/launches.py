@@ -13,21 +13,24 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from drystone.describe.files.cluster import ClusterSpec
-from drystone.describe.module_spec import ModuleSpec
-from drystone.describe.training_job import TrainingJob
+from drystone.describe.job import TrainingJob, count_steps
+from drystone.describe.model import ModuleSpec
 from drystone.estimate.layer import layer_seconds
 from drystone.estimate.module.estimate import best_flops
 from drystone.plan.plan import Plan, Way, save_plan
 from drystone.plan.uneven.data_parallel import uneven_recipe
 from drystone.plan.uneven.modules import section_flops
+from drystone.run.control.journal import Journal
+from drystone.run.control.options import work_of
 from drystone.run.engines.agent.launches import PYTHON, read_json, write_whole
-from drystone.run.engines.contract import Rendezvous
+from drystone.run.engines.contract import Engine, Rendezvous, Seen
+from drystone.run.state import JobRecord
 
 # Steps between checkpoints are chosen so that about this much work can be lost.
 CHECKPOINT_SECONDS: Final = 30.0
@@ -294,3 +297,55 @@ def _python_path(environment: Mapping[str, str]) -> str:
     given = environment.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     known = [one for one in given.split(os.pathsep) if one]
     return os.pathsep.join([root, *(one for one in known if one != root)])
+
+
+def order_launch(
+    journal: Journal,
+    record: JobRecord,
+    engine: Engine,
+    *,
+    busy: Mapping[str, set[int]],
+    folder: Path,
+    lease_seconds: float,
+) -> LaunchOrder | None:
+    """What the agents are to start; None while devices are taken by processes that still leave.
+
+    Raises `AgentGone` if the node of the first rank does not answer.
+    """
+    nodes = journal.live.state.nodes
+    placed = [(nodes[row].id, nodes[row].gpu, count) for row, count in record.placement]
+    seats = take_seats(placed, busy, {node.id: node.num_gpus for node in nodes})
+    if seats is None:
+        return None
+    job = journal.live.jobs[record.spec.id].job
+    journal.options_of(record.spec)
+    counts = journal.book.counts_of(job, record.option)
+    plan = journal.book.plan(job, counts, journal.live.lessons.get(work_of(job)))
+    seats = seat_ranks(seats, plan)
+    return make_order(
+        job,
+        job_id=record.spec.id,
+        epoch=record.num_starts,
+        num_steps=count_steps(job, journal.book.shape(job)),
+        plan=plan,
+        seats=seats,
+        rendezvous=engine.rendezvous(seats[0].node),
+        cluster=journal.cluster,
+        folder=folder,
+        lease_seconds=lease_seconds,
+    )
+
+
+def busy_devices(
+    seen: Iterable[Sequence[Seen]], orders: Iterable[LaunchOrder]
+) -> dict[str, set[int]]:
+    """Devices by node that cannot be given away: processes are there, or were ordered there."""
+    busy: dict[str, set[int]] = {}
+    for parts in seen:
+        for part in parts:
+            if not part.is_over:
+                busy.setdefault(part.node, set()).update(part.devices)
+    for order in orders:
+        for seat in order.seats:
+            busy.setdefault(seat.node, set()).add(seat.device)
+    return busy

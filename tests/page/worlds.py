@@ -46,7 +46,7 @@ ROUND_SECONDS = 600.0
 KINDS = (
     ("pretrain", "gpt2-xl", 64, 1024, 8), ("ablation", "gpt2", 64, 1024, 4),
     ("finetune", "llama-3-8b", 32, 2048, 16), ("distil", "phi-3-mini", 32, 1024, 8),
-    ("encoder", "bert-large", 128, 512, 4), ("sweep", "gpt2", 32, 1024, 2),
+    ("medium", "gpt2-medium", 128, 512, 4), ("sweep", "gpt2", 32, 1024, 2),
 )  # fmt: skip
 TEAMS = {
     "ada": "research", "grace": "research", "alan": "product", "edsger": "product",
@@ -262,7 +262,7 @@ def tell(controller: Controller, story: Story, *, policy: str = "prices", seed: 
 def arrival(number: int, at_seconds: float, rng: random.Random, *, hours: float) -> Arrival:
     """One job of a made-up team; `hours` on its fastest GPUs is what it takes, about."""
     kind, model, batch, sequence, most = KINDS[rng.randrange(len(KINDS))]
-    speeds = {"gpt2-xl": 14, "gpt2": 90, "llama-3-8b": 5, "phi-3-mini": 8, "bert-large": 50}
+    speeds = {"gpt2-xl": 14, "gpt2": 90, "llama-3-8b": 5, "phi-3-mini": 8, "gpt2-medium": 50}
     steps = max(20, round(hours * 3600 * speeds[model] / batch * rng.uniform(0.4, 1.6)))
     table = {
         "name": f"{kind}-{NAMES[number % len(NAMES)]}-{number}",

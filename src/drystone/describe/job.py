@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import operator
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from drystone.describe.model import ModelSpec, ModuleSpec
 from drystone.describe.model_source import ModuleReference, resolve_model
@@ -90,6 +91,70 @@ _TOKEN_BYTES: Final = MappingProxyType({".bin": 2, ".u16": 2, ".u32": 4, ".txt":
 _DEFAULT_MIXED: Final = Precision.BF16_MIXED
 
 
+def option(
+    default: Any, told: str, *, flag: str = "", is_count: bool = False, **limits: float
+) -> Any:
+    """A field of a configuration: its default, its documentation, and what values it may have.
+
+    `flag` names it on the command line of a rank, where that is not its own name. A count may be
+    written like 500M in a file. Limits are named as pydantic names them: gt, ge, le.
+    """
+    metadata = {"told": told, "flag": flag, "is_count": is_count, "limits": limits}
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """How to train, where a plan leaves it open: one object from the job file to every rank.
+
+    Each field is a key of `train` in a job file and a flag of `python -m drystone.run.train`;
+    nothing else has to be written for a new one but its use.
+    """
+
+    learning_rate: float = option(3e-4, "of the optimizer", flag="lr", gt=0, le=1e12)
+    weight_decay: float = option(0.1, "of matrices; vectors have none", ge=0, le=1e6)
+    clip: float = option(1.0, "largest norm of the gradient; 0: any", ge=0, le=1e12)
+    seed: int = option(0, "of weights and data", ge=0, le=2**31 - 1)
+    checkpoint_every: int = option(
+        0, "steps; left out: about every 30 s, as the plan estimates them", is_count=True, ge=0
+    )
+
+    def __post_init__(self) -> None:
+        for option in fields(self):
+            value, limits = getattr(self, option.name), option.metadata["limits"]
+            problems = [
+                f"must be {word} {limits[kind]:g}"
+                for kind, word, is_within in _LIMITS
+                if kind in limits and not is_within(value, limits[kind])
+            ]
+            if problems:
+                raise InvalidSpec(f"{option.name} is {value}, {problems[0]}")
+
+    def arguments(self) -> list[str]:
+        """The flags that make a rank read this back."""
+        return [
+            word for option in fields(self) for word in _words(option, getattr(self, option.name))
+        ]
+
+
+_LIMITS: Final = (
+    ("gt", "above", operator.gt),
+    ("ge", "at least", operator.ge),
+    ("le", "at most", operator.le),
+)
+
+
+def flag_of(option: Field[Any]) -> str:
+    """`--weight-decay`: what an option is called on the command line of a rank."""
+    return "--" + (option.metadata["flag"] or option.name).replace("_", "-")
+
+
+def _words(option: Field[Any], value: Any) -> list[str]:
+    if value is None or isinstance(value, bool):
+        return [flag_of(option)] if value else []
+    return [flag_of(option), str(value)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob:
     """Nothing in it names hardware that must be used. Steps, tokens or epochs: one is above 0."""
@@ -107,11 +172,7 @@ class TrainingJob:
     seq_len: int = 0  # 0: the model's context, at most 4096
     precision: str = "auto"
     optimizer: str = "adam"
-    learning_rate: float = 3e-4
-    weight_decay: float = 0.1
-    clip: float = 1.0
-    seed: int = 0
-    checkpoint_every: int = 0  # steps; 0: chosen
+    train: TrainConfig = field(default_factory=TrainConfig)
     priority: float = 1.0
     deadline_after_seconds: float | None = None  # from submission on
     deadline_at_seconds: float | None = None  # since 1970

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar, cast, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -22,12 +23,13 @@ from pydantic import (
     Field,
     ValidationError,
     ValidationInfo,
+    create_model,
 )
 
 from drystone.describe.catalogue import find_gpu
 from drystone.describe.files.amounts import parse_count, parse_duration, parse_instant
 from drystone.describe.files.yaml_reader import Document, Key, load_yaml, parse_yaml
-from drystone.describe.job import TrainingJob
+from drystone.describe.job import TrainConfig, TrainingJob
 from drystone.describe.model_source import is_config_folder
 from drystone.errors import DrystoneError, InvalidSpec, RequestError, UnknownName, UnreadableFile
 
@@ -96,6 +98,26 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
+PartClass = TypeVar("PartClass", bound=type[_Part])
+
+
+def _with_options(cls: PartClass) -> PartClass:
+    """The class with every field of `TrainConfig` as a key of the file."""
+    keys: dict[str, Any] = {}
+    for option in fields(TrainConfig):
+        kind = Count | None if option.metadata["is_count"] else _HINTS[option.name]
+        default = None if option.metadata["is_count"] else option.default
+        keys[option.name] = (kind, Field(default, **option.metadata["limits"]))
+    made = create_model(
+        cls.__name__, __base__=cls, __doc__=cls.__doc__, __module__=cls.__module__, **keys
+    )
+    return cast("PartClass", made)
+
+
+_HINTS: Final = get_type_hints(TrainConfig)
+
+
+@_with_options
 class TrainPart(_Part):
     """How much to train, and how."""
 
@@ -107,11 +129,6 @@ class TrainPart(_Part):
     # auto: bf16-mixed where every GPU it may use knows it, else fp32
     precision: Literal["auto", "fp32", "tf32", "bf16-mixed", "fp16-mixed"] = "auto"
     optimizer: Literal["adam", "sgd", "sgd-momentum"] = "adam"
-    learning_rate: PositiveFloat = 3e-4
-    weight_decay: Annotated[float, Field(ge=0, le=1e6)] = 0.1
-    clip: Annotated[float, Field(ge=0, le=1e12)] = 1.0  # largest norm of the gradient
-    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0  # of weights and data
-    checkpoint_every: Count | None = None  # steps; left out: about every 30 s
 
 
 class GpuPart(_Part):
@@ -249,11 +266,7 @@ def _training_job(
         seq_len=train.sequence or 0,
         precision=train.precision,
         optimizer=train.optimizer,
-        learning_rate=train.learning_rate,
-        weight_decay=train.weight_decay,
-        clip=train.clip,
-        seed=train.seed,
-        checkpoint_every=train.checkpoint_every or 0,
+        train=_train_config(train),
         priority=part.priority,
         deadline_after_seconds=after,
         deadline_at_seconds=at,
@@ -267,6 +280,11 @@ def _training_job(
         environment=tuple(sorted(part.environment.items())),
         folder=str(folder),
     )
+
+
+def _train_config(part: TrainPart) -> TrainConfig:
+    given = {option.name: getattr(part, option.name) for option in fields(TrainConfig)}
+    return TrainConfig(**{name: value for name, value in given.items() if value is not None})
 
 
 def _deadline(

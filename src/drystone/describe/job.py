@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Iterable
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from drystone.describe.gpu import GpuSpec
 from drystone.describe.model import ModelSpec, ModuleSpec
 from drystone.describe.model_source import ModuleReference, resolve_model
-from drystone.describe.recipe import Optimizer, Precision, Recipe
+from drystone.describe.recipe import Optimizer, Precision, Recipe, auto_precision
 from drystone.errors import InvalidSpec, UnreadableFile, reason_of
 
 
@@ -88,7 +90,6 @@ class JobSpec:
 
 _LONGEST_DEFAULT: Final = 4096
 _TOKEN_BYTES: Final = MappingProxyType({".bin": 2, ".u16": 2, ".u32": 4, ".txt": 1})
-_DEFAULT_MIXED: Final = Precision.BF16_MIXED
 
 
 def option(
@@ -213,13 +214,17 @@ def find_module(job: TrainingJob) -> ModuleReference | None:
     return found if isinstance(found, ModuleReference) else None
 
 
-def recipe_of(job: TrainingJob, shape: Shape | None) -> Recipe:
-    """How it is trained; the precision may still be changed where it was left open."""
-    precision = _DEFAULT_MIXED if job.precision == "auto" else Precision(job.precision)
+def recipe_of(
+    job: TrainingJob, shape: Shape | None, gpus: Iterable[GpuSpec], *, is_emulated: bool = False
+) -> Recipe:
+    """How it is trained on whichever of these GPUs it gets."""
+    is_open = job.precision == "auto"
     return Recipe(
         seq_len=sequence_length(job, shape),
         global_batch=job.global_batch,
-        precision=precision,
+        precision=auto_precision(gpus, is_emulated=is_emulated)
+        if is_open
+        else Precision(job.precision),
         optimizer=Optimizer(job.optimizer),
     )
 

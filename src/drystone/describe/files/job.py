@@ -126,7 +126,7 @@ class TrainPart(_Part):
     epochs: PositiveFloat | None = None  # times through the data
     batch: Annotated[Count, Field(le=10**9)] = 256  # sequences in a step
     sequence: Annotated[Count, Field(le=10**9)] | None = None  # tokens; the model's, at most 4096
-    # auto: bf16-mixed where every GPU it may use knows it, else fp32
+    # auto: bf16-mixed where every GPU it may use knows it, else fp16-mixed; emulated: fp32
     precision: Literal["auto", "fp32", "tf32", "bf16-mixed", "fp16-mixed"] = "auto"
     optimizer: Literal["adam", "sgd", "sgd-momentum"] = "adam"
 

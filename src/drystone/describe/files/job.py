@@ -15,54 +15,32 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar, cast, get_type_hints
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    create_model,
-)
+from pydantic import AfterValidator, Field, ValidationInfo, create_model
 
 from drystone.describe.catalogue import find_gpu
 from drystone.describe.files.amounts import parse_count, parse_duration, parse_instant
-from drystone.describe.files.yaml_reader import Document, Key, load_yaml, parse_yaml
+from drystone.describe.files.reader import (
+    Document,
+    Key,
+    Part,
+    Refused,
+    checked,
+    load_yaml,
+    parse_yaml,
+    read_part,
+)
 from drystone.describe.job import TrainConfig, TrainingJob
 from drystone.describe.model_source import is_config_folder
-from drystone.errors import DrystoneError, InvalidSpec, RequestError, UnknownName, UnreadableFile
+from drystone.errors import InvalidSpec, RequestError, UnreadableFile
 
 _LEAVES_GPUS: Final = "leaves GPU types to the service"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ +-]{0,79}")
 _PATH_ENDINGS: Final = (".bin", ".u16", ".u32", ".txt")
 
 
-class _Refused(ValueError):
-    """A request error on its way through pydantic."""
-
-    def __init__(self, error: DrystoneError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-def _checked(parse: Any) -> BeforeValidator:
-    """A parser of ours as a validator."""
-
-    def call(value: Any) -> Any:
-        if value is None or isinstance(value, bool | list | dict):
-            raise _Refused(InvalidSpec(f"must be a number or text, not {_kind(value)}"))
-        try:
-            return parse(value)
-        except RequestError as error:
-            raise _Refused(error) from None
-
-    return BeforeValidator(call)
-
-
 def _check_name(text: str) -> str:
     if not _NAME.fullmatch(text):
-        raise _Refused(
+        raise Refused(
             InvalidSpec(
                 f"{text[:60]!r} is no name",
                 hint="Use up to 80 letters, digits, spaces and . _ + -, beginning with a letter",
@@ -77,28 +55,24 @@ def _check_gpu(text: str, info: ValidationInfo) -> str:
     except RequestError as error:
         if info.context == _LEAVES_GPUS:
             return text
-        raise _Refused(error) from None
+        raise Refused(error) from None
 
 
 def _check_text(text: str) -> str:
     if not text.strip() or not text.isprintable():
-        raise _Refused(InvalidSpec(f"{text[:60]!r} must be one line of text"))
+        raise Refused(InvalidSpec(f"{text[:60]!r} must be one line of text"))
     return text.strip()
 
 
-Count = Annotated[int, _checked(parse_count)]
-Duration = Annotated[float, _checked(parse_duration)]
+Count = Annotated[int, checked(parse_count)]
+Duration = Annotated[float, checked(parse_duration)]
 Name = Annotated[str, AfterValidator(_check_name)]
 Line = Annotated[str, Field(max_length=4096), AfterValidator(_check_text)]
 Gpu = Annotated[str, AfterValidator(_check_gpu)]
 PositiveFloat = Annotated[float, Field(gt=0, le=1e12)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-PartClass = TypeVar("PartClass", bound=type[_Part])
+PartClass = TypeVar("PartClass", bound=type[Part])
 
 
 def _with_options(cls: PartClass) -> PartClass:
@@ -118,7 +92,7 @@ _HINTS: Final = get_type_hints(TrainConfig)
 
 
 @_with_options
-class TrainPart(_Part):
+class TrainPart(Part):
     """How much to train, and how."""
 
     steps: Count | None = None  # how much: exactly one of steps, tokens and epochs
@@ -131,7 +105,7 @@ class TrainPart(_Part):
     optimizer: Literal["adam", "sgd", "sgd-momentum"] = "adam"
 
 
-class GpuPart(_Part):
+class GpuPart(Part):
     """Which GPUs may be used; all where it is left out."""
 
     allow: tuple[Gpu, ...] = Field(default=(), strict=False)  # only these types; left out: all
@@ -140,7 +114,7 @@ class GpuPart(_Part):
     max: Annotated[Count, Field(le=10**6)] = 1_000_000  # and at most
 
 
-class JobPart(_Part):
+class JobPart(Part):
     """The whole file."""
 
     model: Line | None = None  # a known name, a config.json, module.py:function; or a command below
@@ -192,13 +166,7 @@ def _job_of(
             where=document.where,
             hint="Write at least: model: llama-3-8b",
         )
-    try:
-        context = None if knows_gpus else _LEAVES_GPUS
-        part = JobPart.model_validate(document.value, context=context)
-    except ValidationError as error:
-        raise _first_error(error, document) from None
-    except RecursionError:
-        raise UnreadableFile("is nested too deeply", where=document.where) from None
+    part = read_part(document, JobPart, context=None if knows_gpus else _LEAVES_GPUS)
     _check_whole(part, document)
     return _training_job(part, document, folder=folder, owner=owner, name=name)
 
@@ -326,33 +294,3 @@ def _data_path(data: str, folder: Path, document: Document) -> str:
             hint="Give synthetic, or a file that ends in " + ", ".join(_PATH_ENDINGS),
         )
     return str(folder / data)
-
-
-def _first_error(error: ValidationError, document: Document) -> RequestError:
-    """The first thing that is wrong, with its place; how many more there are."""
-    problems = error.errors(include_url=False)
-    first = problems[0]
-    key: Key = tuple(
-        one for one in first["loc"] if isinstance(one, int) or not one.startswith(("str", "int("))
-    )
-    more = f"; and {len(problems) - 1} more" if len(problems) > 1 else ""
-    if first["type"] == "extra_forbidden":
-        return UnknownName("key", str(key[-1]), _known_keys(key), where=document.place(key[:-1]))
-    cause = first.get("ctx", {}).get("error")
-    if isinstance(cause, _Refused):
-        inner = cause.error
-        return InvalidSpec(inner.message + more, where=document.place(key), hint=inner.hint)
-    message = first["msg"].removeprefix("Value error, ")
-    given = f", not {_kind(first['input'])}" if "type" in first["type"] else ""
-    return InvalidSpec(message + given + more, where=document.place(key))
-
-
-def _known_keys(key: Key) -> tuple[str, ...]:
-    if len(key) > 1 and key[0] in ("train", "gpus"):
-        return tuple((TrainPart if key[0] == "train" else GpuPart).model_fields)
-    return tuple(JobPart.model_fields)
-
-
-def _kind(value: Any) -> str:
-    names = {dict: "a table", list: "a list", type(None): "nothing", bool: "true or false"}
-    return names.get(type(value), repr(value)[:60])

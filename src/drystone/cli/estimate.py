@@ -95,7 +95,7 @@ def estimate(
     tokens_per_second_per_gpu, model_flops_utilisation, sources}, price}.
     """
     from drystone.cli.output import print_json
-    from drystone.cli.request import auto_precision, build_recipe, own_price, read_cluster, say_own
+    from drystone.cli.request import build_recipe, own_price, read_cluster, say_own
     from drystone.describe.catalogue import find_gpu
     from drystone.describe.gpu_prices import cheapest_price
     from drystone.describe.layout import parse_layout
@@ -111,7 +111,7 @@ def estimate(
     recipe = build_recipe(
         None if isinstance(found, ModuleReference) else found, split,
         seq_len=seq_len, global_batch=global_batch,
-        precision=auto_precision(precision, [gpu_spec]), optimizer=optimizer,
+        precision=precision, gpus=[gpu_spec], optimizer=optimizer,
         step_kernel=step_kernel, recompute=recompute, attention=attention, loss=loss,
         tuning=tuning, lora_rank=lora_rank, offload=offload, compiled=compiled,
         dropout=dropout, launcher=launcher,

@@ -92,7 +92,6 @@ def plan(
     GPUs are named {model, recipe, answers: [{gpu, smallest, cheapest, fastest}]}.
     """
     from drystone.cli.request import (
-        auto_precision,
         build_recipe,
         find_pool,
         find_prices,
@@ -102,20 +101,21 @@ def plan(
     from drystone.describe.layout import Layout
 
     shape = find_shape(model)
+    file = read_cluster(cluster)
+    is_emulated = file is not None and not gpus and file.is_emulated
     recipe = build_recipe(
         shape, Layout(), seq_len=seq_len, global_batch=global_batch,
-        precision=auto_precision(precision), optimizer=optimizer, step_kernel=step_kernel,
-        recompute="none", attention=attention, loss=loss, tuning=tuning, lora_rank=lora_rank,
-        offload=offload, compiled=compiled, dropout=dropout, launcher=launcher,
+        precision=precision, is_emulated=is_emulated, optimizer=optimizer,
+        step_kernel=step_kernel, recompute="none", attention=attention, loss=loss, tuning=tuning,
+        lora_rank=lora_rank, offload=offload, compiled=compiled, dropout=dropout, launcher=launcher,
     )  # fmt: skip
-    chooses = precision == "auto"
-    file = read_cluster(cluster)
+    chooses = precision == "auto" and not is_emulated
     dollars = find_prices(prices, file)
     if gpus or (file is not None and file.nodes):
         pool = find_pool(gpus, network, file)
         _plan_pool(shape, recipe, pool, dollars, chooses, most, explain, plot, save, as_json)
     else:
-        _find_gpus(shape, recipe, dollars, most, as_json)
+        _find_gpus(shape, recipe, dollars, chooses, most, as_json)
 
 
 def _plan_pool(
@@ -172,7 +172,12 @@ def _plan_pool(
 
 
 def _find_gpus(
-    shape: ModelSpec, recipe: Recipe, prices: dict[str, float], most: int, as_json: bool
+    shape: ModelSpec,
+    recipe: Recipe,
+    prices: dict[str, float],
+    chooses_precision: bool,
+    most: int,
+    as_json: bool,
 ) -> None:
     from drystone.cli.output import make_console, print_json
     from drystone.describe.catalogue import load_gpus
@@ -180,7 +185,10 @@ def _find_gpus(
     from drystone.plan.smallest import find_gpus_for
 
     with make_console(stderr=True).status(f"Looking for GPUs for {shape.name} ..."):
-        answers = find_gpus_for(shape, recipe, load_gpus(), dollars_per_gpu_hour=prices)
+        answers = find_gpus_for(
+            shape, recipe, load_gpus(), dollars_per_gpu_hour=prices,
+            chooses_precision=chooses_precision,
+        )  # fmt: skip
     if not answers:
         raise NothingFits(
             f"{shape.name}: no GPU type does, up to 64 of it",

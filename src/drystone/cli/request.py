@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -30,6 +30,7 @@ from drystone.describe.recipe import (
     Recompute,
     StepKernel,
     Tuning,
+    auto_precision,
 )
 from drystone.errors import InvalidSpec, UnknownName
 from drystone.estimate.launchers import find_launcher
@@ -56,8 +57,10 @@ def build_recipe(
     compiled: bool,
     dropout: float,
     launcher: str,
+    gpus: Iterable[GpuSpec] = (),
+    is_emulated: bool = False,
 ) -> Recipe:
-    """The recipe that the options describe; 0 stands for the usual."""
+    """The recipe that the options describe; 0 stands for the usual, `auto` is for these GPUs."""
     for name, value in (("--seq-len", seq_len), ("--global-batch", global_batch)):
         if value < 0:
             raise InvalidSpec(f"{name} is {value}, must be >= 1 (or 0 for the usual)")
@@ -65,7 +68,9 @@ def build_recipe(
     return Recipe(
         seq_len=seq_len or usual_seq_len(model),
         global_batch=global_batch or layout.dp * layout.micro_batch,
-        precision=parse_word(Precision, precision, "precision"),
+        precision=auto_precision(gpus, is_emulated=is_emulated)
+        if precision == "auto"
+        else parse_word(Precision, precision, "precision"),
         optimizer=parse_word(Optimizer, optimizer, "optimizer"),
         step_kernel=parse_word(StepKernel, step_kernel, "step kernel"),
         recompute=Recompute.parse(recompute),
@@ -78,14 +83,6 @@ def build_recipe(
         dropout=dropout,
         launcher=launcher,
     )
-
-
-def auto_precision(text: str, gpus: Sequence[GpuSpec] = ()) -> str:
-    """`auto` means bf16 with fp32 master, or fp16 where one of the GPUs knows no bf16."""
-    if text != "auto":
-        return text
-    knows_bf16 = all(gpu.bf16_flops for gpu in gpus)
-    return Precision.BF16_MIXED.value if knows_bf16 else Precision.FP16_MIXED.value
 
 
 def usual_seq_len(model: ModelSpec | None) -> int:
@@ -199,8 +196,8 @@ SeqLen = Annotated[
 PrecisionWord = Annotated[
     str,
     typer.Option(
-        help="auto (bf16-mixed where the GPU knows it, else fp16-mixed), fp32, tf32, bf16-mixed, "
-        "fp16-mixed, bf16, fp16, fp8-mixed, amp-bf16, amp-fp16.",
+        help="auto (bf16-mixed where every GPU knows it, else fp16-mixed; emulated: fp32), fp32, "
+        "tf32, bf16-mixed, fp16-mixed, bf16, fp16, fp8-mixed, amp-bf16, amp-fp16.",
         autocompletion=_PRECISIONS,
     ),
 ]

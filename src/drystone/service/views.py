@@ -112,6 +112,7 @@ def job_details(controller: Controller, record: JobRecord, now: float) -> Table:
 def description_of(job: TrainingJob) -> Table:
     """What was submitted. A job's variables may hold secrets; people see their names."""
     described: Table = to_plain(job)
+    described |= described.pop("train")
     described["environment"] = [name for name, _ in described["environment"]]
     return described
 

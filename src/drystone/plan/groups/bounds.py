@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from drystone.estimate.time.step import STRAGGLER_SHARE
+from drystone.estimate.time.overlap import straggler_share
 from drystone.plan.groups.splits import DEEPEST, GroupSplits, Setting
 
 FloatArray = npt.NDArray[np.float64]
@@ -73,7 +73,7 @@ def _sum(arrays: list[FloatArray]) -> FloatArray:
 
 def _weight(setting: Setting, num_gpus: FloatArray) -> FloatArray:
     """How often the slowest stage counts beyond its place in the sum of all."""
-    return setting.num_micro * (1.0 + straggler_shares(num_gpus)) - 1.0
+    return setting.num_micro * (1.0 + straggler_share(num_gpus)) - 1.0
 
 
 def may_beat(
@@ -146,12 +146,6 @@ def _least_total(
     given = np.clip(left - before, 0.0, more)
     total: FloatArray = (pace_sorted * (number_sorted + given)).sum(axis=1)
     return total
-
-
-def straggler_shares(num_gpus: FloatArray) -> FloatArray:
-    """What waiting for the slowest of equal GPUs adds."""
-    shares: FloatArray = STRAGGLER_SHARE * np.sqrt(2.0 * np.log(num_gpus))
-    return shares
 
 
 def _least_send(splits: GroupSplits, num_groups: int) -> FloatArray:

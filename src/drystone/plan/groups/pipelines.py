@@ -105,8 +105,7 @@ def pipeline_search(model: ModelSpec, recipe: Recipe, pool: Pool) -> PipelineSea
 
 
 def _host_seconds(model: ModelSpec, recipe: Recipe, group: GpuGroup) -> float:
-    prepared = prepare(model, recipe, group.machine, None)
-    return prepared.launcher.step_host_seconds * prepared.host_slowness
+    return prepare(model, recipe, group.machine, None).step_host_seconds
 
 
 def _stage_memory(

@@ -15,13 +15,13 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from drystone.estimate.time.overlap import straggler_share
 from drystone.plan.groups.bounds import (
     bound_seconds,
     held_layers,
     may_beat,
     order_bound_seconds,
     share_layers,
-    straggler_shares,
 )
 from drystone.plan.groups.splits import FIRST, LAST, MIDDLE, ONLY, GroupSplits, Setting
 
@@ -221,7 +221,7 @@ def work_out(
     seconds = pace * layers + laid_out(other)
     outer = splits.outer_layers[flat] * (first.astype(np.float64) + last)
     tail = laid_out(tail_seconds(splits, flat, layers[row, place] + outer)).max(axis=1)
-    waits = straggler_shares(splits.num_gpus[combinations].sum(axis=1).astype(np.float64))
+    waits = straggler_share(splits.num_gpus[combinations].sum(axis=1).astype(np.float64))
     slowest = seconds.max(axis=1)
     step = setting.num_micro * (1.0 + waits) * slowest + seconds.sum(axis=1) - slowest
     return Pipelines(

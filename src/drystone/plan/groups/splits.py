@@ -25,8 +25,9 @@ from drystone.estimate.learned.residuals import memory_range
 from drystone.estimate.memory.stage import stage_memory
 from drystone.estimate.memory.terms import memory_terms
 from drystone.estimate.time.network import START_SECONDS, gather_seconds, make_group, send_seconds
-from drystone.estimate.time.overlap import CONTENTION_SHARE
+from drystone.estimate.time.overlap import exposed_seconds, min_exposed_share
 from drystone.estimate.time.speed import prepare
+from drystone.estimate.time.step import exchange_seconds, optimizer_seconds
 from drystone.plan.cells.space import tensor_degrees
 
 FloatArray = npt.NDArray[np.float64]
@@ -209,11 +210,11 @@ def _send_seconds(
     prepared = prepare(model, recipe, group.machine, None)
     work = prepared.work
     row_bytes = local * work.tokens_per_sequence * (work.hidden_size * work.element_bytes) / tp
-    wait = prepared.launcher.send_host_seconds * prepared.host_slowness
     inner = send_seconds(row_bytes, stages.astype(float), (tp * dp).astype(float), group.machine)
     rate = min(between.bandwidth_bytes_per_second, group.machine.inter.bandwidth_bytes_per_second)
     outer = row_bytes / rate + between.latency_seconds + START_SECONDS
-    return 2.0 * np.where(stages > 1, inner + wait, 0.0), 2.0 * (outer + wait)
+    inside = np.where(stages > 1, exchange_seconds(prepared, inner), 0.0)
+    return inside, exchange_seconds(prepared, outer)
 
 
 class _Tail(NamedTuple):
@@ -234,19 +235,18 @@ def _tail(
 ) -> _Tail:
     """Gradients reduced behind the backward pass, weights gathered and updated, as under ZeRO-1."""
     prepared = prepare(model, recipe, group.machine, None)
-    work, launcher = prepared.work, prepared.launcher
+    work = prepared.work
     ranks = make_group(dp.astype(np.float64), tp.astype(np.float64), group.machine)
     trained = work.layer_params / work.num_layers * work.trained_share / tp
     reduce = gather_seconds(trained * work.reduce_bytes, ranks)
     pace = ranks.bandwidth_bytes_per_second / group.machine.intra.bandwidth_bytes_per_second
-    overlap = launcher.overlap_share
-    least = 1.0 - overlap + overlap * CONTENTION_SHARE * pace
+    min_share = min_exposed_share(prepared.launcher.overlap_share, pace)
     fixed = np.where(dp > 1, ranks.ring_seconds + START_SECONDS, 0.0)
     gather = gather_seconds(trained * work.element_bytes, ranks) - fixed
-    update = trained / dp * work.optimizer_bytes / prepared.device.bandwidth_bytes_per_second
+    update = optimizer_seconds(prepared, trained / dp)
     outer = 0.5 * work.outer_params / (work.layer_params / work.num_layers)
     return _Tail(
-        reduce_layer=np.maximum(reduce - cost.hiding, reduce * least),
+        reduce_layer=exposed_seconds(reduce, cost.hiding, min_share),
         reduce_least=reduce,
         update_layer=gather + update,
         update_fixed=fixed,

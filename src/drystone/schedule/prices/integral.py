@@ -36,7 +36,7 @@ class Picks:
 
     options: IntArray
     # By numbers alone no job could gain more than this with what is left over.
-    most_gain: float = math.inf
+    max_gain: float = math.inf
 
 
 def choose_within(market: Market, solution: Prices) -> IntArray:
@@ -57,7 +57,7 @@ def choose(market: Market, solution: Prices) -> Picks:
             best = other if other.worth > best.worth else best
     if best.exchange(solution) or not best.is_done:
         best.step_up()
-    return Picks(options=best.picks(), most_gain=_TINY * best.worth if best.is_done else math.inf)
+    return Picks(options=best.picks(), max_gain=_TINY * best.worth if best.is_done else math.inf)
 
 
 def _choose_at(market: Market, prices: FloatArray) -> _Choice:

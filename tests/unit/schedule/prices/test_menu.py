@@ -74,7 +74,7 @@ def test_nobody_could_gain_more_by_numbers_than_a_choice_says(seed: int):
 
     picks = choose(market, solve_prices(market))
 
-    assert picks.most_gain <= 2e-9 * value_of(market, picks.options)
+    assert picks.max_gain <= 2e-9 * value_of(market, picks.options)
     rows = np.flatnonzero(picks.options >= 0)
     own, taken = np.zeros(12), np.zeros((2, 12))
     own[rows] = values[rows, picks.options[rows]]
@@ -85,7 +85,7 @@ def test_nobody_could_gain_more_by_numbers_than_a_choice_says(seed: int):
     gains = values - own[:, None]
     for kind in range(2):
         gains[counts[kind] > (taken[kind] + left[kind])[:, None]] = 0.0
-    assert gains.max() <= picks.most_gain
+    assert gains.max() <= picks.max_gain
 
 
 def test_with_room_for_all_everybody_gets_what_it_picks():

@@ -25,7 +25,16 @@ from typing import Final
 
 import numpy as np
 
-from drystone.schedule.decision import Decision, Move, Preempt, Refuse, Resize, Start, Wake
+from drystone.schedule.decision import (
+    Decision,
+    Move,
+    Preempt,
+    Refuse,
+    Resize,
+    Start,
+    Wake,
+    change_job,
+)
 from drystone.schedule.packing import Room
 from drystone.schedule.programme import choose_exactly
 from drystone.schedule.snapshot import BoolArray, FloatArray, IntArray, Placement, Snapshot
@@ -48,21 +57,17 @@ def reassign(
                 text = f"others make more of its GPUs: {reason}"
                 decisions.append(Preempt(job_id=spec.id, reason=text, numbers=given))
             continue
-        if not jobs.is_running[row]:
-            decisions.append(
-                Start(
-                    job_id=spec.id, option=option, placement=placement, reason=reason, numbers=given
-                )
-            )
-        elif option != jobs.option[row]:
-            decisions.append(
-                Resize(
-                    job_id=spec.id, option=option, placement=placement, reason=reason, numbers=given
-                )
-            )
-        elif placement != jobs.placements[row]:
-            text = f"it makes way for a larger job: {reason}"
-            decisions.append(Move(job_id=spec.id, placement=placement, reason=text, numbers=given))
+        change = change_job(
+            jobs,
+            row,
+            option,
+            placement,
+            reason=reason,
+            move_reason=f"it makes way for a larger job: {reason}",
+            numbers=given,
+        )
+        if change is not None:
+            decisions.append(change)
     return decisions
 
 

@@ -42,7 +42,13 @@ from drystone.schedule.baselines.cells.search import (
     upgrade,
 )
 from drystone.schedule.baselines.queues import rigid_options
-from drystone.schedule.decision import Decision, Memory, Move, Preempt, Refuse, Resize, Start
+from drystone.schedule.decision import (
+    Decision,
+    Memory,
+    Preempt,
+    Refuse,
+    change_job,
+)
 from drystone.schedule.snapshot import BoolArray, IntArray, Placement, Snapshot
 
 MOST_RESTARTS: Final = 100
@@ -263,22 +269,21 @@ class _Round:
             has_cell = bool((self._table.speeds[row] > 0).any())
             return None if runs or has_cell else self._refusal(row)
         kind, level = int(self._board.kind[row]), int(self._board.level[row])
-        option = int(self._table.options[row, kind, level])
+        # Of two Cells alike it may run the slower, which the table leaves out.
+        is_same = row in self._before and (kind, level) == self._before[row][:2]
+        option = int(self._jobs.option[row] if is_same else self._table.options[row, kind, level])
         numbers = {"samples_per_second": speed_on(self._table, self._board, row)}
         if row in self._tags.gains:
             numbers["gain_samples_per_second"] = self._tags.gains[row]
-        if not runs:
-            return Start(
-                job_id=job_id, option=option, placement=placement, reason=reason, numbers=numbers
-            )
-        if (kind, level) != self._before[row][:2]:
-            return Resize(
-                job_id=job_id, option=option, placement=placement, reason=reason, numbers=numbers
-            )
-        if placement != self._jobs.placements[row]:
-            reason = "its GPUs are needed in one place, and others do as well for it"
-            return Move(job_id=job_id, placement=placement, reason=reason, numbers=numbers)
-        return None
+        return change_job(
+            self._jobs,
+            row,
+            option,
+            placement,
+            reason=reason,
+            move_reason="its GPUs are needed in one place, and others do as well for it",
+            numbers=numbers,
+        )
 
     def _refusal(self, row: int) -> Decision:
         reason = "it has no option with GPUs of one type"

@@ -29,7 +29,7 @@ from typing import Final
 import numpy as np
 
 from drystone.schedule.baselines.gavel.time_shares import (
-    Sharing,
+    SharingProblem,
     fairest_finish,
     greatest_least,
     greatest_sum,
@@ -44,7 +44,7 @@ RESET_SECONDS: Final = 1920.0
 # Everybody is taken to have had this much already, so that nobody's fraction is 0 / 0.
 HEAD_START_SECONDS: Final = ROUND_SECONDS / 2
 
-Objective = Callable[[Sharing], FloatArray]
+Objective = Callable[[SharingProblem], FloatArray]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +219,7 @@ def _reset_if_due(
     submits = np.array([spec.submit_seconds for spec in jobs.specs])
     shares = np.zeros(speeds.shape)
     shares[able] = objective(
-        Sharing(
+        SharingProblem(
             speeds=speeds[able],
             num_gpus=num_gpus[able],
             weights=jobs.weights[able],

@@ -19,8 +19,16 @@ from typing import Final
 
 import numpy as np
 
-from drystone.schedule.baselines.pollux.search import Sharing, search_sharing
-from drystone.schedule.decision import Decision, Move, Preempt, Refuse, Resize, Start, Wake
+from drystone.schedule.baselines.pollux.search import SharingSearch, search_sharing
+from drystone.schedule.decision import (
+    Decision,
+    Preempt,
+    Refuse,
+    Resize,
+    Start,
+    Wake,
+    change_job,
+)
 from drystone.schedule.snapshot import BoolArray, FloatArray, IntArray, Placement, Snapshot
 
 ROUND_SECONDS: Final = 60.0
@@ -123,7 +131,7 @@ def blind_speedups(snapshot: Snapshot, lookup: IntArray) -> FloatArray:
 
 def _problem(
     snapshot: Snapshot, rows: IntArray, nodes: IntArray, most: IntArray, lookup: IntArray
-) -> Sharing:
+) -> SharingSearch:
     table, jobs = snapshot.nodes, snapshot.jobs
     blind = blind_speedups(snapshot, lookup)[jobs.option_set[rows]]
     fair = int(np.ceil(table.num_gpus[nodes].sum() / len(rows)))
@@ -140,7 +148,7 @@ def _problem(
     )
     least = np.argmax(exists.any(axis=1), axis=1)
     limit = np.where(most[rows] > 0, 2 * most[rows], least)
-    return Sharing(
+    return SharingSearch(
         node_gpus=table.num_gpus[nodes],
         node_type=table.type_index[nodes],
         type_gpus_per_node=sizes,
@@ -227,15 +235,14 @@ def _decision(snapshot: Snapshot, row: int, option: int, placement: Placement) -
     if option < 0 or not placement:
         text = "the search found more use for its GPUs elsewhere"
         return Preempt(job_id=name, reason=text) if now >= 0 else None
-    if now == option and placement == jobs.placements[row]:
-        return None
-    why = "the best sharing that the search found"
-    numbers = {"gpus": float(sum(count for _, count in placement))}
-    if now < 0:
-        return Start(job_id=name, option=option, placement=placement, reason=why, numbers=numbers)
-    if now == option:
-        return Move(job_id=name, placement=placement, reason=why, numbers=numbers)
-    return Resize(job_id=name, option=option, placement=placement, reason=why, numbers=numbers)
+    return change_job(
+        jobs,
+        row,
+        option,
+        placement,
+        reason="the best sharing that the search found",
+        numbers={"gpus": float(sum(count for _, count in placement))},
+    )
 
 
 def _preempt_all(snapshot: Snapshot, rows: IntArray) -> list[Decision]:

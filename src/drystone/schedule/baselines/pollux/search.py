@@ -34,7 +34,7 @@ _SMALLEST_SPEEDUP: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Sharing:
+class SharingSearch:
     """The problem: jobs by rows, in the order in which they are served; nodes by columns."""
 
     node_gpus: IntArray  # (nodes)
@@ -47,7 +47,7 @@ class Sharing:
 
 
 def search_sharing(
-    problem: Sharing, chance: np.random.Generator, before: IntArray | None = None
+    problem: SharingSearch, chance: np.random.Generator, before: IntArray | None = None
 ) -> IntArray:
     """States from best to worst, (states, jobs, nodes), from the states of the round before."""
     states = problem.base[None]
@@ -72,14 +72,14 @@ def search_sharing(
     return states
 
 
-def score_states(problem: Sharing, states: IntArray) -> FloatArray:
+def score_states(problem: SharingSearch, states: IntArray) -> FloatArray:
     """The power mean of speedups in each state, those that need a restart discounted."""
     speedups = state_speedups(problem, states)
     changed = (states != problem.base).any(axis=2)
     return _power_mean(np.where(changed, speedups * problem.change_factor, speedups))
 
 
-def _bound(problem: Sharing) -> float:
+def _bound(problem: SharingSearch) -> float:
     """What no state can surpass: every job at its best, whatever the others have."""
     counts = np.arange(problem.values.shape[2])
     usable = np.where(counts <= problem.most_gpus[:, None, None], problem.values, 0.0)
@@ -94,7 +94,7 @@ def _power_mean(speedups: FloatArray) -> FloatArray:
     return result
 
 
-def state_speedups(problem: Sharing, states: IntArray) -> FloatArray:
+def state_speedups(problem: SharingSearch, states: IntArray) -> FloatArray:
     """The speedup of each job in each state, (states, jobs)."""
     counts = states.sum(axis=2)
     kinds = problem.node_type[np.argmax(states, axis=2)]
@@ -119,7 +119,7 @@ def _cross(parents: IntArray, chance: np.random.Generator) -> IntArray:
     return np.concatenate((np.where(head, first, second), np.where(head, second, first)))
 
 
-def _mutate(problem: Sharing, states: IntArray, chance: np.random.Generator) -> IntArray:
+def _mutate(problem: SharingSearch, states: IntArray, chance: np.random.Generator) -> IntArray:
     """Some jobs go back to what they have now, some lose GPUs, some get more where any are free."""
     shape = states.shape
     back = chance.random(shape[:2]) < _RESET_SHARE
@@ -136,7 +136,7 @@ def _mutate(problem: Sharing, states: IntArray, chance: np.random.Generator) -> 
     return np.where(grows, np.minimum(drawn, most), states)
 
 
-def _mend(problem: Sharing, states: IntArray, chance: np.random.Generator) -> IntArray:
+def _mend(problem: SharingSearch, states: IntArray, chance: np.random.Generator) -> IntArray:
     """The same states with every rule kept, by taking GPUs away."""
     states = _one_type(problem, states)
     spans = np.count_nonzero(states, axis=2)[:, :, None] > 1
@@ -151,7 +151,7 @@ def _mend(problem: Sharing, states: IntArray, chance: np.random.Generator) -> In
     return _compact(problem, mended)
 
 
-def _one_type(problem: Sharing, states: IntArray) -> IntArray:
+def _one_type(problem: SharingSearch, states: IntArray) -> IntArray:
     """Each job keeps the type of which it has most."""
     num_types = len(problem.type_gpus_per_node)
     if num_types == 1:
@@ -161,7 +161,7 @@ def _one_type(problem: Sharing, states: IntArray) -> IntArray:
     return np.where(problem.node_type == best[:, :, None], states, 0)
 
 
-def _compact(problem: Sharing, states: IntArray) -> IntArray:
+def _compact(problem: SharingSearch, states: IntArray) -> IntArray:
     """Each job keeps its fullest nodes: as many as its count there cannot do without."""
     order = np.argsort(-states, axis=2, kind="stable")
     sorted_states = np.take_along_axis(states, order, axis=2)

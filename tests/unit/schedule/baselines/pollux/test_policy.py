@@ -25,7 +25,7 @@ from drystone.schedule.baselines.pollux.autoscale import (
     utility_now,
 )
 from drystone.schedule.baselines.pollux.policy import blind_speedups, option_lookup, pollux
-from drystone.schedule.baselines.pollux.search import Sharing, score_states, search_sharing
+from drystone.schedule.baselines.pollux.search import SharingSearch, score_states, search_sharing
 from drystone.schedule.check import check_decisions
 from drystone.schedule.decision import Refuse, Rent
 
@@ -33,12 +33,12 @@ OFFER = Offer(name="four", gpu="A", num_gpus=4, price_dollars_per_hour=4.0, most
 GROWING = option_set(*(([count], float(count) ** 0.8) for count in range(1, 17)))
 
 
-def sharing(num_jobs: int, num_nodes: int, seed: int = 0, num_types: int = 1) -> Sharing:
+def sharing(num_jobs: int, num_nodes: int, seed: int = 0, num_types: int = 1) -> SharingSearch:
     chance = np.random.default_rng(seed)
     exponents = chance.uniform(0.3, 1.0, num_jobs)
     counts = np.arange(4 * num_nodes + 1)
     values = np.where(counts > 0, np.maximum(counts, 1) ** exponents[:, None], 0.0)
-    return Sharing(
+    return SharingSearch(
         node_gpus=np.full(num_nodes, 4),
         node_type=np.arange(num_nodes) % num_types,
         type_gpus_per_node=np.full(num_types, 4),
@@ -49,7 +49,7 @@ def sharing(num_jobs: int, num_nodes: int, seed: int = 0, num_types: int = 1) ->
     )
 
 
-def best_by_counts(problem: Sharing) -> float:
+def best_by_counts(problem: SharingSearch) -> float:
     """The best score over all counts that fit one node of 4, jobs never spread."""
     num_jobs = len(problem.base)
     scores = []

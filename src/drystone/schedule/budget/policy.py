@@ -57,8 +57,8 @@ from drystone.schedule.budget.spares import (
     plan_spares,
 )
 from drystone.schedule.decision import Decision, Memory, Refuse, Resize, Start, Wake
-from drystone.schedule.hard_cap import cheapest_offers, option_rents, own_gpus, rounded_cap
 from drystone.schedule.packing import Room, make_room
+from drystone.schedule.renting import cheapest_offers, option_rents, own_gpus, rounded_cap
 from drystone.schedule.snapshot import BoolArray, FloatArray, IntArray, Placement, Snapshot
 from drystone.units import HOUR_SECONDS
 

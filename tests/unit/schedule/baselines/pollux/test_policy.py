@@ -175,7 +175,7 @@ def test_utility_is_speedup_over_gpus():
 
 def test_without_nodes_some_are_rented_at_once():
     shot = snapshot([node("own")], [job("a")], GROWING, offers=(OFFER,))
-    decide = make_pollux_autoscale(Bounds(least_nodes=3))
+    decide = make_pollux_autoscale(Bounds(min_nodes=3))
 
     rents = [one for one in decide(shot, None)[0] if isinstance(one, Rent)]
 
@@ -189,7 +189,7 @@ def test_the_size_sought_comes_nearest_to_the_utility_aimed_at():
     running = {f"j{index}": (15, ((index * 4, 4), (index * 4 + 1, 4), (index * 4 + 2, 4),
                                   (index * 4 + 3, 4))) for index in range(10)}  # fmt: skip
     shot = snapshot([node(f"n{at:02d}") for at in range(40)], jobs, roots, running, offers=(OFFER,))
-    bounds = Bounds(low_utility=0.4, high_utility=0.6, most_nodes=40)
+    bounds = Bounds(low_utility=0.4, high_utility=0.6, max_nodes=40)
 
     # n GPUs each: sqrt(n) / n = 0.5 at n = 4, which makes 10 nodes of 4.
     assert best_size(shot, None, 0, bounds) == 10

@@ -188,6 +188,21 @@ def make_room(snapshot: Snapshot, *, emptied: bool = False) -> Room:
     return Room(snapshot.nodes, free)
 
 
+def spread_thinner(
+    rows: IntArray, free: IntArray, num_gpus: int, per_node: int
+) -> Placement | None:
+    """Half as many GPUs on each node, and again, until there are nodes enough; `free` by row."""
+    emptiest = rows[np.argsort(-free[rows], kind="stable")]
+    while per_node > 1:
+        per_node = (per_node + 1) // 2
+        needed = -(-num_gpus // per_node)
+        chosen = emptiest[free[emptiest] >= per_node][:needed]
+        if len(chosen) == needed:
+            counts = [per_node] * (needed - 1) + [num_gpus - per_node * (needed - 1)]
+            return tuple(sorted(zip(chosen.tolist(), counts, strict=True)))
+    return None
+
+
 _MAX_NODES_TRIED: Final = 8
 
 

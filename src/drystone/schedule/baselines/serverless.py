@@ -4,7 +4,7 @@ After Frenzy (arXiv:2412.14479). Its predictor lists the plans of a job by memor
 training efficiency; here the plans are the job's options, whose memory and speed were estimated
 (`plan/options.py`) or measured, and whose order is samples a second of each GPU, fewer GPUs, less
 memory left over. Its scheduler takes the first plan that fits and places it by best fit
-(`serverless_placement.py`). Jobs come in order of submission; one that does not fit lets
+(`place_request`). Jobs come in order of submission; one that does not fit lets
 others pass. What runs is never touched.
 
 The body of the paper was not to be had: the order of plans and the queue are our reconstruction
@@ -15,7 +15,6 @@ is not taken, since an option's speed is that of few nodes. A job without option
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,17 +40,6 @@ class FreeNodes:
     rows: IntArray
     free: IntArray
     memory_bytes: FloatArray
-
-
-def place_first_that_fits(
-    requests: Sequence[GpuRequest], nodes: FreeNodes
-) -> tuple[int, Placement] | None:
-    """The position of the first request that fits, and where; None if none does."""
-    for position, request in enumerate(requests):
-        placement = place_request(request, nodes)
-        if placement is not None:
-            return position, placement
-    return None
 
 
 def place_request(request: GpuRequest, nodes: FreeNodes) -> Placement | None:

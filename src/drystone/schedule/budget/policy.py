@@ -35,6 +35,7 @@ from drystone.schedule.budget.arrivals import (
     count_arrivals,
     first_arrivals,
 )
+from drystone.schedule.budget.blocks import RestOfJobs, weigh_rest
 from drystone.schedule.budget.frontier import Frontier, trace_frontier
 from drystone.schedule.budget.multiplier import (
     BudgetBalance,
@@ -48,7 +49,6 @@ from drystone.schedule.budget.nodes import (
     rent_and_release,
     type_prices,
 )
-from drystone.schedule.budget.paths import RestOfJobs, weigh_rest
 from drystone.schedule.budget.spares import (
     Spares,
     Starts,

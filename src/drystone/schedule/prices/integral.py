@@ -39,11 +39,6 @@ class Picks:
     max_gain: float = math.inf
 
 
-def choose_within(market: Market, solution: Prices) -> IntArray:
-    """The option of each job, -1 for none."""
-    return choose(market, solution).options
-
-
 def choose(market: Market, solution: Prices) -> Picks:
     """Who gets which option, near the best that there is at these prices."""
     if market.values.shape[1] == 0:
@@ -74,12 +69,6 @@ def _other_factors(num_types: int) -> FloatArray:
     steps = np.arange(1, _NUM_OTHER_STARTS + 1)[:, None] * np.sqrt(2.0 + np.arange(num_types))
     factors: FloatArray = np.exp(_OFF * (2.0 * (steps % 1.0) - 1.0))
     return factors
-
-
-def value_of(market: Market, picks: IntArray) -> float:
-    """What these picks are worth together."""
-    rows = np.flatnonzero(picks >= 0)
-    return float(market.values[rows, picks[rows]].sum())
 
 
 class _Choice:

@@ -34,7 +34,7 @@ import numpy as np
 
 from drystone.schedule.baselines.cells.board import Board
 from drystone.schedule.baselines.cells.search import (
-    MOST_UPGRADES,
+    MAX_UPGRADES,
     CellTable,
     fit_job,
     make_cells,
@@ -51,7 +51,7 @@ from drystone.schedule.decision import (
 )
 from drystone.schedule.snapshot import BoolArray, IntArray, Placement, Snapshot
 
-MOST_RESTARTS: Final = 100
+MAX_RESTARTS: Final = 100
 DEPTH: Final = 3
 DEPTH_IF_CROWDED: Final = 2
 CROWDED_JOBS: Final = 150
@@ -187,7 +187,7 @@ class _Round:
         failed: set[int] = set()  # the work of jobs that just failed
         queue = sorted({*queue, *self._tags.opportunists})
         for row in queue:
-            if row in self._board.placements or num_starts >= MOST_RESTARTS:
+            if row in self._board.placements or num_starts >= MAX_RESTARTS:
                 continue
             work = int(self._jobs.option_set[row])
             if work in failed:
@@ -246,7 +246,7 @@ class _Round:
         self._tags.opportunists = {row for row in self._tags.opportunists if row > first}
 
     def _upgrade(self) -> None:
-        for _ in range(MOST_UPGRADES):
+        for _ in range(MAX_UPGRADES):
             row = upgrade(self._table, self._board)
             if row is None:
                 return

@@ -23,7 +23,7 @@ import numpy as np
 
 from drystone.schedule.baselines.gavel.policy import type_choices
 from drystone.schedule.decision import Decision, Memory, Refuse, change_job
-from drystone.schedule.packing import Room, make_room
+from drystone.schedule.packing import Room, make_room, spread_thinner
 from drystone.schedule.programme import Programme, Unsolved, solve
 from drystone.schedule.snapshot import FloatArray, IntArray, Placement, Snapshot
 
@@ -106,7 +106,9 @@ class _Admission:
             option = int(self._options[rows[at], kinds[at]])
             placement = room.place(self._snapshot.counts(rows[at], option), "scatter")
             if placement is None:
-                placement = self._spread(room, int(kinds[at]), int(self._num_gpus[rows[at]]))
+                nodes, number = self._snapshot.nodes, int(self._num_gpus[rows[at]])
+                of_type = nodes.rows_by_type[int(kinds[at])]
+                placement = spread_thinner(of_type, room.free, number, number)
                 if placement is None:
                     return False
                 room.take(placement)
@@ -115,20 +117,6 @@ class _Admission:
         self._placements.update(found)
         self._kinds.update({rows[at]: int(kinds[at]) for at in changed})
         return True
-
-    def _spread(self, room: Room, kind: int, num_gpus: int) -> Placement | None:
-        """Half as many GPUs on each node, until there are nodes enough."""
-        nodes = self._snapshot.nodes.rows_by_type[kind]
-        emptiest = nodes[np.argsort(-room.free[nodes], kind="stable")]
-        per_node = num_gpus
-        while per_node > 1:
-            per_node = (per_node + 1) // 2
-            needed = -(-num_gpus // per_node)
-            chosen = emptiest[room.free[emptiest] >= per_node][:needed]
-            if len(chosen) == needed:
-                counts = [per_node] * (needed - 1) + [num_gpus - per_node * (needed - 1)]
-                return tuple(sorted(zip(chosen.tolist(), counts, strict=True)))
-        return None
 
     def decisions(self) -> list[Decision]:
         """Starts, changes of type, and refusals."""

@@ -22,7 +22,9 @@ from drystone.schedule.check import check_decisions
 from drystone.schedule.decision import Preempt, Resize, Start, Wake
 
 
-def sharing(speeds, capacity, *, num_gpus=None, weights=None, elapsed=None, left=None) -> SharingProblem:
+def sharing(
+    speeds, capacity, *, num_gpus=None, weights=None, elapsed=None, left=None
+) -> SharingProblem:
     speeds = np.array(speeds, dtype=float)
     ones = np.ones(len(speeds))
     remaining = np.array(left) if left is not None else 100 * ones

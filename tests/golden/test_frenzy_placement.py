@@ -22,7 +22,7 @@ def nodes(*pairs: tuple[int, float]) -> FreeNodes:
 
 
 def request(num_gpus: int, gigabytes: float = 0.0, group: int = 1) -> GpuRequest:
-    return GpuRequest(num_gpus=num_gpus, least_memory_bytes=gigabytes * GB, group_size=group)
+    return GpuRequest(num_gpus=num_gpus, min_memory_bytes=gigabytes * GB, group_size=group)
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ class _Flow:
     def decisions(self) -> list[Decision]:
         """Everything that changes."""
         found = (self._decide(row) for row in range(len(self._jobs)))
-        return [one for one in found if one is not None]
+        return [decision for decision in found if decision is not None]
 
     def _decide(self, row: int) -> Decision | None:
         jobs, job_id = self._jobs, self._jobs.specs[row].id

@@ -29,7 +29,7 @@ class GpuRequest:
     """What a plan needs: so many GPUs with so much memory, in groups that share a node."""
 
     num_gpus: int
-    least_memory_bytes: float = 0.0
+    min_memory_bytes: float = 0.0
     group_size: int = 1
 
 
@@ -45,7 +45,7 @@ class FreeNodes:
 def place_request(request: GpuRequest, nodes: FreeNodes) -> Placement | None:
     """Where a request goes; None if it does not fit."""
     whole = nodes.free - nodes.free % request.group_size
-    whole = np.where(nodes.memory_bytes >= request.least_memory_bytes, whole, 0)
+    whole = np.where(nodes.memory_bytes >= request.min_memory_bytes, whole, 0)
     if int(whole.sum()) < request.num_gpus:
         return None
     enough = np.flatnonzero(whole >= request.num_gpus)
@@ -129,7 +129,7 @@ def _place(snapshot: Snapshot, room: Room, row: int, option: int) -> Placement |
         rows = nodes.rows_by_type[kind]
         memory = nodes.memory_bytes[rows]
         part = place_request(
-            GpuRequest(num_gpus=count, least_memory_bytes=need),
+            GpuRequest(num_gpus=count, min_memory_bytes=need),
             FreeNodes(
                 rows=rows,
                 free=room.free[rows],

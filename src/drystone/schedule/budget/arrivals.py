@@ -91,8 +91,8 @@ def believed_classes(
     if not len(rows):
         return None, paths
     number = arrivals.num_jobs[rows]
-    least_seconds = FIRST_JOB_SECONDS / np.sqrt(arrivals.num_jobs.sum())
-    elapsed = max(snapshot.now_seconds - arrivals.since_seconds, least_seconds)
+    min_seconds = FIRST_JOB_SECONDS / np.sqrt(arrivals.num_jobs.sum())
+    elapsed = max(snapshot.now_seconds - arrivals.since_seconds, min_seconds)
     own = (arrivals.startups[rows] / number)[:, None]
     told = np.where(own >= 0, own, snapshot.startup.seconds(options.num_gpus[rows]))
     startups = np.maximum(told + extra_start_seconds, 0.0)

@@ -18,14 +18,14 @@ import numpy as np
 from drystone.schedule.prices.shadow_prices import Market, Menu, Prices, weighted_sum
 from drystone.schedule.snapshot import FloatArray, IntArray
 
-_MOST_ROUNDS: Final = 12
-_MOST_EXCHANGES: Final = 8
-_MOST_CANDIDATES: Final = 128
+_MAX_ROUNDS: Final = 12
+_MAX_EXCHANGES: Final = 8
+_MAX_CANDIDATES: Final = 128
 _NUM_OTHER_STARTS: Final = 5
 _OFF: Final = 0.04
 _NEAR: Final = 5e-3  # this near to the bound, no other start is tried
-_MOST_CELLS_TRIED: Final = 20_000  # jobs x options; the more jobs, the smaller the gap
-_MOST_JOBS_TRIED: Final = 2_000
+_MAX_CELLS_TRIED: Final = 20_000  # jobs x options; the more jobs, the smaller the gap
+_MAX_JOBS_TRIED: Final = 2_000
 _TINY: Final = 1e-9
 _GOOD_ENOUGH: Final = 1e-3  # this near to the bound, no exchange is looked for
 
@@ -44,7 +44,7 @@ def choose(market: Market, solution: Prices) -> Picks:
     if market.values.shape[1] == 0:
         return Picks(options=np.full(len(market.values), -1, dtype=np.int64))
     best = _choose_at(market, solution.prices)
-    if len(market.values) <= _MOST_JOBS_TRIED and market.values.size <= _MOST_CELLS_TRIED:
+    if len(market.values) <= _MAX_JOBS_TRIED and market.values.size <= _MAX_CELLS_TRIED:
         for factors in _other_factors(len(solution.prices)):
             if best.worth >= (1 - _NEAR) * solution.bound:
                 break
@@ -107,7 +107,7 @@ class _Choice:
 
     def step_back(self) -> None:
         """Until everything fits, let those step back that lose least for what they set free."""
-        for _ in range(_MOST_ROUNDS):
+        for _ in range(_MAX_ROUNDS):
             over = np.maximum(-self._slack, 0.0)
             if over.max(initial=0.0) <= _TINY:
                 return
@@ -127,7 +127,7 @@ class _Choice:
     def step_up(self) -> None:
         """Let jobs take what is left over, the most gain for each GPU's price first."""
         self.is_done = False
-        for _ in range(_MOST_ROUNDS):
+        for _ in range(_MAX_ROUNDS):
             gain = self._gain()
             choices = (gain > _TINY * self.worth).nonzero()[0]
             more = self._more(choices)
@@ -178,7 +178,7 @@ class _Choice:
 
     def exchange(self, solution: Prices) -> bool:
         """Let one job step back for another while the two together gain; whether any did."""
-        for number in range(_MOST_EXCHANGES):
+        for number in range(_MAX_EXCHANGES):
             if self.worth >= (1 - _GOOD_ENOUGH) * solution.bound or not self._exchange_once(
                 solution
             ):
@@ -197,8 +197,8 @@ class _Choice:
         loss = np.maximum.reduceat(at_prices, starts).take(row) - at_prices
         loss[self._now] = np.inf
         near = (loss <= solution.bound - self.worth).nonzero()[0]
-        if len(near) > _MOST_CANDIDATES:
-            near = near[np.argpartition(loss[near], _MOST_CANDIDATES)[:_MOST_CANDIDATES]]
+        if len(near) > _MAX_CANDIDATES:
+            near = near[np.argpartition(loss[near], _MAX_CANDIDATES)[:_MAX_CANDIDATES]]
             near.sort()
         row, gain, more = row.take(near), self._gain().take(near), self._more(near)
         net = gain[:, None] + gain

@@ -37,6 +37,7 @@ from drystone.schedule.prices.place import begin_assignment, hand_out, serve_ove
 from drystone.schedule.prices.rent_or_wait import RentMemory, plan_rent, rent_and_release
 from drystone.schedule.prices.shadow_prices import Market, solve_prices
 from drystone.schedule.prices.worth import Worth, seconds_late, worth_of_options
+from drystone.schedule.renting import gpu_price
 from drystone.schedule.snapshot import FloatArray, IntArray, Snapshot
 from drystone.schedule.teams import owner_weights, type_values, update_usage
 from drystone.units import HOUR_SECONDS
@@ -169,7 +170,7 @@ def _look(snapshot: Snapshot, before: PricesMemory | None, settings: Settings) -
     elapsed = snapshot.now_seconds - before.now_seconds if before is not None else 0.0
     ratios = update_ratios(snapshot, before.ratios if before is not None else {})
     speeds = corrected_speeds(snapshot, ratios)
-    dollars = {one.gpu: one.price_dollars_per_hour / one.num_gpus for one in snapshot.offers}
+    dollars = {offer.gpu: gpu_price(offer) for offer in snapshot.offers}
     dollars |= snapshot.gpu_dollars_per_hour
     dollars |= settings.dollars_per_gpu_hour
     limits = check_limits(
@@ -258,13 +259,13 @@ def _wakes(
     waits = (given < 0).nonzero()[0]
     waits = waits[(view.speeds[waits] > 0).any(axis=1)]
     since = jobs.waiting_since_seconds[waits].tolist()
-    times = [now + one for one in view.limits.left_seconds]
-    times += [(now if math.isnan(one) else one) + PATIENCE_SECONDS for one in since]
+    times = [now + left for left in view.limits.left_seconds]
+    times += [(now if math.isnan(start) else start) + PATIENCE_SECONDS for start in since]
     if since:
         if min(times[-len(since) :]) <= now:
             times.append(now + KEEP_SECONDS)
         times += protected.values()
-    coming = [one for one in times if now < one < math.inf]
+    coming = [time for time in times if now < time < math.inf]
     if not coming:
         return []
     return [Wake(at_seconds=min(coming), reason="somebody has waited or run long enough then")]

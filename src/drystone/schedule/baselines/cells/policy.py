@@ -128,8 +128,8 @@ class _Round:
         self._wanted = self._wishes()
         self._tags = _Tags()
         if memory is not None:
-            rows = {self._jobs.row_of.get(one, -1) for one in memory.opportunists}
-            self._tags.opportunists = {one for one in rows if one in self._board.placements}
+            rows = {self._jobs.row_of.get(job_id, -1) for job_id in memory.opportunists}
+            self._tags.opportunists = {row for row in rows if row in self._board.placements}
         self._untag()
 
     def decide(self) -> tuple[list[Decision], CellsMemory]:
@@ -201,10 +201,10 @@ class _Round:
     def _try(self, row: int, *, reason: str) -> bool:
         """Fit one job; opportunistic jobs behind it may lose their GPUs."""
         trial = self._board.copy()
-        behind = sorted(one for one in self._tags.opportunists if one > row)
-        had = {one: self._state(one) for one in behind}
-        for one in behind:
-            trial.remove(one)
+        behind = sorted(other for other in self._tags.opportunists if other > row)
+        had = {other: self._state(other) for other in behind}
+        for other in behind:
+            trial.remove(other)
         num_running = len(self._board.placements)
         kind, level = self._wanted[row]
         plan = fit_job(
@@ -221,10 +221,10 @@ class _Round:
         self._say(row, reason, plan.gain)
         for other in plan.changed:
             self._say(other, "it makes room for a job that would not fit otherwise", plan.gain)
-        for one, (its_kind, its_level, placement) in had.items():
-            if not self._board.put_back(one, its_kind, its_level, placement):
-                self._suspend(one, its_kind, its_level)
-        if any(one < row and one not in self._board.placements for one in self._waiting):
+        for other, (its_kind, its_level, placement) in had.items():
+            if not self._board.put_back(other, its_kind, its_level, placement):
+                self._suspend(other, its_kind, its_level)
+        if any(other < row and other not in self._board.placements for other in self._waiting):
             self._tags.opportunists.add(row)
         return True
 
@@ -258,7 +258,7 @@ class _Round:
 
     def _decisions(self) -> list[Decision]:
         found = [self._decide(row) for row in range(len(self._jobs))]
-        return [one for one in found if one is not None]
+        return [decision for decision in found if decision is not None]
 
     def _decide(self, row: int) -> Decision | None:
         job_id, placement = self._jobs.specs[row].id, self._board.placements.get(row)

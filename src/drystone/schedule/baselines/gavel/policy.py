@@ -318,7 +318,7 @@ def _place(
         row for row, kind in chosen.items() if kind >= 0 and jobs.specs[row].id not in running
     ]
     for row in sorted(
-        coming, key=lambda one: -int(snapshot.job_num_gpus[one, options[one, chosen[one]]])
+        coming, key=lambda row: -int(snapshot.job_num_gpus[row, options[row, chosen[row]]])
     ):
         placement = room.place(snapshot.counts(row, int(options[row, chosen[row]])))
         if placement is not None:

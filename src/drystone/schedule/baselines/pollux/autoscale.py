@@ -21,7 +21,7 @@ import numpy as np
 from drystone.schedule.baselines.pollux.policy import (
     PolluxMemory,
     blind_speedups,
-    most_gpus,
+    max_gpus,
     option_lookup,
     share_gpus,
 )
@@ -135,7 +135,7 @@ def best_size(snapshot: Snapshot, memory: PolluxMemory | None, offer: int, bound
         return bounds.min_nodes
     blind = blind_speedups(snapshot, option_lookup(snapshot))[snapshot.jobs.option_set]
     size = snapshot.offers[offer].num_gpus
-    limits = np.maximum(2 * most_gpus(snapshot, memory), np.argmax(blind > 0, axis=1))
+    limits = np.maximum(2 * max_gpus(snapshot, memory), np.argmax(blind > 0, axis=1))
     blind = np.where(np.arange(blind.shape[1]) <= limits[:, None], blind, 0.0)
 
     def utility(num_nodes: int) -> float:

@@ -26,7 +26,7 @@ POPULATION: Final = 100
 GENERATIONS: Final = 100
 # Generations without a better state, after which the search ends; fewer for small problems.
 PATIENCE: Final = 25
-LEAST_PATIENCE: Final = 5
+MIN_PATIENCE: Final = 5
 FAIRNESS_POWER: Final = -1.0  # p of the power mean
 _RESET_SHARE: Final = 0.1
 _CLEAR_SHARE: Final = 0.1
@@ -41,7 +41,7 @@ class SharingSearch:
     node_type: IntArray  # (nodes)
     type_gpus_per_node: IntArray  # (types): of the largest node
     values: FloatArray  # (jobs, types, counts): speedup on so many GPUs; 0 where it cannot run
-    most_gpus: IntArray  # (jobs)
+    max_gpus: IntArray  # (jobs)
     base: IntArray  # (jobs, nodes): what is the case now
     change_factor: FloatArray  # (jobs): what a speedup is worth if the job must restart for it
 
@@ -57,7 +57,7 @@ def search_sharing(
     states = np.concatenate((problem.base[None], states))
     scores = score_states(problem, states)
     bound = _bound(problem) * (1 - 1e-9)
-    idle, patience = 0, min(max(problem.base.size // 2, LEAST_PATIENCE), PATIENCE)
+    idle, patience = 0, min(max(problem.base.size // 2, MIN_PATIENCE), PATIENCE)
     for _ in range(GENERATIONS):
         best = scores.max()
         children = _cross(states[_pick_parents(scores, chance)], chance)
@@ -82,7 +82,7 @@ def score_states(problem: SharingSearch, states: IntArray) -> FloatArray:
 def _bound(problem: SharingSearch) -> float:
     """What no state can surpass: every job at its best, whatever the others have."""
     counts = np.arange(problem.values.shape[2])
-    usable = np.where(counts <= problem.most_gpus[:, None, None], problem.values, 0.0)
+    usable = np.where(counts <= problem.max_gpus[:, None, None], problem.values, 0.0)
     best = usable.max(axis=(1, 2)) * problem.change_factor
     best = np.maximum(best, state_speedups(problem, problem.base[None])[0])
     return float(_power_mean(best[None])[0])
@@ -143,7 +143,7 @@ def _mend(problem: SharingSearch, states: IntArray, chance: np.random.Generator)
     crowded = np.cumsum((states > 0) & spans, axis=1) > 1
     states = np.where(crowded & spans, 0, states)
     shuffle = chance.permutation(states.shape[2])
-    total = np.minimum(np.cumsum(states[:, :, shuffle], axis=2), problem.most_gpus[:, None])
+    total = np.minimum(np.cumsum(states[:, :, shuffle], axis=2), problem.max_gpus[:, None])
     mended = np.empty_like(states)
     mended[:, :, shuffle] = np.diff(total, axis=2, prepend=0)
     given = np.minimum(np.cumsum(mended, axis=1), problem.node_gpus)

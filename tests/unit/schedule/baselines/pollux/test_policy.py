@@ -43,7 +43,7 @@ def sharing(num_jobs: int, num_nodes: int, seed: int = 0, num_types: int = 1) ->
         node_type=np.arange(num_nodes) % num_types,
         type_gpus_per_node=np.full(num_types, 4),
         values=np.repeat(values[:, None, :], num_types, axis=1),
-        most_gpus=np.full(num_jobs, 4 * num_nodes),
+        max_gpus=np.full(num_jobs, 4 * num_nodes),
         base=np.zeros((num_jobs, num_nodes), dtype=np.int64),
         change_factor=np.ones(num_jobs),
     )
@@ -71,13 +71,13 @@ def test_on_one_node_the_search_finds_the_best_counts(seed: int):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_every_state_keeps_the_rules(seed: int):
-    problem = replace(sharing(6, 5, seed, num_types=2), most_gpus=np.array([1, 2, 8, 8, 8, 8]))
+    problem = replace(sharing(6, 5, seed, num_types=2), max_gpus=np.array([1, 2, 8, 8, 8, 8]))
 
     states = search_sharing(problem, np.random.default_rng(seed))
 
     counts, spans = states.sum(axis=2), np.count_nonzero(states, axis=2)
     assert (states.sum(axis=1) <= problem.node_gpus).all()
-    assert (counts <= problem.most_gpus).all()
+    assert (counts <= problem.max_gpus).all()
     assert (spans == -(-counts // 4)).all()  # as few nodes as possible
     of_type = np.stack([(states * (problem.node_type == kind)).any(axis=2) for kind in (0, 1)])
     assert (of_type.sum(axis=0) <= 1).all()
@@ -91,7 +91,7 @@ def test_a_change_that_is_not_worth_a_restart_is_not_made():
         problem = replace(
             sharing(2, 1),
             base=base,
-            most_gpus=np.array([3, 1]),
+            max_gpus=np.array([3, 1]),
             change_factor=np.full(2, factor),
             values=np.array([[[0, 1, 1.0, 1.4, 0]], [[0, 1.0, 1.0, 1, 0]]]),
         )

@@ -7,12 +7,11 @@ of, what GPUs count, and what each team has spent in the running day, week or mo
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
-from drystone.describe.job import JobSpec, TrainingJob
+from drystone.describe.job import TrainingJob
 from drystone.errors import NothingFits, RequestError
 from drystone.run.control.access import Team, period_start
 from drystone.run.control.journal import Journal
@@ -20,8 +19,8 @@ from drystone.run.control.live_state import LiveState
 from drystone.run.events import Event, Failed
 from drystone.run.lifecycle import JobState
 from drystone.schedule.decision import Decision, Memory, Policy
-from drystone.schedule.hard_cap import options_above_cap
-from drystone.schedule.snapshot import BoolArray, OptionSet, Snapshot
+from drystone.schedule.renting import options_above_cap
+from drystone.schedule.snapshot import OptionSet, Snapshot
 from drystone.schedule.teams import TeamLimit, limit_teams, type_values
 from drystone.units import HOUR_SECONDS, format_dollars, format_seconds
 
@@ -116,39 +115,6 @@ def _limit(live: LiveState, team: Team, now_seconds: float) -> TeamLimit:
         spent=f"team {team.name} has spent ${spent:.2f} of its budget of "
         f"${team.budget_dollars:.2f}{when}",
     )
-
-
-def options_within(
-    spec: JobSpec, options: OptionSet, gpu_types: tuple[str, ...], prices: Mapping[str, float]
-) -> BoolArray:
-    """The options on which a job would end within its money and time, as they are estimated.
-
-    None at all is an error that says by how much. What a type costs is 0 where no price is known.
-    """
-    speeds = options.samples_per_second
-    seconds = np.divide(
-        spec.total_samples, speeds, out=np.full(len(speeds), np.inf), where=speeds > 0
-    )
-    rates = options.counts @ np.array([prices.get(gpu, 0.0) for gpu in gpu_types])
-    dollars = np.where(
-        speeds > 0, rates * np.where(speeds > 0, seconds, 0.0) / HOUR_SECONDS, np.inf
-    )
-    is_cheap, is_short = dollars <= spec.max_cost_dollars, seconds <= spec.max_duration_seconds
-    within: BoolArray = (speeds > 0) & is_cheap & is_short
-    if within.any():
-        return within
-    if not is_cheap.any():
-        wrong = (
-            f"max_cost is {format_dollars(spec.max_cost_dollars)}, and the cheapest way to run it "
-            f"takes about {format_dollars(float(dollars.min()))}"
-        )
-    else:
-        least = float(seconds[is_cheap].min())
-        wrong = (
-            f"max_duration is {format_seconds(spec.max_duration_seconds)}, and the quickest way "
-            f"to run it within its money takes about {format_seconds(least)}"
-        )
-    raise NothingFits(f"{spec.model}: {wrong}", hint="Allow more, or train less")
 
 
 def under_hard_cap(journal: Journal, options: OptionSet) -> tuple[OptionSet, str]:

@@ -26,6 +26,7 @@ from drystone.run.control.runs import Run, silence_fault
 from drystone.run.control.store import LeaseLost, StoreBusy
 from drystone.run.control.troubles import Troubles
 from drystone.run.engines.agent.client import AgentGone, AgentRefused
+from drystone.run.engines.agent.network import RefusalKind
 from drystone.run.engines.contract import Engine, Key, Poll, Seen
 from drystone.run.events import Event, Finished, NodeBack, NodeLost, Progressed
 from drystone.run.lifecycle import TERMINAL, JobState
@@ -253,9 +254,10 @@ class Reconciler:
         except AgentGone:
             return  # it is started again, and asked again
         except AgentRefused as error:
-            if "still runs" not in str(error) and "is lost" not in str(error):
+            if error.kind not in (RefusalKind.BUSY, RefusalKind.NODE_LOST):
+                is_full = error.kind is RefusalKind.DISK_FULL
                 run.fault = run.fault or Fault(
-                    kind=FaultKind.DISK if "No space" in str(error) else FaultKind.USER_ERROR,
+                    kind=FaultKind.DISK if is_full else FaultKind.USER_ERROR,
                     reason=f"{node}: {error}",
                 )
 

@@ -16,8 +16,9 @@ from drystone.errors import NothingFits, RequestError
 from drystone.run.control.access import Team, period_start
 from drystone.run.control.journal import Journal
 from drystone.run.control.live_state import LiveState
-from drystone.run.events import Event, Failed
+from drystone.run.events import Failed
 from drystone.run.lifecycle import JobState
+from drystone.run.state import JobRecord
 from drystone.schedule.decision import Decision, Memory, Policy
 from drystone.schedule.renting import options_above_cap
 from drystone.schedule.snapshot import OptionSet, Snapshot
@@ -151,23 +152,18 @@ def check_hard_cap(journal: Journal, name: str, options: OptionSet) -> OptionSet
     return allowed
 
 
-def limits_reached(journal: Journal) -> list[Event]:
-    """The end of every job that is beyond a limit; it is asked to leave, with a checkpoint."""
-    live, now = journal.live, journal.now()
-    events: list[Event] = []
-    for job_id, record in live.state.active.items():
-        if record.state is not JobState.RUNNING:
-            continue
-        job = live.jobs[job_id].job
-        dollars, seconds = live.dollars_at(job_id, now), live.run_seconds_at(job_id, now)
-        reason = ""
-        if job.max_cost_dollars is not None and dollars >= job.max_cost_dollars:
-            most = format_dollars(job.max_cost_dollars)
-            reason = f"it has cost {format_dollars(dollars)}, max_cost is {most}"
-        elif job.max_duration_seconds is not None and seconds >= job.max_duration_seconds:
-            most = format_seconds(job.max_duration_seconds)
-            reason = f"it has run for {format_seconds(seconds)}, max_duration is {most}"
-        if reason:
-            reason = f"limit: {reason}; its last checkpoint is kept"
-            events.append(Failed(time_seconds=now, job_id=job_id, reason=reason, kind="limit"))
-    return events
+def limit_reached(journal: Journal, record: JobRecord) -> Failed | None:
+    """The end of a running job that is beyond a limit; it is asked to leave, with a checkpoint."""
+    live, now, job_id = journal.live, journal.now(), record.spec.id
+    job = live.jobs[job_id].job
+    dollars, seconds = live.dollars_at(job_id, now), live.run_seconds_at(job_id, now)
+    if job.max_cost_dollars is not None and dollars >= job.max_cost_dollars:
+        limit = format_dollars(job.max_cost_dollars)
+        what = f"it has cost {format_dollars(dollars)}, max_cost is {limit}"
+    elif job.max_duration_seconds is not None and seconds >= job.max_duration_seconds:
+        limit = format_seconds(job.max_duration_seconds)
+        what = f"it has run for {format_seconds(seconds)}, max_duration is {limit}"
+    else:
+        return None
+    reason = f"limit: {what}; its last checkpoint is kept"
+    return Failed(time_seconds=now, job_id=job_id, reason=reason, kind="limit")

@@ -25,7 +25,8 @@ from drystone.run.control.journal import Journal, node_added
 from drystone.run.control.notes import Decided, Described, Drained, Launched, Undrained
 from drystone.run.control.options import work_of
 from drystone.run.control.progress import Curves
-from drystone.run.control.reconcile import Patience, Reconciler
+from drystone.run.control.reconcile import Reconciler
+from drystone.run.control.runs import Patience
 from drystone.run.control.store import Lease, LeaseLost, Store
 from drystone.run.control.world import LiveWorld, Pace
 from drystone.run.engines.agent.client import AgentGone, AgentRefused

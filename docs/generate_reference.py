@@ -19,19 +19,6 @@ from reference_service import metrics_page, rest_page
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 FOLDER: Final = ROOT / "docs" / "reference"
-CLUSTER_KEYS: Final = {
-    "nodes": "a list of rows, each a kind of equal nodes",
-    "prices": "dollars for an hour of one GPU, by type; over the example prices of the catalogue",
-    "gpu_types": "GPU types of your own, by name; [how](../howto/own-gpu.md)",
-    "gpu": "the type, as in `drystone gpus`",
-    "count": "how many such nodes; 1",
-    "gpus_per_node": "GPUs in each; 1",
-    "name": "of the node; with several, the stem of their names. Else the start of the type",
-    "emulate": "the devices are processes on the processor; left out: real ones",
-    "memory_bytes": "of each GPU; for `simulate`, left out: not checked. `serve` asks the device",
-    "speed": "share of the real device's rates, above 0 and at most 1; 0.0001",
-    "memory": "of an emulated device, 1 MiB to 1 PiB; `2GiB`",
-}
 # What is printed as the service answers it.
 ANSWERS: Final = {
     "submit": "SubmittedJob", "jobs": "JobPage", "show": "JobDetails", "why": "Why",
@@ -214,6 +201,7 @@ def job_file_page() -> Iterator[str]:
 def market_file_page() -> Iterator[str]:
     """The keys of a market file."""
     from drystone.describe.files import market as market_file
+    from drystone.describe.files.cluster import EmulatePart
     from drystone.describe.market import Offer
 
     told = {one.name: one.comment for one in fields_of(Offer)}
@@ -228,35 +216,25 @@ def market_file_page() -> Iterator[str]:
     yield from ("## `price_changes`, each", "")
     yield from _key_table(market_file._ChangePart)
     yield from ("## `emulate`", "")
-    yield from _key_table(market_file._EmulatePart, told=CLUSTER_KEYS)
+    yield from _key_table(EmulatePart)
 
 
 def cluster_file_page() -> Iterator[str]:
     """The keys of a cluster file."""
-    from drystone.describe import cluster as trace_cluster
     from drystone.describe.files import cluster as cluster_file
     from drystone.describe.files import gpu_types as own_gpus
 
-    known = {*cluster_file._KEYS, *cluster_file._NODE_KEYS, *cluster_file._EMULATE_KEYS}
-    if known != set(CLUSTER_KEYS):
-        raise SystemExit(f"CLUSTER_KEYS and describe/files/cluster.py: {known ^ set(CLUSTER_KEYS)}")
     yield from ("# The cluster file", "", NOTE, "")
-    yield "Read by `describe/files/cluster.py` for `serve` and by `describe/cluster.py` for"
-    yield "`simulate`, which knows neither emulation nor prices nor names."
+    yield "Read by `describe/files/cluster.py`, for `serve`, `plan` and `simulate` alike. A key"
+    yield "that is not here is an error with a hint. `simulate` refuses emulation, needs no prices."
     yield ""
-    for title, keys in (
-        ("Keys", cluster_file._KEYS), ("`nodes`, each", cluster_file._NODE_KEYS),
-        ("`emulate`", cluster_file._EMULATE_KEYS),
-    ):  # fmt: skip
+    for title, part in (
+        ("Keys", cluster_file.ClusterPart),
+        ("`nodes`, each", cluster_file.NodePart),
+        ("`emulate`", cluster_file.EmulatePart),
+    ):
         yield from (f"## {title}", "")
-        yield from table(
-            ["key", "meaning, and what holds where it is left out", "in `simulate`"],
-            [
-                [code(key), CLUSTER_KEYS[key],
-                 "yes" if key in ("nodes", own_gpus.SECTION, *trace_cluster._KEYS) else "no"]
-                for key in keys
-            ],
-        )  # fmt: skip
+        yield from _key_table(part)
     yield from ("## `gpu_types`, each", "", "By its name; in a market file too.", "")
     yield from _key_table(own_gpus.GpuTypePart)
 

@@ -113,6 +113,7 @@ _WORDS = {
     "int": "whole number", "float": "number", "bool": "true or false", "Count": "count",
     "Duration": "duration", "Gpu": "GPU type", "PositiveFloat": "number > 0",
     "_Amount": "number >= 0", "_Rate": "number > 0", "None": "",
+    "Memory": "size", "Price": "number >= 0", "NumNodes": "whole number >= 1", "Any": "table",
 }  # fmt: skip
 _LIMITS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "max_length": "length <="}
 

@@ -23,7 +23,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from drystone.describe.cluster import NodeSpec, load_cluster
+from drystone.describe.cluster import NodeSpec
+from drystone.describe.files.cluster import load_cluster
 from drystone.describe.job import JobSpec
 from drystone.describe.traces.speeds import MeasuredStep, fill_sizes, load_speeds
 from drystone.describe.traces.trace import load_trace

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from drystone.describe.cluster import load_cluster
+from drystone.describe.files.cluster import load_cluster
 from drystone.describe.traces.speeds import fill_sizes, load_speeds
 from drystone.describe.traces.trace import load_trace
 from drystone.observe.simulation import Scenario, simulate_policy

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from drystone.describe.cluster import NodeSpec, load_cluster
+from drystone.describe.cluster import NodeSpec
+from drystone.describe.files.cluster import load_cluster
 from drystone.describe.traces.reading import Reading
 from drystone.describe.traces.requests import match_requests
 from drystone.describe.traces.speeds import fill_batches, fill_sizes, load_speeds

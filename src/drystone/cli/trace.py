@@ -55,7 +55,7 @@ def generate(
     Simulating it needs no measured speeds: Drystone estimates every model on every GPU type.
     """
     from drystone.cli.output import make_console
-    from drystone.describe.cluster import load_cluster
+    from drystone.describe.files.cluster import load_cluster
     from drystone.observe.generate import (
         DEFAULT_MIX,
         TraceSpec,

@@ -1,4 +1,4 @@
-"""Which devices a running system has: real ones, or emulated ones for trying things out.
+"""Cluster files: the nodes of a running system or of a simulation, and what their GPUs cost.
 
 nodes:
   - {gpu: A100, count: 2, gpus_per_node: 4}
@@ -8,30 +8,42 @@ gpu_types: {X1-64GB: {like: A100, memory: 64GiB}}  # types of one's own: gpu_typ
 
 An emulated device is a process on this machine's processor that takes the time that a device with
 `speed` times the rates of the real one would take, and gets no more memory than it is given.
+
+A simulation reads the same file, and also a CSV of nodes with `sn`, `gpu` (how many) and `model`,
+as Alibaba publishes its clusters. Its GPU types need not be in the catalogue: speeds may be given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+from pydantic import Field
 
 from drystone.describe.catalogue import all_or_none, find_gpu
 from drystone.describe.cluster import NodeSpec
-from drystone.describe.files.gpu_types import SECTION, adopt_gpu_types
-from drystone.describe.files.reader import Document, Key, load_yaml, parse_yaml
+from drystone.describe.files.gpu_types import adopt_gpu_types
+from drystone.describe.files.reader import (
+    Document,
+    Key,
+    Part,
+    checked,
+    load_yaml,
+    parse_yaml,
+    read_part,
+)
 from drystone.describe.gpu import GpuSpec
 from drystone.describe.gpu_prices import cheapest_price
 from drystone.describe.machine import default_machine
 from drystone.describe.pool import GpuGroup, Pool, make_pool
-from drystone.errors import InvalidSpec, RequestError, UnknownName
+from drystone.describe.traces.rows import Row, parse_rows, read_table
+from drystone.errors import InvalidSpec, UnknownName, UnreadableFile
 from drystone.units import parse_bytes
 
-_KEYS: Final = ("nodes", "prices", SECTION)
-_NODE_KEYS: Final = ("gpu", "count", "gpus_per_node", "name", "emulate", "memory_bytes")
-_EMULATE_KEYS: Final = ("speed", "memory")
-_MOST: Final = 100_000
+_MAX_NODES: Final = 100_000  # of a running system
+_MAX_PRICE_DOLLARS: Final = 1e6
 _RATES: Final = (
     "memory_bandwidth_bytes_per_second", "fp32_flops", "tf32_flops", "fp16_flops", "bf16_flops",
     "fp8_flops", "measured_bf16_flops", "measured_fp8_flops", "link_bytes_per_second",
@@ -40,12 +52,66 @@ _RATES: Final = (
 _HINT: Final = "Write it like: nodes: [{gpu: A100, count: 2, gpus_per_node: 8}]"
 
 
+def _parse_memory(value: str | float) -> int:
+    size = parse_bytes(str(value))
+    if not 2**20 <= size <= 2**50:
+        raise InvalidSpec("memory is 1 MiB to 1 PiB")
+    return size
+
+
+def _parse_price(value: str | float) -> float:
+    if isinstance(value, str) or not 0 <= value <= _MAX_PRICE_DOLLARS:
+        raise InvalidSpec(
+            f"a price is dollars an hour, 0 to {_MAX_PRICE_DOLLARS:,.0f}", hint="Check the unit"
+        )
+    return float(value)
+
+
+Memory = Annotated[int, checked(_parse_memory)]
+Price = Annotated[float, checked(_parse_price)]
+NumNodes = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+class EmulatePart(Part):
+    """How an emulated device differs from the real one."""
+
+    speed: Annotated[float, Field(gt=0, le=1)] = 1e-4  # share of the real device's rates
+    memory: Memory = Field(default="2GiB", validate_default=True)  # 1 MiB to 1 PiB
+
+
+class NodePart(Part):
+    """A kind of equal nodes."""
+
+    gpu: str  # the type, as in `drystone gpus`; for `simulate` any name that has speeds
+    count: NumNodes = 1  # such nodes
+    gpus_per_node: NumNodes = 1  # GPUs in each
+    # of the node; with several, the stem of their names. Left out: after the type
+    name: Annotated[str, Field(pattern=r"^[\w-]*[^\W_][\w-]*$", max_length=80)] | None = None
+    emulate: EmulatePart | None = None  # the devices are processes on the processor; not `simulate`
+    # of each GPU, for `simulate`; 0: not checked. `serve` asks the device
+    memory_bytes: Annotated[float, Field(ge=0, le=1e18)] = 0.0
+
+
+class ClusterPart(Part):
+    """The whole file."""
+
+    nodes: Annotated[tuple[NodePart, ...], Field(strict=False)] = ()  # rows of equal nodes each
+    # dollars for an hour of one GPU, by type; over the example prices of the catalogue
+    prices: dict[str, Price] | None = None
+    gpu_types: Any = None  # GPU types of your own, by name; [how](../howto/own-gpu.md)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emulation:
     """How an emulated device differs from the real one."""
 
     speed: float  # share of the real device's rates
     memory_bytes: int
+
+    @classmethod
+    def of(cls, part: EmulatePart | None) -> Emulation | None:
+        """What a file says of it; None where the device is real."""
+        return None if part is None else cls(speed=part.speed, memory_bytes=part.memory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,115 +174,116 @@ def parse_cluster(text: str, *, where: str = "cluster") -> ClusterSpec:
 
 
 @all_or_none()
-def _cluster_of(document: Document, *, needs_nodes: bool = True) -> ClusterSpec:
-    table = _table(document, document.value, (), _KEYS)
-    adopt_gpu_types(document)
-    rows = table.get("nodes", None if needs_nodes else [])
-    if not isinstance(rows, list) or (needs_nodes and not rows):
+def load_cluster(path: Path) -> tuple[NodeSpec, ...]:
+    """The nodes of a simulation, in the order of the file; GPU types as they are written."""
+    if path.suffix.lower() == ".csv":
+        return _load_node_list(path)
+    document = load_yaml(path)
+    nodes: list[NodeSpec] = []
+    for index, row in enumerate(_read(document).nodes):
+        if row.emulate is not None:
+            raise InvalidSpec(
+                "emulated devices are for `drystone serve`",
+                where=document.place(("nodes", index, "emulate")),
+                hint="Here GPUs are simulated as real ones: leave it out",
+            )
+        ids = _node_ids(row, len(nodes), stem=row.gpu, num_digits=4)
+        nodes += _make_nodes(row, ids, row.gpu, row.memory_bytes)
+    return _unlike_names(document, nodes)
+
+
+def _read(document: Document, *, needs_nodes: bool = True) -> ClusterPart:
+    part = read_part(document, ClusterPart, hint=_HINT)
+    if needs_nodes and not part.nodes:
         raise InvalidSpec(
             "a cluster has a list `nodes`", where=document.place(("nodes",)), hint=_HINT
         )
+    adopt_gpu_types(document)
+    return part
+
+
+@all_or_none()
+def _cluster_of(document: Document, *, needs_nodes: bool = True) -> ClusterSpec:
+    part = _read(document, needs_nodes=needs_nodes)
+    if sum(row.count for row in part.nodes) > _MAX_NODES:
+        raise InvalidSpec(f"more than {_MAX_NODES} nodes", where=document.place(("nodes",)))
     nodes: list[NodeSpec] = []
     emulations: dict[str, Emulation | None] = {}
-    for index, row in enumerate(rows):
-        made, emulation = _row(document, row, ("nodes", index), first=len(nodes))
-        gpu = made[0].gpu
-        if emulations.setdefault(gpu, emulation) != emulation:
+    for index, row in enumerate(part.nodes):
+        gpu = _find_gpu(document, row.gpu, ("nodes", index, "gpu"))
+        emulation = Emulation.of(row.emulate)
+        if emulations.setdefault(gpu.name, emulation) != emulation:
             raise InvalidSpec(
-                f"{gpu} is emulated in two ways, or real and emulated at once",
+                f"{gpu.name} is emulated in two ways, or real and emulated at once",
                 where=document.place(("nodes", index)),
                 hint="Give one type one emulation",
             )
-        nodes.extend(made)
-        if len(nodes) > _MOST:
-            raise InvalidSpec(f"more than {_MOST} nodes", where=document.place(("nodes", index)))
-    names = [node.id for node in nodes]
-    if len(set(names)) != len(names):
-        raise InvalidSpec("two nodes have the same name", where=document.place(("nodes",)))
+        ids = _node_ids(row, len(nodes), stem=gpu.name.split("-")[0].lower(), num_digits=1)
+        memory_bytes = emulation.memory_bytes if emulation else gpu.usable_bytes
+        nodes += _make_nodes(row, ids, gpu.name, float(memory_bytes))
     return ClusterSpec(
-        nodes=tuple(nodes),
-        emulations={gpu: one for gpu, one in emulations.items() if one is not None},
-        dollars_per_gpu_hour=_prices(document, table.get("prices"), set(emulations)),
+        nodes=_unlike_names(document, nodes),
+        emulations={gpu: made for gpu, made in emulations.items() if made is not None},
+        dollars_per_gpu_hour=_prices(document, part.prices or {}, set(emulations)),
     )
 
 
-def _row(
-    document: Document, row: Any, key: Key, *, first: int
-) -> tuple[list[NodeSpec], Emulation | None]:
-    row = _table(document, row, key, _NODE_KEYS)
-    gpu = _gpu_name(document, row.get("gpu"), (*key, "gpu"))
-    count = _number(document, row.get("count", 1), (*key, "count"))
-    per_node = _number(document, row.get("gpus_per_node", 1), (*key, "gpus_per_node"))
-    stem = row.get("name", gpu.split("-")[0].lower())
-    if not isinstance(stem, str) or not stem.replace("-", "").replace("_", "").isalnum():
-        raise InvalidSpec("a name is letters, digits and -", where=document.place((*key, "name")))
-    emulation = None
-    if row.get("emulate") is not None:
-        emulation = _emulation(document, row["emulate"], (*key, "emulate"))
-    memory = emulation.memory_bytes if emulation else find_gpu(gpu).usable_bytes
-    nodes = [
-        NodeSpec(
-            id=stem if "name" in row and count == 1 else f"{stem}-{first + index}",
-            gpu=gpu,
-            num_gpus=per_node,
-            memory_bytes=float(memory),
-        )
-        for index in range(count)
+def _node_ids(row: NodePart, first: int, *, stem: str, num_digits: int) -> list[str]:
+    """The name of each node; `first` nodes stand before them in the file."""
+    if row.name is not None:
+        stem, num_digits = row.name, 1
+        if row.count == 1:
+            return [stem]
+    return [f"{stem}-{number:0{num_digits}d}" for number in range(first, first + row.count)]
+
+
+def _make_nodes(row: NodePart, ids: Sequence[str], gpu: str, memory_bytes: float) -> list[NodeSpec]:
+    return [
+        NodeSpec(id=name, gpu=gpu, num_gpus=row.gpus_per_node, memory_bytes=memory_bytes)
+        for name in ids
     ]
-    return nodes, emulation
 
 
-def _emulation(document: Document, value: Any, key: Key) -> Emulation:
-    table = _table(document, value, key, _EMULATE_KEYS)
-    speed = table.get("speed", 1e-4)
-    if not isinstance(speed, int | float) or isinstance(speed, bool) or not 0 < speed <= 1:
-        raise InvalidSpec("speed is above 0 and at most 1", where=document.place((*key, "speed")))
-    memory = table.get("memory", "2GiB")
-    try:
-        size = parse_bytes(str(memory))
-    except RequestError as error:
-        error.where = document.place((*key, "memory"))
-        raise
-    if not 2**20 <= size <= 2**50:
-        raise InvalidSpec("memory is 1 MiB to 1 PiB", where=document.place((*key, "memory")))
-    return Emulation(speed=float(speed), memory_bytes=size)
+def _unlike_names(document: Document, nodes: list[NodeSpec]) -> tuple[NodeSpec, ...]:
+    if len({node.id for node in nodes}) != len(nodes):
+        raise InvalidSpec("two nodes have the same name", where=document.place(("nodes",)))
+    return tuple(nodes)
 
 
-def _prices(document: Document, value: Any, gpus: set[str]) -> dict[str, float]:
+def _prices(document: Document, given: Mapping[str, float], gpus: set[str]) -> dict[str, float]:
     """The cheapest example price of each type, and over them those of the file."""
-    table = _table(document, {} if value is None else value, ("prices",), None)
     known = {gpu: cheapest_price(gpu) for gpu in gpus}
-    prices = {gpu: one.on_demand_dollars_per_gpu_hour for gpu, one in known.items() if one}
-    for name, dollars in table.items():
-        gpu = _gpu_name(document, name, ("prices", name))
-        if not isinstance(dollars, int | float) or isinstance(dollars, bool) or dollars < 0:
-            raise InvalidSpec("a price is dollars an hour", where=document.place(("prices", name)))
-        if dollars > 1e6:
-            raise InvalidSpec("nobody pays that", where=document.place(("prices", name)))
-        prices[gpu] = float(dollars)
+    prices = {gpu: price.on_demand_dollars_per_gpu_hour for gpu, price in known.items() if price}
+    for name, dollars in given.items():
+        prices[_find_gpu(document, name, ("prices", name)).name] = dollars
     return prices
 
 
-def _table(document: Document, value: Any, key: Key, known: tuple[str, ...] | None) -> Any:
-    if not isinstance(value, dict):
-        raise InvalidSpec("must be a table of keys", where=document.place(key), hint=_HINT)
-    for name in value:
-        if known is not None and name not in known:
-            raise UnknownName("key", name, known, where=document.place((*key, name)))
-    return value
-
-
-def _gpu_name(document: Document, value: Any, key: Key) -> str:
-    if not isinstance(value, str):
-        raise InvalidSpec("a GPU type is a name", where=document.place(key), hint=_HINT)
+def _find_gpu(document: Document, name: str, key: Key) -> GpuSpec:
     try:
-        return find_gpu(value).name
+        return find_gpu(name)
     except UnknownName as error:
         error.where = document.place(key)
         raise
 
 
-def _number(document: Document, value: Any, key: Key) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MOST:
-        raise InvalidSpec(f"must be a whole number, 1 to {_MOST}", where=document.place(key))
-    return value
+def _load_node_list(path: Path) -> tuple[NodeSpec, ...]:
+    rows, columns = read_table(path, "cluster")
+    missing = [name for name in ("sn", "gpu", "model") if name not in columns]
+    if missing:
+        raise UnreadableFile(
+            f"the column {missing[0]} is missing",
+            where=str(path),
+            hint="A list of nodes has sn, gpu (how many) and model; or write a YAML file",
+        )
+    nodes = parse_rows(rows, _parse_node, where=str(path))
+    if not nodes:
+        raise InvalidSpec("the cluster has no node with a GPU", where=str(path))
+    return tuple(nodes)
+
+
+def _parse_node(row: Row) -> NodeSpec | None:
+    num_gpus = row.count("gpu", 0)
+    if num_gpus == 0:
+        return None  # a machine without GPUs trains nothing
+    return NodeSpec(id=row.text("sn"), gpu=row.text("model"), num_gpus=num_gpus)

@@ -26,12 +26,11 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from drystone.describe.catalogue import all_or_none
-from drystone.describe.files.cluster import Emulation
+from drystone.describe.files.cluster import EmulatePart, Emulation
 from drystone.describe.files.gpu_types import adopt_gpu_types
 from drystone.describe.files.reader import Document, Part, load_yaml, parse_yaml, read_part
 from drystone.describe.market import Offer, PriceChange
 from drystone.errors import InvalidSpec, UnreadableFile
-from drystone.units import parse_bytes
 
 _HINT: Final = "Write it like: offers: [{gpu: A100, num_gpus: 8, price_dollars_per_hour: 16.0}]"
 _Amount = Annotated[float, Field(ge=0, le=1e12)]
@@ -41,11 +40,6 @@ _Name = Annotated[str, Field(min_length=1, max_length=80)]
 class _ChangePart(Part):
     at_seconds: _Amount  # from the start of a simulation
     price_dollars_per_hour: _Amount
-
-
-class _EmulatePart(Part):
-    speed: Annotated[float, Field(gt=0, le=1)] = 1e-4
-    memory: str = "2GiB"
 
 
 class _OfferPart(Part):
@@ -62,7 +56,7 @@ class _OfferPart(Part):
     instance: Annotated[str, Field(max_length=80)] = ""
     infra: Annotated[str, Field(max_length=80)] = ""
     spot: bool = False  # for SkyPilot: a machine that may be taken back, for less
-    emulate: _EmulatePart | None = None
+    emulate: EmulatePart | None = None
 
 
 class _MarketPart(Part):
@@ -102,9 +96,7 @@ def _offer_of(part: _OfferPart, where: str) -> Offer:
     fields["name"] = part.name or f"{part.num_gpus}x{part.gpu}"
     fields["is_spot"] = part.spot
     try:
-        if part.emulate is not None:
-            memory_bytes = parse_bytes(part.emulate.memory)
-            fields["emulation"] = Emulation(speed=part.emulate.speed, memory_bytes=memory_bytes)
+        fields["emulation"] = Emulation.of(part.emulate)
         fields["price_changes"] = tuple(PriceChange(**one) for one in fields["price_changes"])
         return Offer(**fields)
     except InvalidSpec as error:

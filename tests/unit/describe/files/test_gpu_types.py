@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from drystone.describe.catalogue import find_gpu, load_gpus, match_gpus, own_gpus
-from drystone.describe.cluster import load_cluster
-from drystone.describe.files.cluster import parse_cluster
+from drystone.describe.files.cluster import load_cluster, parse_cluster
 from drystone.describe.files.job import make_job
 from drystone.describe.files.market import parse_market
 from drystone.describe.generations import generation_of

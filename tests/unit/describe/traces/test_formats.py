@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from drystone.describe.cluster import load_cluster
+from drystone.describe.files.cluster import load_cluster
 from drystone.describe.traces.reading import Reading
 from drystone.describe.traces.requests import match_requests
 from drystone.describe.traces.speeds import fill_batches, load_speeds

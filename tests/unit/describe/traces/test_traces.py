@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from drystone.describe.cluster import load_cluster
+from drystone.describe.files.cluster import load_cluster
 from drystone.describe.traces.speeds import MeasuredStep, fill_sizes, load_speeds
 from drystone.describe.traces.trace import load_trace
 from drystone.errors import RequestError
@@ -77,6 +77,23 @@ def test_a_cluster_file_names_its_nodes(tmp_path: Path):
 
     assert [(one.gpu, one.num_gpus) for one in nodes] == [("A100", 8), ("A100", 8), ("T4", 1)]
     assert len({one.id for one in nodes}) == 3
+
+
+def test_nodes_of_a_simulation_may_have_names_and_types_of_their_own(tmp_path: Path):
+    text = "nodes: [{gpu: X1, name: big}, {gpu: A40, count: 2, name: old}, {gpu: A40}]\nprices: {}"
+
+    nodes = load_cluster(write(tmp_path / "c.yaml", text))
+
+    assert [node.id for node in nodes] == ["big", "old-1", "old-2", "A40-0003"]
+    assert nodes[0].gpu == "X1"
+
+
+def test_a_misspelt_key_of_a_simulated_cluster_is_an_error_with_its_line(tmp_path: Path):
+    for text in ("nodes: [{gpu: A100}]\npricse: {A100: 1}", "nodes:\n- {gpu: A100, cuont: 2}"):
+        with pytest.raises(RequestError, match=r"line 2.*unknown key.*(prices|count)"):
+            load_cluster(write(tmp_path / "c.yaml", text))
+    with pytest.raises(RequestError, match="emulated devices are for `drystone serve`"):
+        load_cluster(write(tmp_path / "c.yaml", "nodes: [{gpu: A100, emulate: {}}]"))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "nodes: []", "nodes: [{gpuu: A}]", "nodes: [{gpu: 1}]"])

@@ -28,7 +28,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "oracles"))
 from plain_cells import plain_cells
 
-from drystone.describe.cluster import load_cluster
+from drystone.describe.files.cluster import load_cluster
 from drystone.describe.traces.speeds import fill_sizes, load_speeds
 from drystone.describe.traces.trace import load_trace
 from drystone.errors import DrystoneError

@@ -26,8 +26,8 @@ from drystone.describe.machine import Link, Machine
 from drystone.errors import InvalidSpec, UnreadableFile, reason_of
 
 if TYPE_CHECKING:
+    from drystone.estimate.launchers import LauncherEfficiency
     from drystone.estimate.time.compute import Device
-    from drystone.estimate.time.efficiency import LauncherEfficiency
 
 # Kernels that the forward pass of an eager layer enqueues: to go from one kernel to one layer.
 KERNELS_PER_LAYER = 40
@@ -187,9 +187,10 @@ def load_profile(path: Path) -> Profile:
         document: Any = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (OSError, UnicodeDecodeError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise UnreadableFile(
-            f"cannot be read as a profile: {reason_of(error)}", where=str(path),
+            f"cannot be read as a profile: {reason_of(error)}",
+            where=str(path),
             hint="Write one with `drystone profile --out FILE`",
-        ) from None  # fmt: skip
+        ) from None
     try:
         return Profile.model_validate(document)
     except ValidationError as error:

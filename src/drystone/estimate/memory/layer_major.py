@@ -30,7 +30,7 @@ import numpy.typing as npt
 from drystone.describe.layout import Layouts, Sharding
 from drystone.describe.model import ModelSpec
 from drystone.describe.recipe import Offload, Recipe, Recompute, RecomputeKind
-from drystone.estimate.memory.stage import stage_memory
+from drystone.estimate.memory.peak import stage_memory
 from drystone.estimate.memory.terms import MemoryTerms, memory_terms
 
 FloatArray = npt.NDArray[np.float64]
@@ -77,20 +77,19 @@ class LayerMajorMemory:
         """The largest of what does not depend on the share."""
         return np.asarray(np.max([one.apart for one in self.moments.values()], axis=0))
 
-    @property
-    def most_per_share(self) -> float:
-        """The largest of what does, state included; with `apart_bytes` never too little."""
-        return self.state_per_share + max(one.per_share for one in self.moments.values())
+
+def layer_major_recipe(recipe: Recipe) -> Recipe:
+    """As the layer-major order runs it: every layer computed again, its input in host memory."""
+    return replace(
+        recipe, recompute=Recompute(kind=RecomputeKind.FULL), offload=Offload.ACTIVATIONS
+    )
 
 
 def layer_major_memory(
     model: ModelSpec, recipe: Recipe, *, num_ranks: int, most_micro_batch: int
 ) -> LayerMajorMemory:
     """For micro-batches of 0 to `most_micro_batch` sequences."""
-    mine = replace(
-        recipe, recompute=Recompute(kind=RecomputeKind.FULL), offload=Offload.ACTIVATIONS
-    )
-    terms = memory_terms(model, mine)
+    terms = memory_terms(model, layer_major_recipe(recipe))
     layouts = Layouts.build(
         dp=num_ranks,
         micro_batch=np.arange(1, max(most_micro_batch, 1) + 1),

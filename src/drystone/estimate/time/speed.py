@@ -22,7 +22,7 @@ from drystone.describe.layout import Layouts
 from drystone.describe.machine import Machine
 from drystone.describe.model import ModelSpec
 from drystone.describe.recipe import Recipe
-from drystone.estimate.time.efficiency import launcher_efficiency
+from drystone.estimate.launchers import find_launcher
 from drystone.estimate.time.step import Prepared, prepare_step, step_seconds
 from drystone.estimate.time.work import make_work
 
@@ -166,7 +166,7 @@ def prepare(
     model: ModelSpec, recipe: Recipe, machine: Machine, profile: Profile | None
 ) -> Prepared:
     """The part of an estimate that no layout changes; kept for the next call."""
-    gpu, launcher = generation_of(machine.gpu), launcher_efficiency(recipe.launcher)
+    gpu, launcher = generation_of(machine.gpu), find_launcher(recipe.launcher).speed
     if profile is not None:
         machine, launcher = profile.apply(machine, launcher)
     prepared = prepare_step(model, recipe, machine, gpu=gpu, launcher=launcher)

@@ -1,24 +1,119 @@
-"""Nothing fits: how near was it, and what are the cheapest ways out? A refusal is an answer.
+"""Answers about one job: its ranked plans, the GPUs that would do, and ways out if nothing fits.
 
-Every way out is tried with the same search before it is offered: a shorter sequence, a leaner
-optimizer state, more GPUs of the same type, or another type. They are ordered by what they add to
-the price, then by how much they change of what was asked for.
+`plan` is `drystone.plan(...)`. `find_gpus_for` is Frenzy's question (arXiv:2412.14479; there by
+memory alone, here by the whole Cell search): for each GPU type, the fewest that fit the job, the
+count that makes a token cheapest, and the count that is fastest. `refuse` tries every way out with
+the same search before it offers it: a shorter sequence, a leaner optimizer state, more GPUs of the
+same type, or another type. They are ordered by what they add to the price, then by how much they
+change of what was asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from drystone.describe.catalogue import load_gpus
+from drystone.describe.gpu import GpuSpec
 from drystone.describe.machine import default_machine
 from drystone.describe.model import ModelSpec
-from drystone.describe.pool import GpuGroup, Pool
-from drystone.describe.recipe import Offload, Optimizer, Recipe, Tuning
-from drystone.errors import NothingFits
-from drystone.plan.cells.search import search_cells
-from drystone.plan.search import Miss, PlanList
+from drystone.describe.model_source import ModuleReference, resolve_model
+from drystone.describe.pool import GpuGroup, Pool, parse_pool
+from drystone.describe.recipe import Offload, Optimizer, Recipe, Tuning, auto_precision
+from drystone.errors import InvalidSpec, NothingFits
+from drystone.plan.cells.search import Cells, search_cells
+from drystone.plan.options import count_grid
+from drystone.plan.plan import Plan
+from drystone.plan.search import Miss, PlanList, cell_plan, plan_job, priced
 from drystone.units import format_bytes
+
+
+def plan(
+    model: str | ModelSpec,
+    gpus: str | Pool,
+    recipe: Recipe | None = None,
+    *,
+    dollars_per_gpu_hour: Mapping[str, float] | None = None,
+    chooses_precision: bool | None = None,
+) -> PlanList:
+    """The ranked plans of a model on GPUs, the fastest first.
+
+    `model` is a name, a path to a config or a `ModelSpec`; `gpus` as in `8xA100-80G,8xV100-32G`.
+    Without a recipe: 256 sequences of 4096 tokens, or the model's context if that is shorter; the
+    precision is chosen unless a recipe is given. Raises `NothingFits` with the nearest miss and the
+    cheapest ways out.
+    """
+    found = resolve_model(model) if isinstance(model, str) else model
+    if isinstance(found, ModuleReference):
+        raise InvalidSpec("a Python function cannot be planned", where=str(model))
+    pool = parse_pool(gpus) if isinstance(gpus, str) else gpus
+    chooses = recipe is None if chooses_precision is None else chooses_precision
+    wanted = recipe or Recipe(seq_len=min(found.context_length or 4096, 4096), global_batch=256)
+    answer = plan_job(
+        found,
+        wanted,
+        pool,
+        dollars_per_gpu_hour=dollars_per_gpu_hour,
+        chooses_precision=chooses,
+    )
+    if not answer.plans:
+        refusal = refuse(found, wanted, pool, answer, dollars_per_gpu_hour=dollars_per_gpu_hour)
+        raise refusal.error()
+    return answer
+
+
+# One setting of micro-batches is enough to compare types; the chosen plans are searched in full.
+_MOST_MICRO_BATCH = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What one GPU type would need."""
+
+    gpu: str
+    smallest: Plan
+    cheapest: Plan  # for a token
+    fastest: Plan
+
+
+def find_gpus_for(
+    model: ModelSpec,
+    recipe: Recipe,
+    gpus: Sequence[GpuSpec],
+    *,
+    most_gpus: int = 64,
+    dollars_per_gpu_hour: Mapping[str, float] | None = None,
+    chooses_precision: bool = False,
+) -> list[Answer]:
+    """Each type that can run the job, the cheapest for a token first."""
+    prices = dollars_per_gpu_hour or {}
+    answers = []
+    for gpu in gpus:
+        mine = replace(recipe, precision=auto_precision([gpu])) if chooses_precision else recipe
+        group = GpuGroup(machine=default_machine(gpu), count=most_gpus)
+        cells = search_cells(
+            model, mine, group.machine, _few_counts(most_gpus), most_micro_batch=_MOST_MICRO_BATCH
+        )
+        if len(cells):
+            answers.append(_answer(model, cells.best(), group, prices))
+    return sorted(answers, key=_token_price)
+
+
+def _few_counts(most: int) -> tuple[int, ...]:
+    return tuple(one for one in count_grid(most) if one <= 8 or one % 4 == 0)
+
+
+def _answer(model: ModelSpec, best: Cells, group: GpuGroup, prices: Mapping[str, float]) -> Answer:
+    seconds, number = best.step_seconds, best.layouts.num_gpus
+    rows = (int(number.argmin()), int((seconds * number).argmin()), int(seconds.argmin()))
+    plans = [priced(cell_plan(model, best, row, group), prices) for row in rows]
+    return Answer(gpu=group.gpu.name, smallest=plans[0], cheapest=plans[1], fastest=plans[2])
+
+
+def _token_price(answer: Answer) -> tuple[bool, float, float]:
+    dollars = answer.cheapest.dollars_per_billion_tokens
+    return dollars is None, dollars or 0.0, answer.cheapest.step_seconds
+
 
 _MOST_TIMES_MORE = 8  # GPUs of the same type are tried up to this multiple
 _MOST_OF_OTHERS = 64  # GPUs of another type are tried up to this number

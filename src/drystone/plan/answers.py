@@ -63,7 +63,7 @@ def plan(
 
 
 # One setting of micro-batches is enough to compare types; the chosen plans are searched in full.
-_MOST_MICRO_BATCH = 8
+_MAX_MICRO_BATCH = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ def find_gpus_for(
         mine = replace(recipe, precision=auto_precision([gpu])) if chooses_precision else recipe
         group = GpuGroup(machine=default_machine(gpu), count=most_gpus)
         cells = search_cells(
-            model, mine, group.machine, _few_counts(most_gpus), most_micro_batch=_MOST_MICRO_BATCH
+            model, mine, group.machine, _few_counts(most_gpus), most_micro_batch=_MAX_MICRO_BATCH
         )
         if len(cells):
             answers.append(_answer(model, cells.best(), group, prices))
@@ -100,7 +100,7 @@ def find_gpus_for(
 
 
 def _few_counts(most: int) -> tuple[int, ...]:
-    return tuple(one for one in count_grid(most) if one <= 8 or one % 4 == 0)
+    return tuple(count for count in count_grid(most) if count <= 8 or count % 4 == 0)
 
 
 def _answer(model: ModelSpec, best: Cells, group: GpuGroup, prices: Mapping[str, float]) -> Answer:
@@ -115,8 +115,8 @@ def _token_price(answer: Answer) -> tuple[bool, float, float]:
     return dollars is None, dollars or 0.0, answer.cheapest.step_seconds
 
 
-_MOST_TIMES_MORE = 8  # GPUs of the same type are tried up to this multiple
-_MOST_OF_OTHERS = 64  # GPUs of another type are tried up to this number
+_MAX_TIMES_MORE = 8  # GPUs of the same type are tried up to this multiple
+_MAX_OF_OTHERS = 64  # GPUs of another type are tried up to this number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +200,7 @@ def _more_gpus(
 ) -> Iterator[WayOut]:
     """For each type, the fewest GPUs that do."""
     for group in pool.groups:
-        counts = tuple(range(group.count + 1, _MOST_TIMES_MORE * group.count + 1))
+        counts = tuple(range(group.count + 1, _MAX_TIMES_MORE * group.count + 1))
         cells = search_cells(model, recipe, group.machine, counts[:256], most_micro_batch=1)
         if not len(cells):
             continue
@@ -223,7 +223,9 @@ def _other_types(
     for gpu in load_gpus():
         if gpu.name in used or gpu.name not in prices:
             continue
-        counts = tuple(one for one in range(1, _MOST_OF_OTHERS + 1) if one <= 8 or one % 8 == 0)
+        counts = tuple(
+            count for count in range(1, _MAX_OF_OTHERS + 1) if count <= 8 or count % 8 == 0
+        )
         cells = search_cells(model, recipe, default_machine(gpu), counts, most_micro_batch=1)
         if not len(cells):
             continue

@@ -137,11 +137,11 @@ class Moments(NamedTuple):
 
     def at(self, moment: IntArray, stage_index: IntArray) -> Moment:
         """For each layout, the items of its moment on the stage of that index."""
-        shape = np.broadcast_shapes(*(item.shape for one in self for item in one))
+        shape = np.broadcast_shapes(*(item.shape for moment in self for item in moment))
         columns = np.arange(shape[1])
         picked = []
         for item in zip(*self, strict=True):
-            stacked = np.stack([np.broadcast_to(one, shape) for one in item])
+            stacked = np.stack([np.broadcast_to(array, shape) for array in item])
             picked.append(stacked[moment, stage_index, columns])
         return Moment(*picked)
 

@@ -215,7 +215,7 @@ def stage_state(terms: MemoryTerms, split: StageSplit, held: Held) -> State:
             nothing = np.zeros_like(found.optimizer)
             return found._replace(optimizer=nothing, step=nothing)
         case Offload.STATE:
-            return State(*(np.zeros_like(one) for one in found))
+            return State(*(np.zeros_like(column) for column in found))
         case _:
             return found
 

@@ -123,7 +123,9 @@ class SpeedEstimates:
 
     def row(self, index: int) -> SpeedEstimate:
         """One layout's estimate as plain numbers."""
-        names = [one.name for one in fields(self) if one.name.removesuffix("_seconds") in SOURCES]
+        names = [
+            field.name for field in fields(self) if field.name.removesuffix("_seconds") in SOURCES
+        ]
         return SpeedEstimate(
             items={n.removesuffix("_seconds"): float(getattr(self, n)[index]) for n in names},
             tokens_per_step=float(self.tokens_per_step[index]),

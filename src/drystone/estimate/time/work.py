@@ -213,12 +213,12 @@ def _times(matmuls: Iterable[Matmul], count: float) -> list[Matmul]:
 
 def _add(ramps: Iterable[Ramp]) -> Ramp:
     total = Ramp()
-    for one in ramps:
+    for ramp in ramps:
         total = Ramp(
-            total.work + one.work,
-            total.rows + one.rows,
-            total.split + one.split,
-            total.fixed + one.fixed,
+            total.work + ramp.work,
+            total.rows + ramp.rows,
+            total.split + ramp.split,
+            total.fixed + ramp.fixed,
         )
     return total
 
@@ -326,7 +326,7 @@ def _head(
     per_logit = {Loss.PLAIN: launcher.loss_bytes, Loss.FUSED: 12.0, Loss.CHUNKED: 12.0}[recipe.loss]
     if recipe.compiled:
         per_logit = min(per_logit, 16.0)
-    logits = float(sum(one.n for one in matmuls[-1:]))
+    logits = float(sum(matmul.n for matmul in matmuls[-1:]))
     share = launcher.masked_head_share if model.head is Head.MASKED else 1.0
     return _scale(_add(ramps), share), share * per_logit * logits
 

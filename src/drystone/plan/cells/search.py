@@ -202,7 +202,7 @@ def _estimate(
 
 
 def _join(recipe: Recipe, parts: list[Cells]) -> Cells:
-    names = [one.name for one in fields(Layouts)]
+    names = [field.name for field in fields(Layouts)]
     joined = {name: np.concatenate([getattr(p.layouts, name) for p in parts]) for name in names}
     misses = [part.nearest for part in parts if part.nearest is not None]
     return Cells(
@@ -217,7 +217,9 @@ def _join(recipe: Recipe, parts: list[Cells]) -> Cells:
 
 def take_layouts(layouts: Layouts, indices: IntArray) -> Layouts:
     """Some of the layouts."""
-    return Layouts(**{one.name: getattr(layouts, one.name)[indices] for one in fields(Layouts)})
+    return Layouts(
+        **{field.name: getattr(layouts, field.name)[indices] for field in fields(Layouts)}
+    )
 
 
 def layout_at(layouts: Layouts, index: int) -> Layout:

@@ -191,7 +191,7 @@ def _ranks(
 
     Whether there are several ranks matters, not how many.
     """
-    sizes = np.array([one for one in micro_batches if one <= recipe.global_batch])
+    sizes = np.array([size for size in micro_batches if size <= recipe.global_batch])
     sharding = Sharding.ZERO3 if num_ranks > 1 else Sharding.NONE
     cost = layer_seconds(model, recipe, machine, micro_batch=sizes, sharding=sharding)
     forward, backward = pass_seconds_of(cost, model.num_layers)
@@ -209,7 +209,7 @@ def _samples(batch: int, first: _Side, second: _Side) -> tuple[FloatArray, Float
     each = [first.forward + first.backward, second.forward + second.backward]
     per_round = [first.count, second.count]
     together = batch / (per_round[0] / each[0] + per_round[1] / each[1])
-    least = [np.floor(together / one + 1e-9) for one in each]
+    least = [np.floor(together / pace + 1e-9) for pace in each]
     left = batch - (least[0] * per_round[0] + least[1] * per_round[1])
     best = np.full(np.broadcast_shapes(each[0].shape, together.shape), np.inf)
     found = [np.zeros_like(best), np.zeros_like(best)]

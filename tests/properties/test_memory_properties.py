@@ -36,8 +36,7 @@ from drystone.describe.recipe import (
 from drystone.estimate.launchers import LAUNCHERS
 from drystone.estimate.memory.kept import kept_activations
 from drystone.estimate.memory.peak import MemoryEstimates, estimate_memory
-from drystone.estimate.memory.split import split_stage
-from drystone.estimate.memory.state import State, held_parameters, stage_state
+from drystone.estimate.memory.state import State, held_parameters, split_stage, stage_state
 from drystone.estimate.memory.terms import memory_terms
 
 powers = st.sampled_from([1, 2, 4, 8])

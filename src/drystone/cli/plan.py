@@ -32,8 +32,8 @@ from drystone.cli.request import (
     StepKernelWord,
     TuningWord,
 )
+from drystone.plan.answers import Answer
 from drystone.plan.plan import Plan, StagePlan, Way
-from drystone.plan.smallest import Answer
 from drystone.units import GiB, format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -132,8 +132,8 @@ def _plan_pool(
 ) -> None:
     from drystone.cli.output import make_console, print_json, say_made
     from drystone.cli.request import say_own
+    from drystone.plan.answers import refuse
     from drystone.plan.plan import save_plan
-    from drystone.plan.refusal import refuse
     from drystone.plan.search import plan_job
 
     with make_console(stderr=True).status(f"Planning {shape.name} on {pool} ..."):
@@ -182,7 +182,7 @@ def _find_gpus(
     from drystone.cli.output import make_console, print_json
     from drystone.describe.catalogue import load_gpus
     from drystone.errors import NothingFits
-    from drystone.plan.smallest import find_gpus_for
+    from drystone.plan.answers import find_gpus_for
 
     with make_console(stderr=True).status(f"Looking for GPUs for {shape.name} ..."):
         answers = find_gpus_for(

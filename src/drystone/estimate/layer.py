@@ -6,7 +6,7 @@ cost of a step. The numbers are those of `speed` and `memory`, taken apart.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +14,10 @@ import numpy.typing as npt
 from drystone.describe.layout import Layouts, Sharding
 from drystone.describe.machine import Machine
 from drystone.describe.model import ModelSpec
-from drystone.describe.recipe import Offload, Recipe, Recompute, RecomputeKind
+from drystone.describe.recipe import Recipe
 from drystone.estimate.learned.residuals import memory_range
-from drystone.estimate.memory.layer_major import layer_major_memory
-from drystone.estimate.memory.stage import StageMemory, stage_memory
+from drystone.estimate.memory.layer_major import layer_major_memory, layer_major_recipe
+from drystone.estimate.memory.peak import StageMemory, stage_memory
 from drystone.estimate.memory.terms import memory_terms
 from drystone.estimate.time.speed import prepare
 from drystone.estimate.time.step import (
@@ -159,13 +159,12 @@ def sharded_state_bytes(model: ModelSpec, recipe: Recipe, machine: Machine) -> f
 def _layer_major(
     model: ModelSpec, recipe: Recipe, machine: Machine, num_ranks: int, most_micro_batch: int
 ) -> StageMemory:
-    mine = replace(
-        recipe, recompute=Recompute(kind=RecomputeKind.FULL), offload=Offload.ACTIVATIONS
-    )
     layouts = Layouts.build(
         dp=num_ranks,
         micro_batch=np.arange(1, most_micro_batch + 1),
         sharding=int(Sharding.ZERO3),
     )
     first = np.zeros((1, 1), dtype=np.int64)
-    return stage_memory(memory_terms(model, mine), layouts, first, machine.gpu)
+    return stage_memory(
+        memory_terms(model, layer_major_recipe(recipe)), layouts, first, machine.gpu
+    )

@@ -50,11 +50,6 @@ def dollars_per_billion_tokens(
     return dollars_per_second * BILLION_TOKENS / tokens_per_second_per_gpu
 
 
-def step_dollars(step_seconds: float, *, num_gpus: int, gpu_dollars_per_hour: float) -> float:
-    """Price of one training step on `num_gpus` GPUs."""
-    return step_seconds * num_gpus * gpu_dollars_per_hour / HOUR_SECONDS
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageEstimate:
     """Memory on one rank of one pipeline stage, at its peak moment."""

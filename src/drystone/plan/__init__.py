@@ -8,10 +8,10 @@ from typing import Any
 
 
 class _CallablePackage(ModuleType):
-    """A module that is also the function `drystone.plan.api.plan`."""
+    """A module that is also the function `drystone.plan.answers.plan`."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        from drystone.plan.api import plan
+        from drystone.plan.answers import plan
 
         return plan(*args, **kwargs)
 

@@ -26,12 +26,12 @@ from drystone.describe.machine import Link, Machine
 from drystone.errors import InvalidSpec, UnreadableFile, reason_of
 
 if TYPE_CHECKING:
+    from drystone.estimate.launchers import LauncherEfficiency
     from drystone.estimate.time.compute import Device
-    from drystone.estimate.time.efficiency import LauncherEfficiency
 
 # Kernels that the forward pass of an eager layer enqueues: to go from one kernel to one layer.
 KERNELS_PER_LAYER = 40
-_MOST_BYTES = 10_000_000
+_MAX_BYTES = 10_000_000
 
 
 class _Part(BaseModel):
@@ -116,8 +116,8 @@ class Profile(_Part):
         self, machine: Machine, launcher: LauncherEfficiency
     ) -> tuple[Machine, LauncherEfficiency]:
         """The machine and launcher with measured links and launch time."""
-        intra = tuple(one for one in self.collectives if one.level == "intra")
-        inter = tuple(one for one in self.collectives if one.level == "inter")
+        intra = tuple(collective for collective in self.collectives if collective.level == "intra")
+        inter = tuple(collective for collective in self.collectives if collective.level == "inter")
         if intra:
             machine = replace(machine, intra=fit_link(intra, name="measured inside a node"))
         if inter:
@@ -129,9 +129,9 @@ class Profile(_Part):
     def step_factor(self, model: str, launcher: str) -> float:
         """Measured over estimated time of whole steps of this model; 1 when there are none."""
         ratios = [
-            one.measured_seconds / one.estimated_seconds
-            for one in self.steps
-            if one.model == model and one.launcher == launcher
+            step.measured_seconds / step.estimated_seconds
+            for step in self.steps
+            if step.model == model and step.launcher == launcher
         ]
         return float(np.exp(np.mean(np.log(ratios)))) if ratios else 1.0
 
@@ -147,9 +147,9 @@ class MatmulFit:
 
 def fit_matmuls(timed: tuple[TimedMatmul, ...]) -> MatmulFit:
     """Search A0 and D0 on a grid; the rate then follows as the median. Robust to a few outliers."""
-    area = np.array([float(one.m) * one.n for one in timed])
-    depth = np.array([float(one.k) for one in timed])
-    seconds = np.array([one.seconds for one in timed])
+    area = np.array([float(step.m) * step.n for step in timed])
+    depth = np.array([float(step.k) for step in timed])
+    seconds = np.array([step.seconds for step in timed])
     fits = []
     for wave_area in (0.0, *np.geomspace(1e2, 2e7, 22)):
         for ramp_depth in (0.0, *np.geomspace(8, 1024, 15)):
@@ -181,15 +181,16 @@ def fit_link(timed: tuple[TimedCollective, ...], *, name: str) -> Link:
 def load_profile(path: Path) -> Profile:
     """Read a profile; a wrong one is an error that says what and where."""
     try:
-        if path.stat().st_size > _MOST_BYTES:
+        if path.stat().st_size > _MAX_BYTES:
             raise UnreadableFile("is too large for a profile", where=str(path))
         text = path.read_text(encoding="utf-8")
         document: Any = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (OSError, UnicodeDecodeError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise UnreadableFile(
-            f"cannot be read as a profile: {reason_of(error)}", where=str(path),
+            f"cannot be read as a profile: {reason_of(error)}",
+            where=str(path),
             hint="Write one with `drystone profile --out FILE`",
-        ) from None  # fmt: skip
+        ) from None
     try:
         return Profile.model_validate(document)
     except ValidationError as error:

@@ -8,8 +8,7 @@ import numpy as np
 
 from drystone.describe.recipe import Offload
 from drystone.estimate.memory.activations import SavedBytes
-from drystone.estimate.memory.split import FloatArray, IntArray, Split
-from drystone.estimate.memory.state import Held, State, each_kind
+from drystone.estimate.memory.state import FloatArray, Held, IntArray, StageSplit, State, each_kind
 from drystone.estimate.memory.terms import MemoryTerms
 
 
@@ -32,7 +31,7 @@ class Gathered(NamedTuple):
 _NOTHING: FloatArray = np.zeros((1, 1))
 
 
-def kept_activations(terms: MemoryTerms, split: Split) -> Kept:
+def kept_activations(terms: MemoryTerms, split: StageSplit) -> Kept:
     """What the backward pass needs, and what the loss takes."""
     kept, rebuilt, one, transient = _NOTHING, _NOTHING, _NOTHING, _NOTHING
     num_keys = terms.recipe.seq_len  # context parallelism divides the tokens, not their keys
@@ -64,7 +63,7 @@ def kept_activations(terms: MemoryTerms, split: Split) -> Kept:
     )
 
 
-def gathered_weights(terms: MemoryTerms, split: Split, held: Held, state: State) -> Gathered:
+def gathered_weights(terms: MemoryTerms, split: StageSplit, held: Held, state: State) -> Gathered:
     """Layers gathered under ZeRO-3, buckets, and the gradient of a layer before its reduction."""
     launcher = terms.launcher
     num_layers: FloatArray | float = launcher.gathered_layers
@@ -88,13 +87,13 @@ def gathered_weights(terms: MemoryTerms, split: Split, held: Held, state: State)
     return Gathered(layers, (split.zero2 & split.is_shared | is_streamed) * unreduced)
 
 
-def _on_rank(saved: SavedBytes, split: Split, num_keys: int) -> FloatArray:
+def _on_rank(saved: SavedBytes, split: StageSplit, num_keys: int) -> FloatArray:
     """Bytes per token on one tensor-parallel rank."""
     divided = saved.divided + saved.scores * num_keys
     return saved.whole / split.sp + saved.gathered + divided / split.tp
 
 
-def _logits(terms: MemoryTerms, split: Split, whole_input: FloatArray) -> FloatArray:
+def _logits(terms: MemoryTerms, split: StageSplit, whole_input: FloatArray) -> FloatArray:
     per_token = (
         terms.logits_bytes_per_token / split.tp
         + terms.head_bytes_per_token / split.sp
@@ -138,11 +137,11 @@ class Moments(NamedTuple):
 
     def at(self, moment: IntArray, stage_index: IntArray) -> Moment:
         """For each layout, the items of its moment on the stage of that index."""
-        shape = np.broadcast_shapes(*(item.shape for one in self for item in one))
+        shape = np.broadcast_shapes(*(item.shape for moment in self for item in moment))
         columns = np.arange(shape[1])
         picked = []
         for item in zip(*self, strict=True):
-            stacked = np.stack([np.broadcast_to(one, shape) for one in item])
+            stacked = np.stack([np.broadcast_to(array, shape) for array in item])
             picked.append(stacked[moment, stage_index, columns])
         return Moment(*picked)
 
@@ -150,7 +149,9 @@ class Moments(NamedTuple):
 _GRADIENT_BYTES = 4.0
 
 
-def piece_gathered(terms: MemoryTerms, split: Split, held: Held, generic: Gathered) -> Gathered:
+def piece_gathered(
+    terms: MemoryTerms, split: StageSplit, held: Held, generic: Gathered
+) -> Gathered:
     """Whole weights and gradients of layers."""
     if split.keeps_pieces is None:
         return generic
@@ -167,7 +168,7 @@ def piece_gathered(terms: MemoryTerms, split: Split, held: Held, generic: Gather
 
 
 def piece_moments(
-    terms: MemoryTerms, split: Split, held: Held, kept: Kept, generic: Moments
+    terms: MemoryTerms, split: StageSplit, held: Held, kept: Kept, generic: Moments
 ) -> Moments:
     """The same moments, but for the loss and for the backward pass of the embedding."""
     if split.keeps_pieces is None or terms.is_frozen:
@@ -178,7 +179,7 @@ def piece_moments(
     )
 
 
-def _loss(terms: MemoryTerms, split: Split, held: Held, generic: Moment) -> Moment:
+def _loss(terms: MemoryTerms, split: StageSplit, held: Held, generic: Moment) -> Moment:
     """The head and the last layer are there, and the head's gradient."""
     head = split.is_last * ((terms.head + _copy_of_tied(terms, split)) / split.tp)
     layer = held.largest_layer * (terms.copy_bytes + _sent(terms, split))
@@ -192,7 +193,7 @@ def _loss(terms: MemoryTerms, split: Split, held: Held, generic: Moment) -> Mome
     )
 
 
-def _backward(terms: MemoryTerms, split: Split, kept: Kept, generic: Moment) -> Moment:
+def _backward(terms: MemoryTerms, split: StageSplit, kept: Kept, generic: Moment) -> Moment:
     """A layer's or the embedding's, whichever takes more."""
     front = split.is_first * (terms.embedding / split.tp + terms.positions)
     is_reduced = split.zero2 & split.is_shared
@@ -209,18 +210,18 @@ def _backward(terms: MemoryTerms, split: Split, kept: Kept, generic: Moment) -> 
     )
 
 
-def _copy_of_tied(terms: MemoryTerms, split: Split) -> FloatArray:
+def _copy_of_tied(terms: MemoryTerms, split: StageSplit) -> FloatArray:
     """The shared matrix is the head's too; on a stage of its own it is a copy."""
     return np.where(split.is_last, terms.tied_head, 0.0)
 
 
-def _sent(terms: MemoryTerms, split: Split) -> FloatArray:
+def _sent(terms: MemoryTerms, split: StageSplit) -> FloatArray:
     """Bytes of a parameter's piece that is cast for the gather of the layer that comes next."""
     is_cast = terms.copy_bytes < terms.state.weights and not terms.is_frozen
     return is_cast * terms.copy_bytes / split.ranks
 
 
-def _where(split: Split, own: Moment, generic: Moment) -> Moment:
+def _where(split: StageSplit, own: Moment, generic: Moment) -> Moment:
     assert split.keeps_pieces is not None
     return Moment(
         *(np.where(split.keeps_pieces, one, other) for one, other in zip(own, generic, strict=True))

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from drystone.describe.layout import Layouts, Sharding
 from drystone.describe.model import ModelSpec
 from drystone.describe.recipe import Offload, Recipe, Recompute, RecomputeKind
-from drystone.estimate.memory.stage import stage_memory
+from drystone.estimate.memory.peak import stage_memory
 from drystone.estimate.memory.terms import MemoryTerms, memory_terms
 
 FloatArray = npt.NDArray[np.float64]
@@ -39,7 +39,7 @@ _GRADIENT_BYTES = 4.0  # of a whole layer, and of a piece: added and reduced in 
 # The loss in fp32 over 16-bit logits: log-probabilities, their gradient and that of the logits
 # stand beside each other in torch's own cross-entropy.
 _LOGITS_BYTES = 12.0
-_LEAST_LOGITS_BYTES = 2.0  # what is left of them when the head's own gradient is computed
+_MIN_LOGITS_BYTES = 2.0  # what is left of them when the head's own gradient is computed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -70,27 +70,28 @@ class LayerMajorMemory:
 
     def peak_bytes(self, state_share: float) -> FloatArray:
         """What tensors hold at most, for each micro-batch, on a rank with that share."""
-        highest = [one.apart + state_share * one.per_share for one in self.moments.values()]
+        highest = [
+            moment.apart + state_share * moment.per_share for moment in self.moments.values()
+        ]
         return np.asarray(state_share * self.state_per_share + np.max(highest, axis=0))
 
     def apart_bytes(self) -> FloatArray:
         """The largest of what does not depend on the share."""
-        return np.asarray(np.max([one.apart for one in self.moments.values()], axis=0))
+        return np.asarray(np.max([moment.apart for moment in self.moments.values()], axis=0))
 
-    @property
-    def most_per_share(self) -> float:
-        """The largest of what does, state included; with `apart_bytes` never too little."""
-        return self.state_per_share + max(one.per_share for one in self.moments.values())
+
+def layer_major_recipe(recipe: Recipe) -> Recipe:
+    """As the layer-major order runs it: every layer computed again, its input in host memory."""
+    return replace(
+        recipe, recompute=Recompute(kind=RecomputeKind.FULL), offload=Offload.ACTIVATIONS
+    )
 
 
 def layer_major_memory(
     model: ModelSpec, recipe: Recipe, *, num_ranks: int, most_micro_batch: int
 ) -> LayerMajorMemory:
     """For micro-batches of 0 to `most_micro_batch` sequences."""
-    mine = replace(
-        recipe, recompute=Recompute(kind=RecomputeKind.FULL), offload=Offload.ACTIVATIONS
-    )
-    terms = memory_terms(model, mine)
+    terms = memory_terms(model, layer_major_recipe(recipe))
     layouts = Layouts.build(
         dp=num_ranks,
         micro_batch=np.arange(1, max(most_micro_batch, 1) + 1),
@@ -130,8 +131,8 @@ class _Sizes:
     def of(cls, terms: MemoryTerms, *, is_shared: bool) -> _Sizes:
         counts = terms.counts[-1]
         numbered = list(zip(counts.tolist(), terms.layers, strict=True))
-        blocks = float(sum(number * one.parameters.total for number, one in numbered))
-        adapters = float(sum(number * one.adapter for number, one in numbered))
+        blocks = float(sum(number * layer.parameters.total for number, layer in numbered))
+        adapters = float(sum(number * layer.adapter for number, layer in numbered))
         front, back = terms.embedding + terms.positions, terms.head + terms.final_norms
         is_tied = terms.tied_head > 0
         if is_tied:
@@ -141,10 +142,10 @@ class _Sizes:
         trained = adapters if terms.is_frozen else blocks
         return cls(
             copy_bytes=terms.copy_bytes,
-            block=max(one.parameters.total + one.adapter for one in terms.layers),
+            block=max(layer.parameters.total + layer.adapter for layer in terms.layers),
             block_trained=max(
-                one.adapter if terms.is_frozen else float(one.parameters.total)
-                for one in terms.layers
+                layer.adapter if terms.is_frozen else float(layer.parameters.total)
+                for layer in terms.layers
             ),
             front=front,
             front_trained=front if around_is_trained else 0.0,
@@ -184,7 +185,7 @@ def _moments(
             gathered=c * (2 * sizes.block + sizes.back),
             gradients=g * sizes.back_trained,
             activations=3 * entering,
-            logits=np.maximum(_LOGITS_BYTES * logits, _LEAST_LOGITS_BYTES * logits + head_gradient),
+            logits=np.maximum(_LOGITS_BYTES * logits, _MIN_LOGITS_BYTES * logits + head_gradient),
             per_share=sent * sizes.block_trained,
         ),
         "first": LayerMajorMoment(

@@ -1,4 +1,4 @@
-"""How much memory does each rank need, item by item, at the moment when it needs most?
+"""Peak memory of each rank, item by item, at the moment when it needs most.
 
 Theory of operation. A run has five moments that can be the peak; the estimate takes the largest:
 
@@ -11,6 +11,9 @@ Theory of operation. A run has five moments that can be the peak; the estimate t
 Which one wins depends on the numbers: a small batch peaks in the step, a large vocabulary at the
 loss. The items of the answer are those of the winning moment, so that they add up to it.
 
+Read on from `stage_memory`: how a stage is split and what state it holds is in `state.py`,
+activations and gathered weights in `kept.py`, and the numbers that no layout changes in `terms.py`.
+
 Arrays have the shape (stages, layouts). What is asked for is either one stage, or the hungriest:
 then the first and the last are worked out side by side, since the first has most micro-batches in
 flight and the last has the logits, and those where the kind of layer changes.
@@ -19,27 +22,61 @@ flight and the last has the logits, and those where the kind of layer changes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from drystone.describe.generations import generation_of
 from drystone.describe.gpu import GpuSpec
 from drystone.describe.layout import Layouts
 from drystone.describe.model import ModelSpec
-from drystone.describe.recipe import Offload, Recipe
+from drystone.describe.recipe import Recipe
 from drystone.estimate.learned.residuals import memory_range
-from drystone.estimate.memory.kept import Moments
-from drystone.estimate.memory.split import stage_of_layer
-from drystone.estimate.memory.stage import StageMemory, stage_memory
+from drystone.estimate.memory.kept import (
+    NOTHING,
+    Gathered,
+    Kept,
+    Moment,
+    Moments,
+    gathered_weights,
+    kept_activations,
+    piece_gathered,
+    piece_moments,
+)
+from drystone.estimate.memory.state import (
+    FloatArray,
+    IntArray,
+    StageSplit,
+    State,
+    held_parameters,
+    split_stage,
+    stage_of_layer,
+    stage_state,
+)
 from drystone.estimate.memory.terms import MemoryTerms, memory_terms
+from drystone.units import MiB
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
+Count = TypeVar("Count", int, IntArray)
+
+# PyTorch's cuBLAS workspace is 8 MiB per handle and stream before Hopper and 32 MiB from it on
+# (torch.backends.cuda, CUBLAS_WORKSPACE_CONFIG); cuBLASLt and Transformer Engine hold as much again
+# each. Three of them are alive in a training process.
+_WORKSPACE_BYTES = 24 * MiB + 46 * MiB  # where no GPU is named; generations.csv has each
+# One CUDA context with the kernels of torch, cuBLAS and NCCL loaded: 1,113 MiB by the calibration
+# in the BigScience logs. Each communicator adds its channels' buffers.
+_CONTEXT_BYTES = 1113 * MiB
+_COMMUNICATOR_BYTES = 256 * MiB
+# The share of memory freed by one moment that the next cannot use again, on one stream and on
+# several (collectives allocate on their own), and what rounding and splitting of blocks costs.
+# From runs read both by torch and by nvidia-smi.
+_CACHE_SHARE_ALONE = 0.3
+_CACHE_SHARE_SHARDED = 0.8
+_CACHE_SHARE_OF_PEAK = 0.10
 
 MOMENTS = ("loss", "backward", "last", "step", "load")
 
-_MOST_CHANGES = 4  # of the kind of layer along the depth
+_MAX_CHANGES = 4  # of the kind of layer along the depth
 
 ITEM_SOURCES = {
     "weights": "parameters (estimate/parameters.py) x bytes by precision and launcher; "
@@ -144,7 +181,7 @@ def estimate_memory(
     if stage is not None:
         stages = np.atleast_1d(np.asarray(stage, dtype=np.int64))[None]
         if layers is not None:
-            start, end = (np.atleast_1d(np.asarray(one, dtype=np.int64))[None] for one in layers)
+            start, end = (np.atleast_1d(np.asarray(edge, dtype=np.int64))[None] for edge in layers)
             found = stage_memory(terms, layouts, stages, gpu, (start, end))
             return _hungriest(found, stages)
     elif np.count_nonzero(layouts.pp > 1) == 0:
@@ -159,7 +196,7 @@ def _candidates(terms: MemoryTerms, pp: IntArray) -> IntArray:
     stages = [np.zeros_like(pp), pp - 1]
     # Of the stages with equal layers the first keeps most. Where kinds alternate all along, stages
     # are alike.
-    if len(terms.changes) <= _MOST_CHANGES:
+    if len(terms.changes) <= _MAX_CHANGES:
         for layer in terms.changes:
             changing = stage_of_layer(terms, pp, layer)
             stages += [changing, np.minimum(changing + 1, pp - 1)]
@@ -184,6 +221,103 @@ def _hungriest(found: StageMemory, stages: IntArray) -> MemoryEstimates:
     )
 
 
-def needs_host_memory(recipe: Recipe) -> bool:
-    """Whether part of the state lives in host memory, which is not estimated here."""
-    return recipe.offload is not Offload.NONE
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageMemory:
+    """Bytes on one rank, (stages, layouts)."""
+
+    weights: FloatArray
+    optimizer: FloatArray
+    peak: FloatArray
+    workspace: float
+    cache: FloatArray
+    context: IntArray  # (layouts,)
+    moment: IntArray
+    moments: Moments
+
+    @property
+    def allocated(self) -> FloatArray:
+        """What torch calls max allocated."""
+        return self.weights + self.optimizer + self.peak + self.workspace
+
+
+def stage_memory(
+    terms: MemoryTerms,
+    layouts: Layouts,
+    stage: IntArray,
+    gpu: GpuSpec | None,
+    layers: tuple[IntArray, IntArray] | None = None,
+) -> StageMemory:
+    """Bytes on one rank of the given stage of each layout."""
+    split = split_stage(terms, layouts, stage, layers)
+    held = held_parameters(terms, split)
+    state = stage_state(terms, split, held)
+    kept = kept_activations(terms, split)
+    gathered = piece_gathered(terms, split, held, gathered_weights(terms, split, held, state))
+    moments = _moments(terms, split, state, kept, gathered)
+    moments = piece_moments(terms, split, held, kept, moments)
+    totals = np.empty((len(moments), *state.weights.shape))
+    for index, moment in enumerate(moments):
+        totals[index] = moment.total
+    peak = totals.max(axis=0)
+    workspace = workspace_bytes(gpu)
+    context = context_bytes(split.num_groups)
+    cache = _cache_bytes(split, state, kept, gathered, peak)
+    if gpu is not None:
+        # The allocator gives blocks back rather than fail.
+        allocated = state.weights + state.optimizer + peak + workspace
+        cache = np.minimum(cache, np.maximum(0.0, gpu.usable_bytes - context - allocated))
+    return StageMemory(
+        weights=state.weights,
+        optimizer=state.optimizer,
+        peak=peak,
+        workspace=workspace,
+        cache=cache,
+        context=context,
+        moment=totals.argmax(axis=0),
+        moments=moments,
+    )
+
+
+def _moments(
+    terms: MemoryTerms, split: StageSplit, state: State, kept: Kept, gathered: Gathered
+) -> Moments:
+    gradients, zero = state.gradients, NOTHING
+    early = gradients
+    if not terms.launcher.gradients_persist:
+        early = (split.num_micro > 1) * gradients
+    backward = gathered.layers + gathered.unreduced
+    return Moments(
+        loss=Moment(early, kept.kept, kept.logits, gathered.layers, zero),
+        backward=Moment(early, kept.kept + kept.rebuilt, zero, backward, zero),
+        last=Moment(gradients, kept.lingering + kept.rebuilt, zero, backward, zero),
+        step=Moment(gradients, zero, zero, zero, state.step),
+        # There is no optimizer state yet when the model is loaded.
+        load=Moment(zero, zero, zero, np.maximum(0.0, state.loaded - state.optimizer), zero),
+    )
+
+
+def _cache_bytes(
+    split: StageSplit, state: State, kept: Kept, gathered: Gathered, peak: FloatArray
+) -> FloatArray:
+    """What the allocator holds without using it."""
+    every_kind = (
+        state.gradients
+        + np.maximum(kept.kept, kept.lingering)
+        + kept.rebuilt
+        + kept.logits
+        + gathered.layers
+        + gathered.unreduced
+        + state.step
+    )
+    share = np.where(split.num_groups == 0, _CACHE_SHARE_ALONE, _CACHE_SHARE_SHARDED)
+    return share * np.maximum(0.0, every_kind - peak) + _CACHE_SHARE_OF_PEAK * peak
+
+
+def context_bytes(num_groups: Count) -> Count:
+    """What lies outside the allocator, for so many groups of ranks that communicate."""
+    return _CONTEXT_BYTES + _COMMUNICATOR_BYTES * num_groups
+
+
+def workspace_bytes(gpu: GpuSpec | None) -> float:
+    """What cuBLAS and the like allocate through torch."""
+    return float(_WORKSPACE_BYTES) if gpu is None else generation_of(gpu).workspace_bytes

@@ -157,7 +157,7 @@ def memory_terms(model: ModelSpec, recipe: Recipe) -> MemoryTerms:
         state=state_bytes(_trained(recipe), launcher),
         layers=layers,
         counts=_counts_before(order, len(layers)),
-        changes=tuple(int(one) + 1 for one in np.flatnonzero(np.diff(order))),
+        changes=tuple(int(layer) + 1 for layer in np.flatnonzero(np.diff(order))),
         num_layers=model.num_layers,
         embedding=float(counted.embedding),
         positions=float(counted.positions),
@@ -213,15 +213,19 @@ def _counts_before(order: IntArray, num_kinds: int) -> IntArray:
 
 
 def _attentions(block: Block) -> list[Attention]:
-    return [one for one in (block.attention, block.cross_attention) if one is not None]
+    return [
+        attention for attention in (block.attention, block.cross_attention) if attention is not None
+    ]
 
 
 def _kv_parameters(block: Block, hidden_size: int) -> int:
     """Parameters of the key and value projections that tensor parallelism divides by heads."""
     return sum(
-        one.num_kv_heads * (one.head_dim + one.v_dim) * (hidden_size + one.qkv_bias)
-        for one in _attentions(block)
-        if not one.is_latent
+        attention.num_kv_heads
+        * (attention.head_dim + attention.v_dim)
+        * (hidden_size + attention.qkv_bias)
+        for attention in _attentions(block)
+        if not attention.is_latent
     )
 
 
@@ -241,7 +245,7 @@ def _layer_terms(block: Block, model: ModelSpec, recipe: Recipe, launcher: Launc
         adapter=float(adapter_parameters(block, hidden, recipe)) if is_frozen else 0.0,
         unquantised=float(parameters.norms + parameters.router),
         kv=float(_kv_parameters(block, hidden)),
-        num_kv_heads=min(one.num_kv_heads for one in _attentions(block)),
+        num_kv_heads=min(attention.num_kv_heads for attention in _attentions(block)),
         # The gradients of the feed-forward network's two widest tensors stand beside each other.
         transient=float(2 * activation_width(recipe.precision) * active_ffn),
     )

@@ -19,7 +19,7 @@ from drystone.describe.recipe import Offload, Precision, Recipe
 from drystone.errors import InvalidSpec
 from drystone.estimate.launchers import Launcher, find_launcher
 from drystone.estimate.learned.residuals import memory_range
-from drystone.estimate.memory.stage import context_bytes, workspace_bytes
+from drystone.estimate.memory.peak import context_bytes, workspace_bytes
 from drystone.estimate.module.trace import DTYPE_BYTES, OUTSIDE, ModuleTrace, Phase, Span
 
 
@@ -38,10 +38,8 @@ class TracedMemory:
     @property
     def allocated_bytes(self) -> float:
         """What torch calls max allocated."""
-        return (
-            self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
-            + self.activations_bytes + self.gathered_bytes + self.step_bytes
-        )  # fmt: skip
+        state = self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
+        return state + self.activations_bytes + self.gathered_bytes + self.step_bytes
 
 
 def traced_memory(trace: ModuleTrace, recipe: Recipe, layout: Layout) -> TracedMemory:
@@ -156,8 +154,10 @@ def _check(trace: ModuleTrace, recipe: Recipe, layout: Layout) -> None:
                 hint="Use dp with zero=0 to 3, or describe the model by a config.json",
             )
     if recipe.offload not in (Offload.NONE, Offload.OPTIMIZER):
-        raise InvalidSpec(f"offload={recipe.offload.value} is not known for a traced module",
-                          hint="Use offload none or optimizer")  # fmt: skip
+        raise InvalidSpec(
+            f"offload={recipe.offload.value} is not known for a traced module",
+            hint="Use offload none or optimizer",
+        )
     asked = (layout.micro_batch, recipe.seq_len, recipe.recompute.kind, recipe.recompute.every)
     request = trace.request
     traced = (request.micro_batch, request.seq_len, request.recompute, request.recompute_every)

@@ -1,4 +1,4 @@
-"""What tracing a torch module found out: parameters, bytes and FLOPs, by block and along one step.
+"""Trace of a torch module: parameters, bytes and FLOPs, by block and along one training step.
 
 Torch-free on purpose. The tracer (`drystone.run.train.tracing.trace`) runs in a process of its own
 and writes a `ModuleTrace` as JSON; this file reads it back and checks it.
@@ -11,16 +11,20 @@ peak of any split that leaves the arithmetic alone (data parallel, ZeRO): see `t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from drystone.describe.recipe import AttentionKernel, Optimizer, RecomputeKind, StepKernel
 from drystone.errors import InvalidSpec, UnreadableFile
 
 FORMAT = 2  # raised whenever the meaning of a stored trace changes
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+Count = Annotated[int, msgspec.Meta(ge=0)]
 OUTSIDE = -1  # the "block" of a span that lies before, between or after the blocks
 
 
@@ -79,37 +83,36 @@ class BlockTrace:
 
     name: str  # its class
     path: str  # the list it stands in, as in `model.layers`
-    count: int  # blocks of this kind in the whole model
+    count: Count  # blocks of this kind in the whole model
     is_recomputed: bool
-    num_params: int
-    num_trainable_params: int
-    weights_bytes: int
-    buffers_bytes: int
-    gradients_bytes: int
-    optimizer_bytes: int
-    saved_bytes: int  # what its forward pass leaves alive, its output included
-    output_bytes: int  # the boundary: what must be kept even if all else is recomputed
-    forward_peak_bytes: int  # above what was alive when its forward pass began
-    backward_peak_bytes: int  # above what was alive when its backward pass began
-    forward_flops: int
-    backward_flops: int  # with the recomputation, if there is one
+    num_params: Count
+    num_trainable_params: Count
+    weights_bytes: Count
+    buffers_bytes: Count
+    gradients_bytes: Count
+    optimizer_bytes: Count
+    saved_bytes: Count  # what its forward pass leaves alive, its output included
+    output_bytes: Count  # the boundary: what must be kept even if all else is recomputed
+    forward_peak_bytes: Count  # above what was alive when its forward pass began
+    backward_peak_bytes: Count  # above what was alive when its backward pass began
+    forward_flops: Count
+    backward_flops: Count  # with the recomputation, if there is one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutsideTrace:
     """Everything that is not a repeated block: embeddings, last norm, head, loss."""
 
-    num_params: int
-    num_trainable_params: int
-    weights_bytes: int
-    buffers_bytes: int
-    gradients_bytes: int
-    optimizer_bytes: int
-    head_peak_bytes: (
-        int  # after the last block: head, loss and their backward pass, above its start
-    )
-    forward_flops: int
-    backward_flops: int
+    num_params: Count
+    num_trainable_params: Count
+    weights_bytes: Count
+    buffers_bytes: Count
+    gradients_bytes: Count
+    optimizer_bytes: Count
+    # After the last block: head, loss and their backward pass, above its start.
+    head_peak_bytes: Count
+    forward_flops: Count
+    backward_flops: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +127,10 @@ class Span:
 
     def __post_init__(self) -> None:
         if self.peak_bytes < 0 or self.peak_bytes < self.change_bytes:
-            raise InvalidSpec(f"trace: a span peaks at {self.peak_bytes} but ends at "
-                              f"{self.change_bytes} bytes above its start")  # fmt: skip
+            raise InvalidSpec(
+                f"trace: a span peaks at {self.peak_bytes} but ends at {self.change_bytes} bytes "
+                "above its start"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,9 +208,8 @@ class ModuleTrace:
         for span in self.timeline:
             peak = max(peak, live + span.peak_bytes)
             live += span.change_bytes
-        in_step = (
-            persistent + self.inputs_bytes + self.gradients_bytes + self.step_temporaries_bytes
-        )
+        in_step = persistent + self.inputs_bytes
+        in_step += self.gradients_bytes + self.step_temporaries_bytes
         return max(peak, in_step)
 
     def _total(self, name: str) -> int:
@@ -221,37 +225,17 @@ def trace_table(trace: ModuleTrace) -> dict[str, Any]:
 def parse_trace(table: Mapping[str, Any], *, where: str = "trace") -> ModuleTrace:
     """A trace from the table of `trace_table`; anything else is refused."""
     try:
-        values = dict(table)
-        if values.pop("format", None) != FORMAT:
+        if table.get("format") != FORMAT:
             raise ValueError("it was written by another version")
-        values["request"] = parse_request(values["request"])
-        values["outside"] = OutsideTrace(**_checked(OutsideTrace, values["outside"]))
-        values["blocks"] = tuple(
-            BlockTrace(**_checked(BlockTrace, one)) for one in values["blocks"]
-        )
-        spans = ({**one, "phase": Phase(one["phase"])} for one in values["timeline"])
-        values["timeline"] = tuple(Span(**one) for one in spans)
-        return ModuleTrace(**values)
-    except (ValueError, TypeError, KeyError, AttributeError, InvalidSpec) as error:
+        found = msgspec.convert(table, ModuleTrace)
+        # A dataclass passes over keys that it does not have, so what was read is written again.
+        if json.dumps(trace_table(found), sort_keys=True) != json.dumps(table, sort_keys=True):
+            raise ValueError("it says more than a trace does")
+        return found
+    except (ValueError, AttributeError, InvalidSpec) as error:
         raise UnreadableFile(f"not a trace of a module: {error}", where=where) from None
 
 
 def parse_request(table: Mapping[str, Any]) -> TraceRequest:
     """A request from its JSON table."""
-    enums = {"optimizer": Optimizer, "step_kernel": StepKernel, "recompute": RecomputeKind,
-             "attention": AttentionKernel, "kernels": Kernels}  # fmt: skip
-    values: dict[str, Any] = {
-        key: enums[key](value) if key in enums else value for key, value in table.items()
-    }
-    return TraceRequest(**values)
-
-
-def _checked(
-    cls: type[BlockTrace] | type[OutsideTrace], table: Mapping[str, Any]
-) -> dict[str, Any]:
-    for field in fields(cls):
-        if field.type == "int" and (
-            not isinstance(table[field.name], int) or table[field.name] < 0
-        ):
-            raise ValueError(f"{field.name} is {table[field.name]!r}")
-    return dict(table)
+    return msgspec.convert(table, TraceRequest)

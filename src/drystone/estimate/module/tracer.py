@@ -36,11 +36,9 @@ from drystone.estimate.module.trace import (
 
 TIMEOUT_SECONDS = 120.0
 _TRACER = "drystone.run.train.tracing.trace"
-_HALF = {
-    Precision.FP16: "float16", Precision.FP16_MIXED: "float16", Precision.AMP_FP16: "float16",
-    Precision.BF16: "bfloat16", Precision.BF16_MIXED: "bfloat16", Precision.AMP_BF16: "bfloat16",
-    Precision.FP8_MIXED: "bfloat16",
-}  # fmt: skip
+_FP16 = (Precision.FP16, Precision.FP16_MIXED, Precision.AMP_FP16)
+_BF16 = (Precision.BF16, Precision.BF16_MIXED, Precision.AMP_BF16, Precision.FP8_MIXED)
+_HALF = dict.fromkeys(_FP16, "float16") | dict.fromkeys(_BF16, "bfloat16")
 
 
 def trace_request(
@@ -130,9 +128,13 @@ def _run_program(program: str, request: TraceRequest, timeout_seconds: float) ->
         try:
             done = subprocess.run(
                 [sys.executable, "-P", "-m", program, str(asked), str(answered)],
-                stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-                timeout=timeout_seconds, check=False,
-            )  # fmt: skip
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=timeout_seconds,
+                check=False,
+            )
         except subprocess.TimeoutExpired:
             raise RequestError(
                 f"{request.function}() was not traced within {timeout_seconds:g} s",

@@ -152,26 +152,28 @@ def _peak(gpu: GpuSpec, precision: Precision, efficiency: Generation) -> tuple[f
 def forward_ramp(matmuls: Iterable[Matmul], device: Device, *, flops: float) -> Ramp:
     """The forward pass: tokens x n outputs of depth k."""
     return _sum(
-        (one.count, one.n, one.k, one.by_column, one.splits, flops, device) for one in matmuls
+        (matmul.count, matmul.n, matmul.k, matmul.by_column, matmul.splits, flops, device)
+        for matmul in matmuls
     )
 
 
 def input_gradient_ramp(matmuls: Iterable[Matmul], device: Device, *, flops: float) -> Ramp:
     """The gradient of the input: tokens x k outputs of depth n."""
     return _sum(
-        (one.count, one.k, one.n, not one.by_column, one.splits, flops, device) for one in matmuls
+        (matmul.count, matmul.k, matmul.n, not matmul.by_column, matmul.splits, flops, device)
+        for matmul in matmuls
     )
 
 
 def weight_gradient_ramp(matmuls: Iterable[Matmul], device: Device, *, flops: float) -> Ramp:
     """The gradient of the weight: n x k outputs of depth tokens."""
     work = rows = split = fixed = 0.0
-    for one in matmuls:
-        area, scale = one.n * one.k, 2.0 * one.count / flops
-        work += scale * area * one.splits
-        rows += scale * (device.wave_area + area * (not one.splits))
-        split += scale * area * device.ramp_depth * one.splits
-        fixed += scale * (device.wave_area + area * (not one.splits)) * device.ramp_depth
+    for matmul in matmuls:
+        area, scale = matmul.n * matmul.k, 2.0 * matmul.count / flops
+        work += scale * area * matmul.splits
+        rows += scale * (device.wave_area + area * (not matmul.splits))
+        split += scale * area * device.ramp_depth * matmul.splits
+        fixed += scale * (device.wave_area + area * (not matmul.splits)) * device.ramp_depth
     return Ramp(work, rows, split, fixed)
 
 

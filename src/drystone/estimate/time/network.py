@@ -29,7 +29,7 @@ START_SECONDS = 12e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class CommGroup:
     """Ranks that talk to each other, for many layouts at once."""
 
     size: FloatArray
@@ -39,14 +39,14 @@ class Group:
     crosses: BoolArray  # whether it spans nodes
 
 
-def make_group(size: FloatArray, stride: FloatArray | float, machine: Machine) -> Group:
+def make_group(size: FloatArray, stride: FloatArray | float, machine: Machine) -> CommGroup:
     """The group of `size` ranks that lie `stride` apart."""
     inside = np.clip(np.floor(machine.gpus_per_node / np.asarray(stride)), 1.0, size)
     nodes = np.ceil(size / inside)
     crosses = nodes > 1.0
     intra, inter = machine.intra, machine.inter
     card = np.minimum(inside * inter.bandwidth_bytes_per_second, intra.bandwidth_bytes_per_second)
-    return Group(
+    return CommGroup(
         size=size,
         bandwidth_bytes_per_second=np.where(crosses, card, intra.bandwidth_bytes_per_second),
         ring_seconds=(size - nodes) * intra.latency_seconds
@@ -58,7 +58,7 @@ def make_group(size: FloatArray, stride: FloatArray | float, machine: Machine) -
 
 
 def gather_seconds(
-    num_bytes: FloatArray, group: Group, *, num_calls: float | FloatArray = 1.0
+    num_bytes: FloatArray, group: CommGroup, *, num_calls: float | FloatArray = 1.0
 ) -> FloatArray:
     """All-gathers to, or reduce-scatters of, `num_bytes` in total; 0 for a group of one.
 
@@ -70,7 +70,7 @@ def gather_seconds(
 
 
 def allreduce_seconds(
-    num_bytes: FloatArray, group: Group, *, num_calls: float | FloatArray = 1.0
+    num_bytes: FloatArray, group: CommGroup, *, num_calls: float | FloatArray = 1.0
 ) -> FloatArray:
     """All-reduces of `num_bytes` in total, each by ring or tree, whichever has fewer hops."""
     moved = 2.0 * num_bytes * (1.0 - 1.0 / group.size) / group.bandwidth_bytes_per_second
@@ -78,7 +78,7 @@ def allreduce_seconds(
     return np.where(group.size > 1, moved + num_calls * (hops + START_SECONDS), 0.0)
 
 
-def alltoall_seconds(num_bytes: FloatArray, group: Group, machine: Machine) -> FloatArray:
+def alltoall_seconds(num_bytes: FloatArray, group: CommGroup, machine: Machine) -> FloatArray:
     """Every rank sends an equal part of its `num_bytes` to every other one.
 
     Unlike a ring, what leaves a node does so over each rank's own card.

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from drystone.describe.layout import Layouts, Sharding
-from drystone.estimate.time.network import Group, allreduce_seconds, gather_seconds, make_group
+from drystone.estimate.time.network import CommGroup, allreduce_seconds, gather_seconds, make_group
 
 if TYPE_CHECKING:
-    from drystone.estimate.time.step import Prepared, Split, Stage
+    from drystone.estimate.time.step import Prepared, StageCompute, StepSplit
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -55,7 +55,7 @@ def min_exposed_share(
 
 
 def data_parallel_seconds(
-    prepared: Prepared, layouts: Layouts, split: Split, stage: Stage, params: FloatArray
+    prepared: Prepared, layouts: Layouts, split: StepSplit, stage: StageCompute, params: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """Exposed seconds per micro-batch and per step; `params`: of one rank, before sharding."""
     nothing = np.zeros_like(split.tokens)
@@ -79,10 +79,10 @@ def data_parallel_seconds(
 def _gathered_seconds(
     prepared: Prepared,
     layouts: Layouts,
-    split: Split,
-    stage: Stage,
+    split: StepSplit,
+    stage: StageCompute,
     params: FloatArray,
-    shard: Group,
+    shard: CommGroup,
 ) -> FloatArray:
     """ZeRO-3: weights gathered for both passes, gradients scattered."""
     work, launcher = prepared.work, prepared.launcher
@@ -102,7 +102,7 @@ def _gathered_seconds(
 
 
 def _replica_seconds(
-    prepared: Prepared, layouts: Layouts, split: Split, gradient_bytes: FloatArray
+    prepared: Prepared, layouts: Layouts, split: StepSplit, gradient_bytes: FloatArray
 ) -> FloatArray:
     """Hybrid sharding: each part of the gradients is also reduced among the copies."""
     copies = split.dp * split.cp / layouts.shard_size
@@ -114,11 +114,11 @@ def _replica_seconds(
 def _reduced_seconds(
     prepared: Prepared,
     layouts: Layouts,
-    split: Split,
-    stage: Stage,
+    split: StepSplit,
+    stage: StageCompute,
     params: FloatArray,
-    everyone: Group,
-    shard: Group,
+    everyone: CommGroup,
+    shard: CommGroup,
 ) -> tuple[FloatArray, FloatArray]:
     """Plain data parallelism, ZeRO-1 and ZeRO-2: gradients reduced, new weights gathered."""
     work = prepared.work
@@ -139,7 +139,7 @@ def _reduced_seconds(
     return np.where(every_micro, scatter, 0.0), np.where(every_micro, update, per_step)
 
 
-def _min_share(prepared: Prepared, split: Split, group: Group) -> FloatArray:
+def _min_share(prepared: Prepared, split: StepSplit, group: CommGroup) -> FloatArray:
     pace = group.bandwidth_bytes_per_second / prepared.machine.intra.bandwidth_bytes_per_second
     layers = split.layer_share * prepared.work.num_layers
     return min_exposed_share(prepared.launcher.overlap_share, pace, num_layers=layers)

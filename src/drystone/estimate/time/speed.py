@@ -22,7 +22,7 @@ from drystone.describe.layout import Layouts
 from drystone.describe.machine import Machine
 from drystone.describe.model import ModelSpec
 from drystone.describe.recipe import Recipe
-from drystone.estimate.time.efficiency import launcher_efficiency
+from drystone.estimate.launchers import find_launcher
 from drystone.estimate.time.step import Prepared, prepare_step, step_seconds
 from drystone.estimate.time.work import make_work
 
@@ -123,7 +123,9 @@ class SpeedEstimates:
 
     def row(self, index: int) -> SpeedEstimate:
         """One layout's estimate as plain numbers."""
-        names = [one.name for one in fields(self) if one.name.removesuffix("_seconds") in SOURCES]
+        names = [
+            field.name for field in fields(self) if field.name.removesuffix("_seconds") in SOURCES
+        ]
         return SpeedEstimate(
             items={n.removesuffix("_seconds"): float(getattr(self, n)[index]) for n in names},
             tokens_per_step=float(self.tokens_per_step[index]),
@@ -166,7 +168,7 @@ def prepare(
     model: ModelSpec, recipe: Recipe, machine: Machine, profile: Profile | None
 ) -> Prepared:
     """The part of an estimate that no layout changes; kept for the next call."""
-    gpu, launcher = generation_of(machine.gpu), launcher_efficiency(recipe.launcher)
+    gpu, launcher = generation_of(machine.gpu), find_launcher(recipe.launcher).speed
     if profile is not None:
         machine, launcher = profile.apply(machine, launcher)
     prepared = prepare_step(model, recipe, machine, gpu=gpu, launcher=launcher)

@@ -16,8 +16,8 @@ from drystone.describe.layout import Layouts, Sharding
 from drystone.describe.machine import Machine
 from drystone.describe.model import ModelSpec
 from drystone.describe.recipe import Offload, Precision, Recipe, Tuning
+from drystone.estimate.launchers import LauncherEfficiency
 from drystone.estimate.time.compute import PADDING_TOKENS, Device, make_device
-from drystone.estimate.time.efficiency import LauncherEfficiency
 from drystone.estimate.time.network import (
     allreduce_seconds,
     alltoall_seconds,
@@ -103,7 +103,7 @@ def prepare_step(
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class StepSplit:
     """The layouts as floats, and what follows from them alone."""
 
     tp: FloatArray
@@ -121,7 +121,7 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class StageCompute:
     """Seconds of one micro-batch in one pipeline stage."""
 
     matmul: FloatArray
@@ -132,14 +132,14 @@ class Stage:
     backward: FloatArray
 
 
-def split_layouts(layouts: Layouts, recipe: Recipe, work: Work) -> Split:
+def split_layouts(layouts: Layouts, recipe: Recipe, work: Work) -> StepSplit:
     """What the formulas need of the layouts, computed once."""
     tp, pp = layouts.tp.astype(np.float64), layouts.pp.astype(np.float64)
     dp, cp = layouts.dp.astype(np.float64), layouts.cp.astype(np.float64)
     micro = layouts.micro_batch.astype(np.float64)
     inverse_tp = 1.0 / tp
     sequences = micro / cp
-    return Split(
+    return StepSplit(
         tp=tp,
         cp=cp,
         dp=dp,
@@ -240,7 +240,7 @@ def layered_step(
 
 
 def _pass_seconds(
-    prepared: Prepared, split: Split, direction: Pass
+    prepared: Prepared, split: StepSplit, direction: Pass
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Multiplications, attention and memory-bound work of all layers in one direction."""
     matmul = direction.matmul.seconds(split.tokens, split.inverse_tp)
@@ -259,7 +259,7 @@ def _pass_seconds(
     return matmul, attention, memory
 
 
-def stage_seconds(prepared: Prepared, split: Split) -> Stage:
+def stage_seconds(prepared: Prepared, split: StepSplit) -> StageCompute:
     """What the layers of the fullest stage compute for one micro-batch, without the head."""
     work, share = prepared.work, split.layer_share
     matmul, attention, memory = _pass_seconds(prepared, split, work.forward)
@@ -271,7 +271,7 @@ def stage_seconds(prepared: Prepared, split: Split) -> Stage:
         + memory * work.recompute_memory_share
     )
     backward = matmul_back + attention_back + memory_back
-    return Stage(
+    return StageCompute(
         matmul=share * (matmul + matmul_back),
         attention=share * (attention + attention_back),
         memory=share * (memory + memory_back),
@@ -282,7 +282,7 @@ def stage_seconds(prepared: Prepared, split: Split) -> Stage:
 
 
 def layer_communication(
-    prepared: Prepared, split: Split
+    prepared: Prepared, split: StepSplit
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Tensor-, context- and expert-parallel time of one micro-batch in one stage."""
     work, machine = prepared.work, prepared.machine
@@ -312,7 +312,7 @@ def layer_communication(
     return tensor, context, expert
 
 
-def _send_seconds(prepared: Prepared, layouts: Layouts, split: Split) -> FloatArray:
+def _send_seconds(prepared: Prepared, layouts: Layouts, split: StepSplit) -> FloatArray:
     """Activations on to the next stage and gradients back, for one micro-batch, where they show."""
     work = prepared.work
     if (layouts.pp == 1).all():
@@ -334,7 +334,7 @@ def exchange_seconds(prepared: Prepared, send: FloatArray) -> FloatArray:
     return 2.0 * (send + prepared.launcher.send_host_seconds * prepared.host_slowness)
 
 
-def _local_params(work: Work, split: Split) -> FloatArray:
+def _local_params(work: Work, split: StepSplit) -> FloatArray:
     """Parameters of the fullest stage that one rank works on, before any sharding."""
     dense = (work.layer_params - work.expert_params) * split.layer_share * split.inverse_tp
     outer = work.outer_params * split.inverse_tp / np.minimum(split.pp, 2.0)
@@ -348,7 +348,7 @@ def optimizer_seconds(prepared: Prepared, num_params: FloatArray | float) -> Flo
 
 
 def _layout_optimizer_seconds(
-    prepared: Prepared, layouts: Layouts, split: Split, params: FloatArray
+    prepared: Prepared, layouts: Layouts, split: StepSplit, params: FloatArray
 ) -> FloatArray:
     work, recipe = prepared.work, prepared.recipe
     trained = params * work.trained_share
@@ -363,7 +363,7 @@ def _layout_optimizer_seconds(
     return seconds
 
 
-def host_seconds(prepared: Prepared, split: Split, layouts: Layouts) -> FloatArray:
+def host_seconds(prepared: Prepared, split: StepSplit, layouts: Layouts) -> FloatArray:
     """What the host needs to enqueue one micro-batch of the fullest stage."""
     work = prepared.work
     passes = 1.0 + _BACKWARD_HOST_SHARE + work.recompute_memory_share

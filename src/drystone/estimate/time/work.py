@@ -19,6 +19,7 @@ from drystone.describe.recipe import (
     RecomputeKind,
     Tuning,
 )
+from drystone.estimate.launchers import LauncherEfficiency
 from drystone.estimate.parameters import count_model
 from drystone.estimate.time.compute import (
     Device,
@@ -32,14 +33,18 @@ from drystone.estimate.time.compute import (
     input_gradient_ramp,
     weight_gradient_ramp,
 )
-from drystone.estimate.time.efficiency import LauncherEfficiency
 
 # Bytes that an optimizer step moves per parameter, over those of Adam with fp32 states.
 _OPTIMIZER_SHARE = {
-    Optimizer.ADAM: 1.0, Optimizer.ADAM_8BIT: 0.55, Optimizer.SGD: 0.45,
-    Optimizer.SGD_MOMENTUM: 0.7, Optimizer.ADAFACTOR: 0.8, Optimizer.LION: 0.75,
-    Optimizer.MUON: 1.0, Optimizer.LAMB: 1.2,
-}  # fmt: skip
+    Optimizer.ADAM: 1.0,
+    Optimizer.ADAM_8BIT: 0.55,
+    Optimizer.SGD: 0.45,
+    Optimizer.SGD_MOMENTUM: 0.7,
+    Optimizer.ADAFACTOR: 0.8,
+    Optimizer.LION: 0.75,
+    Optimizer.MUON: 1.0,
+    Optimizer.LAMB: 1.2,
+}
 _FP32_WEIGHTS = (Precision.FP32, Precision.TF32, Precision.AMP_FP16, Precision.AMP_BF16)
 _ALL_16_BIT = (Precision.FP16, Precision.BF16)
 
@@ -208,12 +213,12 @@ def _times(matmuls: Iterable[Matmul], count: float) -> list[Matmul]:
 
 def _add(ramps: Iterable[Ramp]) -> Ramp:
     total = Ramp()
-    for one in ramps:
+    for ramp in ramps:
         total = Ramp(
-            total.work + one.work,
-            total.rows + one.rows,
-            total.split + one.split,
-            total.fixed + one.fixed,
+            total.work + ramp.work,
+            total.rows + ramp.rows,
+            total.split + ramp.split,
+            total.fixed + ramp.fixed,
         )
     return total
 
@@ -321,7 +326,7 @@ def _head(
     per_logit = {Loss.PLAIN: launcher.loss_bytes, Loss.FUSED: 12.0, Loss.CHUNKED: 12.0}[recipe.loss]
     if recipe.compiled:
         per_logit = min(per_logit, 16.0)
-    logits = float(sum(one.n for one in matmuls[-1:]))
+    logits = float(sum(matmul.n for matmul in matmuls[-1:]))
     share = launcher.masked_head_share if model.head is Head.MASKED else 1.0
     return _scale(_add(ramps), share), share * per_logit * logits
 

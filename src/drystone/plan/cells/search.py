@@ -20,8 +20,7 @@ from drystone.describe.machine import Machine
 from drystone.describe.model import ModelSpec
 from drystone.describe.recipe import Recipe, Recompute, RecomputeKind
 from drystone.estimate.learned.residuals import memory_range
-from drystone.estimate.memory.peak import estimate_memory
-from drystone.estimate.memory.stage import workspace_bytes
+from drystone.estimate.memory.peak import estimate_memory, workspace_bytes
 from drystone.estimate.time.speed import estimate_speed
 from drystone.plan.cells.space import enumerate_layouts
 
@@ -61,9 +60,15 @@ class Cells:
         tied = self.take(np.flatnonzero(self.step_seconds == fastest[counts]))
         layouts = tied.layouts
         order = np.lexsort(
-            (layouts.virtual_stages, layouts.sharding, layouts.pp, layouts.tp, tied.high_bytes,
-             layouts.num_gpus)
-        )  # fmt: skip
+            (
+                layouts.virtual_stages,
+                layouts.sharding,
+                layouts.pp,
+                layouts.tp,
+                tied.high_bytes,
+                layouts.num_gpus,
+            )
+        )
         is_first = np.diff(layouts.num_gpus[order], prepend=0) > 0
         return tied.take(order[is_first])
 
@@ -165,8 +170,14 @@ def _estimate(
     layouts, gpu = space.layouts, machine.gpu
     if not len(layouts):
         empty = np.zeros(0)
-        return Cells(recipe=recipe, layouts=layouts, recompute=np.zeros(0, dtype=np.int64),
-                     step_seconds=empty, high_bytes=empty, nearest=None)  # fmt: skip
+        return Cells(
+            recipe=recipe,
+            layouts=layouts,
+            recompute=np.zeros(0, dtype=np.int64),
+            step_seconds=empty,
+            high_bytes=empty,
+            nearest=None,
+        )
     high = (space.required_bytes + workspace_bytes(gpu)) * memory_range()[1]
     fitting = np.flatnonzero(high <= gpu.usable_bytes)
     closest = int(high.argmin())
@@ -191,7 +202,7 @@ def _estimate(
 
 
 def _join(recipe: Recipe, parts: list[Cells]) -> Cells:
-    names = [one.name for one in fields(Layouts)]
+    names = [field.name for field in fields(Layouts)]
     joined = {name: np.concatenate([getattr(p.layouts, name) for p in parts]) for name in names}
     misses = [part.nearest for part in parts if part.nearest is not None]
     return Cells(
@@ -206,7 +217,9 @@ def _join(recipe: Recipe, parts: list[Cells]) -> Cells:
 
 def take_layouts(layouts: Layouts, indices: IntArray) -> Layouts:
     """Some of the layouts."""
-    return Layouts(**{one.name: getattr(layouts, one.name)[indices] for one in fields(Layouts)})
+    return Layouts(
+        **{field.name: getattr(layouts, field.name)[indices] for field in fields(Layouts)}
+    )
 
 
 def layout_at(layouts: Layouts, index: int) -> Layout:

@@ -22,8 +22,8 @@ IntArray = npt.NDArray[np.int64]
 
 # A context-parallel rank keeps at least this many tokens of a sequence, half of them from its
 # beginning and half from its end, so that causal attention is balanced.
-_LEAST_TOKENS_PER_CONTEXT_RANK = 4096
-_MOST_TENSOR_PARALLEL = 16
+_MIN_TOKENS_PER_CONTEXT_RANK = 4096
+_MAX_TENSOR_PARALLEL = 16
 _VIRTUAL_STAGES = (1, 2, 4)
 _SHARDINGS = np.array([Sharding.NONE, Sharding.ZERO1, Sharding.ZERO3], dtype=np.int64)
 _COLUMNS = ("dp", "tp", "pp", "cp", "ep", "micro_batch", "sharding", "virtual_stages")
@@ -108,31 +108,33 @@ def _inner_columns(
 def virtual_stages(num_layers: int, pp: int) -> tuple[int, ...]:
     """Model chunks a stage may have: more than one only where layers divide evenly."""
     return tuple(
-        one for one in _VIRTUAL_STAGES if one == 1 or (pp > 1 and num_layers % (pp * one) == 0)
+        virtual
+        for virtual in _VIRTUAL_STAGES
+        if virtual == 1 or (pp > 1 and num_layers % (pp * virtual) == 0)
     )
 
 
 @lru_cache(maxsize=4096)
 def divisors(number: int) -> tuple[int, ...]:
     """All of them, ascending."""
-    small = [one for one in range(1, int(number**0.5) + 1) if number % one == 0]
-    return tuple(sorted({*small, *(number // one for one in small)}))
+    small = [divisor for divisor in range(1, int(number**0.5) + 1) if number % divisor == 0]
+    return tuple(sorted({*small, *(number // divisor for divisor in small)}))
 
 
 @lru_cache(maxsize=4096)
 def _micro_batches(rank_batch: int, most: int) -> IntArray:
-    sizes = [one for one in divisors(rank_batch) if not most or one <= most]
+    sizes = [size for size in divisors(rank_batch) if not most or size <= most]
     return np.array(sizes, dtype=np.int64)
 
 
 @lru_cache(maxsize=4096)
 def tensor_degrees(model: ModelSpec, gpus_per_node: int, count: int) -> tuple[int, ...]:
     """Tensor-parallel degrees for `count` GPUs that stay in a node and divide the model."""
-    most = min(gpus_per_node, count, _MOST_TENSOR_PARALLEL)
+    most = min(gpus_per_node, count, _MAX_TENSOR_PARALLEL)
     return tuple(
-        one
-        for one in model_tensor_degrees(model)
-        if one <= most and (count <= gpus_per_node or gpus_per_node % one == 0)
+        degree
+        for degree in model_tensor_degrees(model)
+        if degree <= most and (count <= gpus_per_node or gpus_per_node % degree == 0)
     )
 
 
@@ -146,9 +148,9 @@ def model_tensor_degrees(model: ModelSpec) -> tuple[int, ...]:
             common = gcd(common, block.feed_forward.ffn_size)
     kv_heads = [block.attention.num_kv_heads for block in model.blocks]
     return tuple(
-        one
-        for one in divisors(common)
-        if all(number % one == 0 or one % number == 0 for number in kv_heads)
+        degree
+        for degree in divisors(common)
+        if all(number % degree == 0 or degree % number == 0 for number in kv_heads)
     )
 
 
@@ -156,7 +158,7 @@ def context_degrees(seq_len: int) -> tuple[int, ...]:
     """Powers of two that leave each rank enough of a sequence."""
     degrees = [1]
     while seq_len % (2 * degrees[-1]) == 0 and (
-        seq_len // (2 * degrees[-1]) >= _LEAST_TOKENS_PER_CONTEXT_RANK
+        seq_len // (2 * degrees[-1]) >= _MIN_TOKENS_PER_CONTEXT_RANK
     ):
         degrees.append(2 * degrees[-1])
     return tuple(degrees)

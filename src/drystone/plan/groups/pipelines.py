@@ -20,8 +20,7 @@ from drystone.describe.layout import Layouts, Sharding
 from drystone.describe.model import ModelSpec
 from drystone.describe.pool import GpuGroup, Pool, make_pool
 from drystone.describe.recipe import Recipe
-from drystone.estimate.memory.peak import MemoryEstimates, estimate_memory
-from drystone.estimate.memory.stage import workspace_bytes
+from drystone.estimate.memory.peak import MemoryEstimates, estimate_memory, workspace_bytes
 from drystone.estimate.time.speed import prepare
 from drystone.plan.cells.search import RECOMPUTES
 from drystone.plan.cells.space import divisors

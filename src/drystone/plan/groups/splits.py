@@ -23,7 +23,7 @@ from drystone.describe.pool import GpuGroup
 from drystone.describe.recipe import Recipe
 from drystone.estimate.layer import LayerSeconds, layer_seconds
 from drystone.estimate.learned.residuals import memory_range
-from drystone.estimate.memory.stage import stage_memory
+from drystone.estimate.memory.peak import stage_memory
 from drystone.estimate.memory.terms import memory_terms
 from drystone.estimate.time.network import START_SECONDS, gather_seconds, make_group, send_seconds
 from drystone.estimate.time.overlap import exposed_seconds, min_exposed_share

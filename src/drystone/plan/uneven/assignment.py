@@ -213,10 +213,10 @@ def _shortfall(spec: AssignmentSpec) -> AssignmentShortfall:
         if choices.batches.size == 0:
             return _kind_shortfall(spec, loosest, kind_index, kind)
     costs = search.costs_at(math.inf)
-    sharable = sum(one.num_ranks * int(one.batches[0]) for one in costs)
+    sharable = sum(cost.num_ranks * int(cost.batches[0]) for cost in costs)
     at_most = max(spec.batch - 1, sharable)
     fitting = largest_batch(costs, at_most=at_most, limit_bytes=search.limit_bytes)
-    least_bytes = sum(one.num_ranks * int(one.memory_bytes.min()) for one in costs)
+    least_bytes = sum(cost.num_ranks * int(cost.memory_bytes.min()) for cost in costs)
     cheapest = least_split(costs, batch=spec.batch)
     if cheapest is None and least_bytes <= search.limit_bytes:
         reason = (

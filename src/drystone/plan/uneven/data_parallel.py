@@ -1,4 +1,4 @@
-"""How does one job use GPUs of different kinds at once, data parallel? Cephalo's way.
+"""Plans that use GPUs of different kinds at once, data parallel: Cephalo's way.
 
 Every rank runs all layers, layer by layer over its micro-batches; its share of the batch follows
 its speed, and its share of weights, gradients and optimizer state follows the memory that is left
@@ -6,7 +6,7 @@ its speed, and its share of weights, gradients and optimizer state follows the m
 becomes a plan. A rank's gradients are weighted by its samples, so the update equals that of one
 device with the whole batch.
 
-What shows of collectives behind compute is as `estimate.data_parallel` has it for equal GPUs, so
+What shows of collectives behind compute is as `estimate/time/overlap.py` has it for equal GPUs, so
 that plans of all ways compare. It grows with the collectives' time, which the regime of shards
 fixes, and a step grows with compute. So under each regime the assignment with the least compute is
 the fastest, and a regime is only searched if the least compute of all regimes leaves it a chance.
@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from drystone.describe.layout import Sharding
-from drystone.describe.model import ModelSpec
+from drystone.describe.model import ModelSpec, ModuleSpec
 from drystone.describe.pool import GpuGroup, Pool
-from drystone.describe.recipe import Offload, Recipe, Recompute, RecomputeKind
+from drystone.describe.recipe import Recipe
 from drystone.estimate.layer import (
     LayerSeconds,
     compute_memory_bytes,
@@ -31,11 +31,17 @@ from drystone.estimate.layer import (
     sharded_state_bytes,
 )
 from drystone.estimate.learned.residuals import memory_range
+from drystone.estimate.memory.layer_major import layer_major_recipe
 from drystone.estimate.time.network import Ring, make_ring
 from drystone.estimate.time.speed import prepare
 from drystone.estimate.time.step import Prepared, layered_step, optimizer_seconds
 from drystone.plan.plan import GpuNeed, Plan, RankShare, StagePlan, Way
-from drystone.plan.uneven.assignment import Assignment, AssignmentShortfall, plan_assignment
+from drystone.plan.uneven.assignment import (
+    Assignment,
+    AssignmentShortfall,
+    RankGroup,
+    plan_assignment,
+)
 from drystone.plan.uneven.spec import (
     AssignmentSpec,
     RankKind,
@@ -47,14 +53,14 @@ from drystone.plan.uneven.spec import (
 FloatArray = npt.NDArray[np.float64]
 
 # Micro-batches beyond this gain nothing: the GPU is full, and memory only grows.
-_MOST_MICRO_BATCH = 64
+_MAX_MICRO_BATCH = 64
 
 
 def plan_uneven(model: ModelSpec, recipe: Recipe, pool: Pool) -> Plan | AssignmentShortfall:
     """The fastest division of batch and state over all GPUs of the pool."""
-    mine = uneven_recipe(recipe)
+    mine = layer_major_recipe(recipe)
     spec = assignment_spec(model, mine, pool)
-    loosest = min(spec.regimes, key=lambda one: (one.least_share, -one.largest_share))
+    loosest = min(spec.regimes, key=lambda regime: (regime.least_share, -regime.largest_share))
     least = _least_compute(spec, loosest)
     if isinstance(least, AssignmentShortfall):
         return least
@@ -68,7 +74,8 @@ def plan_uneven(model: ModelSpec, recipe: Recipe, pool: Pool) -> Plan | Assignme
             items = _time_items(model, mine, pool, spec, found)
             if sum(items.values()) < sum(best_items.values()):
                 best, best_items = found, items
-    return _make_plan(model, mine, pool, spec, best, best_items)
+    needs = _needs(model, mine, pool, spec, best)
+    return make_plan(model, mine, pool, best, items=best_items, needs=needs)
 
 
 def _least_compute(spec: AssignmentSpec, regime: ShardRegime) -> Assignment | AssignmentShortfall:
@@ -82,16 +89,9 @@ def _but_optimizer(items: dict[str, float]) -> float:
     return sum(seconds for name, seconds in items.items() if name != "optimizer")
 
 
-def uneven_recipe(recipe: Recipe) -> Recipe:
-    """As the layer-major order runs it: every layer computed again, its input in host memory."""
-    return replace(
-        recipe, recompute=Recompute(kind=RecomputeKind.FULL), offload=Offload.ACTIVATIONS
-    )
-
-
 def assignment_spec(model: ModelSpec, recipe: Recipe, pool: Pool) -> AssignmentSpec:
     """The question for the search: times, memory and collectives from our estimates."""
-    most = min(recipe.global_batch, _MOST_MICRO_BATCH)
+    most = min(recipe.global_batch, _MAX_MICRO_BATCH)
     return AssignmentSpec(
         kinds=tuple(_rank_kind(model, recipe, group, pool.num_gpus, most) for group in pool.groups),
         batch=recipe.global_batch,
@@ -175,18 +175,20 @@ def pass_seconds_of(cost: LayerSeconds, num_layers: int) -> tuple[FloatArray, Fl
     return cost.forward * slow, cost.backward * slow + outer
 
 
-def _make_plan(
-    model: ModelSpec,
+def make_plan(
+    model: ModelSpec | ModuleSpec,
     recipe: Recipe,
     pool: Pool,
-    spec: AssignmentSpec,
     found: Assignment,
+    *,
     items: dict[str, float],
+    needs: tuple[GpuNeed, ...],
+    reason: str = "",
 ) -> Plan:
-    names = [group.gpu.name for group in pool.groups]
+    """An assignment of batch and state as a plan: one stage with every layer on every rank."""
     shares = tuple(
         RankShare(
-            gpu=names[group.kind_index],
+            gpu=pool.groups[group.kind_index].gpu.name,
             count=group.num_ranks,
             batch=group.batch,
             micro_batch=group.micro_batch,
@@ -200,11 +202,28 @@ def _make_plan(
         model=model,
         recipe=recipe,
         stages=(StagePlan(first_layer=0, end_layer=model.num_layers, ranks=shares),),
-        needs=_needs(model, recipe, pool, spec, found),
+        needs=needs,
         step_seconds=sum(items.values()),
         time_items=items,
         sharding=Sharding.ZERO3,
+        reason=reason,
     )
+
+
+def hungriest_ranks(
+    pool: Pool, spec: AssignmentSpec, found: Assignment
+) -> list[tuple[GpuGroup, RankGroup, float]]:
+    """For each GPU type the ranks that need most, and the bytes that the search counted."""
+    worst = []
+    for index, group in enumerate(pool.groups):
+        high_bytes = {
+            rank: rank.compute_memory_bytes + rank.state_share * spec.state_bytes
+            for rank in found.groups
+            if rank.kind_index == index
+        }
+        rank = max(high_bytes, key=lambda rank: high_bytes[rank])
+        worst.append((group, rank, high_bytes[rank]))
+    return worst
 
 
 def _time_items(
@@ -250,11 +269,7 @@ def _needs(
     """Of the hungriest rank of each type; the search counted with no less."""
     _, high = memory_range()
     needs = []
-    for index, group in enumerate(pool.groups):
-        mine = [one for one in found.groups if one.kind_index == index]
-        worst = max(
-            mine, key=lambda one: one.compute_memory_bytes + one.state_share * spec.state_bytes
-        )
+    for group, worst, _ in hungriest_ranks(pool, spec, found):
         state = worst.state_share * spec.state_bytes / high
         required = rank_bytes(
             model,

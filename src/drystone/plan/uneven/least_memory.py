@@ -65,7 +65,7 @@ def has_split(costs: Sequence[RankCosts], *, batch: int, limit_bytes: float) -> 
         return True
     if not _is_reachable(costs, batch):
         return False
-    if sum(one.num_ranks * int(one.memory_bytes.max()) for one in costs) <= limit_bytes:
+    if sum(cost.num_ranks * int(cost.memory_bytes.max()) for cost in costs) <= limit_bytes:
         return True
     return _convolve(costs, batch, bound, limit_bytes) is not None
 
@@ -89,7 +89,7 @@ def least_split(
     if found is None or found.memory_bytes > limit_bytes:
         return None
     simple = [
-        _simplified(one, ranks) for one, ranks in zip(costs, found.ranks_by_batch, strict=True)
+        _simplified(cost, ranks) for cost, ranks in zip(costs, found.ranks_by_batch, strict=True)
     ]
     return BatchSplit(ranks_by_batch=tuple(simple), memory_bytes=found.memory_bytes)
 
@@ -104,7 +104,7 @@ def largest_batch(costs: Sequence[RankCosts], *, at_most: int, limit_bytes: floa
     if least_bytes > limit_bytes:
         return None
     least, cheapest = _totals(costs, [0] * len(costs))[0], _totals(costs, last)[0]
-    top = min(at_most, _totals(costs, [one.batches.size - 1 for one in costs])[0])
+    top = min(at_most, _totals(costs, [cost.batches.size - 1 for cost in costs])[0])
     low = min(cheapest, top)
     while low < top:  # beyond the cheapest choices the bound only rises
         middle = (low + top + 1) // 2
@@ -129,24 +129,24 @@ class _Bound:
 
 
 def _is_in_range(costs: Sequence[RankCosts], batch: int) -> bool:
-    if any(one.batches.size == 0 for one in costs):
+    if any(cost.batches.size == 0 for cost in costs):
         return False
-    least = sum(one.num_ranks * int(one.batches[0]) for one in costs)
-    most = sum(one.num_ranks * int(one.batches[-1]) for one in costs)
+    least = sum(cost.num_ranks * int(cost.batches[0]) for cost in costs)
+    most = sum(cost.num_ranks * int(cost.batches[-1]) for cost in costs)
     return least <= batch <= most
 
 
 def _totals(costs: Sequence[RankCosts], positions: Sequence[int]) -> tuple[int, int]:
     """Samples and bytes when every rank of a kind takes the choice at one position."""
     chosen = list(zip(costs, positions, strict=True))
-    samples = sum(one.num_ranks * int(one.batches[position]) for one, position in chosen)
-    return samples, sum(one.num_ranks * int(one.memory_bytes[at]) for one, at in chosen)
+    samples = sum(cost.num_ranks * int(cost.batches[position]) for cost, position in chosen)
+    return samples, sum(cost.num_ranks * int(cost.memory_bytes[at]) for cost, at in chosen)
 
 
 def _bound_below(costs: Sequence[RankCosts], batch: int) -> _Bound:
     """The Lagrangian bound, its slope found by secants over the lower convex hull of the sums."""
     low = tuple(0 for _ in costs)
-    high = tuple(one.batches.size - 1 for one in costs)
+    high = tuple(cost.batches.size - 1 for cost in costs)
     best: tuple[int, int] | None = None  # bytes, slope
     while True:
         (low_samples, low_bytes), (high_samples, high_bytes) = (
@@ -174,12 +174,12 @@ def _cheapest(
 ) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     """First and last position of each kind's least `cost - slope * batch`, and their sum."""
     first, last, least_bytes = [], [], 0
-    for one in costs:
-        reduced = one.memory_bytes - slope * one.batches
+    for cost in costs:
+        reduced = cost.memory_bytes - slope * cost.batches
         start = int(np.argmin(reduced))
         first.append(start)
         last.append(reduced.size - 1 - int(np.argmin(reduced[::-1])))
-        least_bytes += one.num_ranks * int(reduced[start])
+        least_bytes += cost.num_ranks * int(reduced[start])
     return tuple(first), tuple(last), least_bytes
 
 
@@ -187,10 +187,10 @@ def _split_near(costs: Sequence[RankCosts], batch: int, bound: _Bound) -> BatchS
     """A cheap split near the bound: ranks from low to high, and the rest by one or two ranks."""
     left = batch - _totals(costs, bound.low)[0]
     ranks: Counter[tuple[int, int]] = Counter()
-    for kind, (one, low, high) in enumerate(zip(costs, bound.low, bound.high, strict=True)):
-        step = int(one.batches[high] - one.batches[low])
-        moved = min(one.num_ranks, left // step) if step > 0 else 0
-        ranks[kind, low] += one.num_ranks - moved
+    for kind, (cost, low, high) in enumerate(zip(costs, bound.low, bound.high, strict=True)):
+        step = int(cost.batches[high] - cost.batches[low])
+        moved = min(cost.num_ranks, left // step) if step > 0 else 0
+        ranks[kind, low] += cost.num_ranks - moved
         ranks[kind, high] += moved
         left -= moved * step
     ranks = +ranks
@@ -201,7 +201,7 @@ def _split_near(costs: Sequence[RankCosts], batch: int, bound: _Bound) -> BatchS
 
 def _repair(costs: Sequence[RankCosts], ranks: Counter[tuple[int, int]], left: int) -> bool:
     """Let one rank, or two, take `left` samples more in all, at the least further cost."""
-    reach = max(int(one.batches[-1]) for one in costs) + left
+    reach = max(int(cost.batches[-1]) for cost in costs) + left
     places = list(ranks)
     least = np.full(2 * reach + 1, np.inf)
     by = np.zeros(2 * reach + 1, dtype=np.int64)
@@ -245,8 +245,8 @@ def _is_reachable(costs: Sequence[RankCosts], batch: int) -> bool:
     """Whether any split sums to the batch, whatever it costs: sums as bits of whole numbers."""
     within = (1 << (batch + 1)) - 1
     sums = 1
-    for one in costs:
-        sums = sumset(sums, _repeated_sums(one, within), within)
+    for cost in costs:
+        sums = sumset(sums, _repeated_sums(cost, within), within)
     return bool(sums >> batch & 1)
 
 
@@ -272,21 +272,23 @@ def _convolve(
 ) -> BatchSplit | None:
     """The cheapest split that keeps to the limit, by the pruned convolution."""
     slack = limit_bytes - bound.memory_bytes
-    kept = [_pruned(one, bound.slope, slack) for one in costs]
-    if not _is_in_range([one for one, _ in kept], batch):
+    kept = [_pruned(cost, bound.slope, slack) for cost in costs]
+    if not _is_in_range([cost for cost, _ in kept], batch):
         return None
-    from_low = batch - sum(one.num_ranks * int(one.batches[0]) for one, _ in kept)
-    from_high = sum(one.num_ranks * int(one.batches[-1]) for one, _ in kept) - batch
+    from_low = batch - sum(cost.num_ranks * int(cost.batches[0]) for cost, _ in kept)
+    from_high = sum(cost.num_ranks * int(cost.batches[-1]) for cost, _ in kept) - batch
     goal = min(from_low, from_high)
     nodes = []
-    for kind, (one, reduced) in enumerate(kept):
+    for kind, (cost, reduced) in enumerate(kept):
         offsets = (
-            one.batches - one.batches[0] if from_low <= from_high else one.batches[-1] - one.batches
+            cost.batches - cost.batches[0]
+            if from_low <= from_high
+            else cost.batches[-1] - cost.batches
         )
         vector = np.full(int(offsets.max()) + 1, np.inf)
         vector[offsets] = reduced
         leaf = Node(vector[: goal + 1], kind=kind)
-        nodes.append(repeated(leaf, one.num_ranks, goal=goal, slack=slack))
+        nodes.append(repeated(leaf, cost.num_ranks, goal=goal, slack=slack))
     whole = joined(nodes, goal=goal, slack=slack)
     if whole.reduced.size <= goal or not np.isfinite(whole.reduced[goal]):
         return None

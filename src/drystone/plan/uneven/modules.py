@@ -1,9 +1,9 @@
-"""How are batch and state of a module of somebody's own divided over GPUs, equal or not?
+"""Plans for a user's own module: its batch and state divided over GPUs, equal or not.
 
-As `uneven` does for known models (Cephalo, arXiv:2411.01075), from what a trace knows: bytes and
-operations, not how long kernels take. So compute is counted at the pace of the GPU's best matrix
-multiplication, and a collective shows in full: the plan is about who does what. What is measured
-corrects the speed.
+As `data_parallel` does for known models (Cephalo, arXiv:2411.01075), from what a trace knows:
+bytes and operations, not how long kernels take. So compute is counted at the pace of the GPU's
+best matrix multiplication, and a collective shows in full: the plan is about who does what. What
+is measured corrects the speed.
 """
 
 from __future__ import annotations
@@ -12,59 +12,43 @@ import numpy as np
 import numpy.typing as npt
 
 from drystone.describe.gpu import GpuSpec
-from drystone.describe.layout import Sharding
 from drystone.describe.model import ModuleSpec
 from drystone.describe.pool import GpuGroup, Pool
 from drystone.describe.recipe import Precision, Recipe
 from drystone.estimate.launchers import find_launcher
 from drystone.estimate.learned.residuals import memory_range
-from drystone.estimate.memory.stage import context_bytes, workspace_bytes
+from drystone.estimate.memory.layer_major import layer_major_recipe
+from drystone.estimate.memory.peak import context_bytes, workspace_bytes
 from drystone.estimate.memory.terms import StateBytes, state_bytes
 from drystone.estimate.module.estimate import best_flops
-from drystone.estimate.time.efficiency import launcher_efficiency
 from drystone.estimate.time.overlap import straggler_share
-from drystone.plan.plan import GpuNeed, Plan, RankShare, StagePlan, Way
+from drystone.plan.plan import GpuNeed, Plan
 from drystone.plan.uneven.assignment import Assignment, AssignmentShortfall, plan_assignment
-from drystone.plan.uneven.data_parallel import slowest_ring, uneven_recipe
+from drystone.plan.uneven.data_parallel import hungriest_ranks, make_plan, slowest_ring
 from drystone.plan.uneven.spec import AssignmentSpec, RankKind, ring_regimes
 
 FloatArray = npt.NDArray[np.float64]
 
-_MOST_MICRO_BATCH = 64
+_MAX_MICRO_BATCH = 64
 _GRADIENT_BYTES = 4.0  # of a whole layer: added and reduced in fp32
 _FULL_WIDTH = (Precision.FP32, Precision.TF32)
 
 
 def plan_module(module: ModuleSpec, recipe: Recipe, pool: Pool) -> Plan | AssignmentShortfall:
     """The fastest division of batch and state over all GPUs of the pool."""
-    mine = uneven_recipe(recipe)
+    mine = layer_major_recipe(recipe)
     state = state_bytes(mine, find_launcher(mine.launcher))
     spec = _assignment_spec(module, mine, pool, state)
     found = plan_assignment(spec)
     if isinstance(found, AssignmentShortfall):
         return found
-    names = [group.gpu.name for group in pool.groups]
-    shares = tuple(
-        RankShare(
-            gpu=names[group.kind_index],
-            count=group.num_ranks,
-            batch=group.batch,
-            micro_batch=group.micro_batch,
-            num_micro_batches=group.num_micro_batches,
-            state_share=group.state_share,
-        )
-        for group in found.groups
-    )
-    items = _time_items(module, mine, pool, found)
-    return Plan(
-        way=Way.UNEVEN,
-        model=module,
-        recipe=mine,
-        stages=(StagePlan(first_layer=0, end_layer=module.num_layers, ranks=shares),),
+    return make_plan(
+        module,
+        mine,
+        pool,
+        found,
+        items=_time_items(module, mine, pool, found),
         needs=_needs(pool, spec, found),
-        step_seconds=sum(items.values()),
-        time_items=items,
-        sharding=Sharding.ZERO3,
         reason="a module of its own: data parallel, by what a trace of it told",
     )
 
@@ -85,7 +69,7 @@ def _assignment_spec(
     kept = state.weights + state.gradients + state.master + state.moments + state.step
     width = 4.0 if recipe.precision in _FULL_WIDTH else 2.0
     params = module.num_params / module.num_layers
-    launcher = launcher_efficiency(recipe.launcher)
+    launcher = find_launcher(recipe.launcher).speed
     share = launcher.gather_share if len(pool.groups) == 1 else launcher.network_gather_share
     return AssignmentSpec(
         kinds=tuple(
@@ -106,8 +90,7 @@ def _assignment_spec(
 def _rank_kind(
     module: ModuleSpec, recipe: Recipe, group: GpuGroup, num_ranks: int, width: float
 ) -> RankKind:
-    most = min(recipe.global_batch, _MOST_MICRO_BATCH)
-    samples = np.arange(most + 1, dtype=np.float64)
+    samples = np.arange(min(recipe.global_batch, _MAX_MICRO_BATCH) + 1, dtype=np.float64)
     rate = best_flops(group.gpu, recipe)
     outer = module.outer_flops / module.num_layers
     return RankKind(
@@ -151,7 +134,7 @@ def _time_items(
     module: ModuleSpec, recipe: Recipe, pool: Pool, found: Assignment
 ) -> dict[str, float]:
     busy = module.num_layers * found.synchronised_layer_seconds
-    launcher = launcher_efficiency(recipe.launcher)
+    launcher = find_launcher(recipe.launcher).speed
     return {
         "layers": busy,
         "straggler": float(straggler_share(pool.num_gpus)) * busy,
@@ -162,20 +145,13 @@ def _time_items(
 def _needs(pool: Pool, spec: AssignmentSpec, found: Assignment) -> tuple[GpuNeed, ...]:
     """Of the hungriest rank of each type."""
     _, high = memory_range()
-    needs = []
-    for index, group in enumerate(pool.groups):
-        worst = max(
-            one.compute_memory_bytes + one.state_share * spec.state_bytes
-            for one in found.groups
-            if one.kind_index == index
+    return tuple(
+        GpuNeed(
+            gpu=group.gpu.name,
+            count=group.count,
+            required_bytes=high_bytes / high,
+            high_bytes=high_bytes,
+            usable_bytes=float(group.gpu.usable_bytes),
         )
-        needs.append(
-            GpuNeed(
-                gpu=group.gpu.name,
-                count=group.count,
-                required_bytes=worst / high,
-                high_bytes=worst,
-                usable_bytes=float(group.gpu.usable_bytes),
-            )
-        )
-    return tuple(needs)
+        for group, _, high_bytes in hungriest_ranks(pool, spec, found)
+    )

@@ -1,6 +1,6 @@
-"""How fast would one job be on equal GPUs, or on two types at once, for all counts, data parallel?
+"""Speed of one job on equal GPUs, or on two types at once, data parallel, for all counts.
 
-The estimate of `uneven`, worked out for a grid of counts and micro-batches in one array operation:
+The estimate of `data_parallel`, for a grid of counts and micro-batches in one array operation:
 each type at the pace of one micro-batch, whole samples on every rank, all memory together, as many
 layers in even shards as memory allows, and collectives over the ring that the two form. What is
 left out: ranks of one type that differ. The plan itself is made when the option is chosen.
@@ -19,10 +19,11 @@ from drystone.describe.machine import Link, Machine
 from drystone.describe.model import ModelSpec
 from drystone.describe.recipe import Recipe
 from drystone.estimate.layer import compute_memory_bytes, layer_seconds, sharded_state_bytes
+from drystone.estimate.memory.layer_major import layer_major_recipe
 from drystone.estimate.time.network import Ring, make_ring
 from drystone.estimate.time.speed import prepare
 from drystone.estimate.time.step import Prepared, layered_step
-from drystone.plan.uneven.data_parallel import full_update_seconds, pass_seconds_of, uneven_recipe
+from drystone.plan.uneven.data_parallel import full_update_seconds, pass_seconds_of
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -67,7 +68,7 @@ def equal_speeds(
     model: ModelSpec, recipe: Recipe, machine: Machine, counts: tuple[int, ...]
 ) -> EqualSpeeds:
     """Every count of one type, batch and state in equal shares."""
-    mine = uneven_recipe(recipe)
+    mine = layer_major_recipe(recipe)
     ranks = np.array(counts, dtype=np.int64)[:, None]
     state = sharded_state_bytes(model, mine, machine)
     # One rank gathers nothing, so what it takes differs.
@@ -105,7 +106,7 @@ def pair_speeds(
     counts: tuple[tuple[int, ...], tuple[int, ...]],
 ) -> PairSpeeds:
     """Every count of the first type with every count of the second."""
-    mine = uneven_recipe(recipe)
+    mine = layer_major_recipe(recipe)
     sides = [
         _side(model, mine, machine, numbers, axis)
         for axis, (machine, numbers) in enumerate(zip(machines, counts, strict=True))
@@ -190,7 +191,7 @@ def _ranks(
 
     Whether there are several ranks matters, not how many.
     """
-    sizes = np.array([one for one in micro_batches if one <= recipe.global_batch])
+    sizes = np.array([size for size in micro_batches if size <= recipe.global_batch])
     sharding = Sharding.ZERO3 if num_ranks > 1 else Sharding.NONE
     cost = layer_seconds(model, recipe, machine, micro_batch=sizes, sharding=sharding)
     forward, backward = pass_seconds_of(cost, model.num_layers)
@@ -208,7 +209,7 @@ def _samples(batch: int, first: _Side, second: _Side) -> tuple[FloatArray, Float
     each = [first.forward + first.backward, second.forward + second.backward]
     per_round = [first.count, second.count]
     together = batch / (per_round[0] / each[0] + per_round[1] / each[1])
-    least = [np.floor(together / one + 1e-9) for one in each]
+    least = [np.floor(together / pace + 1e-9) for pace in each]
     left = batch - (least[0] * per_round[0] + least[1] * per_round[1])
     best = np.full(np.broadcast_shapes(each[0].shape, together.shape), np.inf)
     found = [np.zeros_like(best), np.zeros_like(best)]

@@ -53,12 +53,14 @@ class RankKind:
         checks = {
             "num_ranks must be at least 1": self.num_ranks >= 1,
             "the arrays must be equally long, from micro-batch 0 to at least 1": (
-                all(one.ndim == 1 and one.size == arrays[0].size >= 2 for one in arrays)
+                all(array.ndim == 1 and array.size == arrays[0].size >= 2 for array in arrays)
             ),
             "times and memory must not be negative or missing": all(
-                (one >= 0).all() for one in arrays
+                (array >= 0).all() for array in arrays
             ),
-            "a micro-batch of 0 must take 0 seconds": not any(one[:1].any() for one in arrays[:2]),
+            "a micro-batch of 0 must take 0 seconds": not any(
+                array[:1].any() for array in arrays[:2]
+            ),
             "further_micro_batch_seconds must be finite and not negative": (
                 0 <= self.further_micro_batch_seconds < np.inf
             ),
@@ -191,7 +193,7 @@ def ring_regimes(
     means over the layers.
     """
     message_bytes = (allgather_bytes, reduce_scatter_bytes)
-    even = [link.collective_seconds(one, num_ranks=num_ranks) for one in message_bytes]
+    even = [link.collective_seconds(num_bytes, num_ranks=num_ranks) for num_bytes in message_bytes]
     regimes = [
         *even_or_uneven(num_ranks, allgather_seconds=even[0], reduce_scatter_seconds=even[1])[:1]
     ]
@@ -200,8 +202,8 @@ def ring_regimes(
     for even_share in even_layer_shares:
         for tail_share in (padded_share, 1.0):
             tail = [
-                link.collective_seconds(one, num_ranks=num_ranks, largest_share=tail_share)
-                for one in message_bytes
+                link.collective_seconds(num_bytes, num_ranks=num_ranks, largest_share=tail_share)
+                for num_bytes in message_bytes
             ]
             mean = [
                 even_share * one + (1 - even_share) * other

@@ -61,7 +61,7 @@ class Search:
 
     def costs_at(self, seconds: float) -> list[RankCosts]:
         """What each local batch costs a rank that has this much time."""
-        return [_costs_at(one, seconds, self.batch) for one in self.choices]
+        return [_costs_at(choice, seconds, self.batch) for choice in self.choices]
 
     def fits(self, seconds: float) -> bool:
         """Whether the batch can be done in this time within memory."""
@@ -75,8 +75,8 @@ class Search:
         split = least_split(self.costs_at(seconds), batch=self.batch, limit_bytes=self.limit_bytes)
         assert split is not None, "a time that fits has a split"
         chosen = tuple(
-            _micro_batch_of(one, seconds, ranks)
-            for one, ranks in zip(self.choices, split.ranks_by_batch, strict=True)
+            _micro_batch_of(choice, seconds, ranks)
+            for choice, ranks in zip(self.choices, split.ranks_by_batch, strict=True)
         )
         return FoundSplit(layer_seconds=seconds, split=split, micro_batch_of=chosen)
 
@@ -86,7 +86,7 @@ class Search:
             return None
         if self.fits(low):
             return low
-        last = max(float(one.seconds.max()) for one in self.choices)
+        last = max(float(choice.seconds.max()) for choice in self.choices)
         top = min(last, float(np.nextafter(below_seconds, -math.inf)))
         step = FIRST_STEP
         while True:
@@ -97,7 +97,7 @@ class Search:
                 break
             low, step = high, step * STEP_GROWTH
         times = np.unique(
-            np.concatenate([_between(one.seconds, low, high) for one in self.choices])
+            np.concatenate([_between(choice.seconds, low, high) for choice in self.choices])
         )
         return _first_that(times, self.fits)
 
@@ -196,20 +196,20 @@ def _micro_batch_of(one: Choices, seconds: float, ranks: dict[int, int]) -> dict
 
 def _bound_seconds(choices: Sequence[Choices], batch: int) -> float | None:
     """The least time at which every rank has a choice and the largest choices reach the batch."""
-    if any(one.batches.size == 0 for one in choices):
+    if any(choice.batches.size == 0 for choice in choices):
         return None
     # Entry b: the least time in which a rank does b samples or more.
     at_least = []
-    for one in choices:
+    for choice in choices:
         quickest = np.full(batch + 1, np.inf)
-        np.minimum.at(quickest, one.batches, one.seconds)
+        np.minimum.at(quickest, choice.batches, choice.seconds)
         at_least.append(np.minimum.accumulate(quickest[::-1])[::-1])
     times = np.unique(np.concatenate(at_least))
-    times = times[np.isfinite(times) & (times >= max(float(one[0]) for one in at_least))]
+    times = times[np.isfinite(times) & (times >= max(float(room[0]) for room in at_least))]
 
     def reaches(seconds: float) -> bool:
-        most = (int(np.searchsorted(one, seconds, side="right")) - 1 for one in at_least)
-        return sum(one.num_ranks * n for one, n in zip(choices, most, strict=True)) >= batch
+        most = (int(np.searchsorted(room, seconds, side="right")) - 1 for room in at_least)
+        return sum(choice.num_ranks * n for choice, n in zip(choices, most, strict=True)) >= batch
 
     return _first_that(times, reaches)
 
@@ -232,6 +232,6 @@ def _between(seconds: FloatArray, low: float, high: float) -> FloatArray:
 
 def _next_seconds(choices: Sequence[Choices], above: float) -> float:
     """The least time of any choice that is above the given one; the given one if there is none."""
-    later = [one.seconds[one.seconds > above].min(initial=math.inf) for one in choices]
+    later = [choice.seconds[choice.seconds > above].min(initial=math.inf) for choice in choices]
     least = float(min(later))
     return least if math.isfinite(least) else above

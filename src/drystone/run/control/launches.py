@@ -22,9 +22,9 @@ from drystone.describe.files.cluster import ClusterSpec
 from drystone.describe.job import TrainingJob, count_steps
 from drystone.describe.model import ModuleSpec
 from drystone.estimate.layer import layer_seconds
+from drystone.estimate.memory.layer_major import layer_major_recipe
 from drystone.estimate.module.estimate import best_flops
 from drystone.plan.plan import Plan, Way, save_plan
-from drystone.plan.uneven.data_parallel import uneven_recipe
 from drystone.plan.uneven.modules import section_flops
 from drystone.run.control.journal import Journal
 from drystone.run.control.options import work_of
@@ -253,7 +253,7 @@ def section_seconds(plan: Plan, cluster: ClusterSpec, gpu: str) -> dict[str, flo
     is_layer_major = plan.way is Way.UNEVEN
     found = layer_seconds(
         plan.model,
-        uneven_recipe(plan.recipe) if is_layer_major else plan.recipe,
+        layer_major_recipe(plan.recipe) if is_layer_major else plan.recipe,
         machine,
         tp=max(stage.tp for stage in plan.stages),
         micro_batch=max(1, micro),

@@ -38,7 +38,7 @@ from drystone.estimate.memory.activations import (
     saved_by_block,
 )
 from drystone.estimate.memory.kept import kept_activations
-from drystone.estimate.memory.split import split_stage
+from drystone.estimate.memory.state import split_stage
 from drystone.estimate.memory.terms import memory_terms
 from drystone.estimate.parameters import count_model
 from drystone.units import GiB

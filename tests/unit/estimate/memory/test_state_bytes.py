@@ -17,8 +17,7 @@ from drystone.describe.recipe import (
     Tuning,
 )
 from drystone.estimate.launchers import LAUNCHERS, find_launcher
-from drystone.estimate.memory.split import split_stage
-from drystone.estimate.memory.state import Held, State, held_parameters, stage_state
+from drystone.estimate.memory.state import Held, State, held_parameters, split_stage, stage_state
 from drystone.estimate.memory.terms import StateBytes, adapter_parameters, memory_terms, state_bytes
 from drystone.estimate.parameters import count_block, count_model
 

@@ -20,7 +20,7 @@ from drystone.describe.recipe import (
     Tuning,
 )
 from drystone.estimate.time.speed import SOURCES, SpeedEstimate, estimate_speed
-from drystone.estimate.whole import dollars_per_billion_tokens, step_dollars
+from drystone.estimate.whole import dollars_per_billion_tokens
 
 
 def make_model(*, hidden: int = 4096, layers: int = 32, experts: int = 0) -> ModelSpec:
@@ -304,6 +304,5 @@ def test_the_array_view_has_an_entry_for_every_layout():
 
 def test_tokens_cost_what_the_gpu_costs_while_it_makes_them():
     assert dollars_per_billion_tokens(1000.0, gpu_dollars_per_hour=3.6) == pytest.approx(1000.0)
-    assert step_dollars(10.0, num_gpus=8, gpu_dollars_per_hour=3.6) == pytest.approx(0.08)
     many = dollars_per_billion_tokens(np.array([1000.0, 2000.0]), gpu_dollars_per_hour=3.6)
     assert many.tolist() == pytest.approx([1000.0, 500.0])

@@ -9,6 +9,7 @@ from drystone.describe.layout import Layouts, Sharding
 from drystone.describe.model_source import find_model
 from drystone.describe.pool import make_pool, parse_pool
 from drystone.describe.recipe import Offload, Precision, Recipe, RecomputeKind, Tuning
+from drystone.estimate.memory.layer_major import layer_major_recipe
 from drystone.estimate.memory.peak import estimate_memory
 from drystone.estimate.time.overlap import exposed_seconds
 from drystone.estimate.time.speed import estimate_speed
@@ -18,7 +19,6 @@ from drystone.plan.uneven.data_parallel import (
     assignment_spec,
     plan_uneven,
     slowest_ring,
-    uneven_recipe,
 )
 
 MODEL = find_model("llama-3.1-8b")
@@ -87,7 +87,7 @@ def test_every_sample_is_computed_once_and_the_state_is_held_once(text, batch):
 
 def test_an_idle_rank_still_gathers():
     pool = parse_pool("2xA100-80G")
-    recipe = uneven_recipe(Recipe(seq_len=2048, global_batch=8))
+    recipe = layer_major_recipe(Recipe(seq_len=2048, global_batch=8))
     kind = assignment_spec(MODEL, recipe, pool).kinds[0]
 
     assert kind.compute_memory_bytes[0] > 2 * 8.03e9 / 32  # two layers in 16 bit, and more
@@ -98,7 +98,7 @@ def test_compute_memory_counts_activations_however_small_the_batch():
     # With little data the optimizer's step is the peak of an equal share; of a small share it is
     # not, so activations must be counted all the same.
     pool = parse_pool("2xA100-80G")
-    recipe = uneven_recipe(Recipe(seq_len=512, global_batch=8))
+    recipe = layer_major_recipe(Recipe(seq_len=512, global_batch=8))
     memory = assignment_spec(MODEL, recipe, pool).kinds[0].compute_memory_bytes
 
     assert (np.diff(memory) > 0).all()
@@ -106,9 +106,9 @@ def test_compute_memory_counts_activations_however_small_the_batch():
 
 def test_adapters_have_little_state():
     pool = parse_pool("2xA100-80G")
-    full = assignment_spec(MODEL, uneven_recipe(Recipe(seq_len=512, global_batch=8)), pool)
+    full = assignment_spec(MODEL, layer_major_recipe(Recipe(seq_len=512, global_batch=8)), pool)
     tuned = assignment_spec(
-        MODEL, uneven_recipe(Recipe(seq_len=512, global_batch=8, tuning=Tuning.LORA)), pool
+        MODEL, layer_major_recipe(Recipe(seq_len=512, global_batch=8, tuning=Tuning.LORA)), pool
     )
 
     assert tuned.state_bytes < 0.25 * full.state_bytes

@@ -24,7 +24,7 @@ from price_markets import make_market
 from drystone.describe.cluster import NodeSpec, make_nodes
 from drystone.describe.job import JobSpec
 from drystone.run.events import Started, Submitted
-from drystone.run.snapshots.maker import SnapshotMaker
+from drystone.run.snapshots import SnapshotMaker
 from drystone.run.state import ClusterState
 from drystone.schedule.check import check_decisions
 from drystone.schedule.decision import Start
@@ -82,7 +82,9 @@ def measure(nodes: list[NodeSpec], num_jobs: int) -> tuple[float, float, float]:
                 job_id=one.job_id,
                 option=one.option,
                 placement=one.placement,
-                samples_per_second=maker.speed(state.jobs[one.job_id].spec, one.option),
+                samples_per_second=maker.book.run_facts(
+                    state.jobs[one.job_id].spec, 0
+                ).samples_per_second[one.option],
                 productive_seconds=40.0,
             )
         )
@@ -136,7 +138,7 @@ def _nodes(scale: int) -> list[NodeSpec]:
 def _snapshot(nodes: list[NodeSpec], num_jobs: int) -> tuple[Snapshot, ClusterState, SnapshotMaker]:
     chance = np.random.default_rng(0)
     sets = [_options(chance) for _ in range(46)]
-    maker = SnapshotMaker(tuple(nodes), GPU_TYPES, lambda job: sets[int(job.model)], STARTUP)
+    maker = SnapshotMaker(GPU_TYPES, lambda job: sets[int(job.model)], STARTUP)
     state = ClusterState(tuple(nodes))
     for index in range(num_jobs):
         job = JobSpec(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from time import perf_counter
 
 from drystone.errors import DrystoneError
-from drystone.run.world import World, carry_out, moved_options
+from drystone.run.world import World, apply
 from drystone.schedule.check import check_decisions
 from drystone.schedule.decision import Memory, Policy
 
@@ -38,10 +38,5 @@ def drive(
             problems = check_decisions(snapshot, decisions)
             if problems:
                 raise UnsoundDecisions(problems)
-            moved = moved_options(decisions, snapshot)
-            # What nobody holds any more need not be completed before the world changes.
-            del snapshot
-            carry_out(decisions, world, moved)
-        else:
-            del snapshot
+            apply(decisions, world, snapshot)
         advance()

@@ -82,11 +82,6 @@ class JobRecord:
             0.0, now_seconds - self.counted_seconds
         )
 
-    def attained_at(self, now_seconds: float) -> float:
-        """GPU seconds held by now."""
-        held = now_seconds - self.started_seconds if self.state is _RUNNING else 0.0
-        return self.attained_gpu_seconds + self.num_gpus * held
-
 
 @dataclass(slots=True)
 class ClusterState:
@@ -105,10 +100,9 @@ class ClusterState:
     rentals: RentalState = field(default_factory=RentalState)
     num_node_changes: int = 0  # of which nodes there are and can be used
     speed_share: dict[int, float] = field(default_factory=dict)  # of nodes that are slow
-    # For whoever keeps a log, or tables of what was: filled with every event, and called before.
+    # For whoever keeps a log, or tables of the jobs: filled with every event.
     log: MutableSequence[Event] = field(default_factory=_nowhere, repr=False, compare=False)
     changed: MutableSequence[JobRecord] = field(default_factory=_nowhere, repr=False, compare=False)
-    before_change: Callable[[], None] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self.nodes = list(self.nodes)
@@ -123,9 +117,6 @@ class ClusterState:
 
     def submit(self, event: Submitted) -> JobRecord:
         """A job came in, and waits."""
-        before_change = self.before_change
-        if before_change is not None:
-            before_change()
         if event.time_seconds != self.now_seconds:
             self._move_clock(event)
         spec, jobs = event.job, self.jobs
@@ -146,9 +137,6 @@ class ClusterState:
 
     def start(self, event: Started) -> JobRecord:
         """A waiting job got GPUs."""
-        before_change = self.before_change
-        if before_change is not None:
-            before_change()
         time_seconds, placement = event.time_seconds, event.placement
         if time_seconds != self.now_seconds:
             self._move_clock(event)
@@ -175,9 +163,6 @@ class ClusterState:
 
     def finish(self, event: Finished) -> JobRecord:
         """A running job did all its work; its GPUs are free again."""
-        before_change = self.before_change
-        if before_change is not None:
-            before_change()
         time_seconds = event.time_seconds
         if time_seconds != self.now_seconds:
             self._move_clock(event)
@@ -201,8 +186,6 @@ class ClusterState:
 
     def _record_other(self, event: Event) -> JobRecord | None:
         """The long way: all other kinds of events, by the tables at the end of this file."""
-        if self.before_change is not None:
-            self.before_change()
         self._move_clock(event)
         job: JobRecord | None = None
         change = _CHANGES.get(type(event))

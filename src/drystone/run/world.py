@@ -77,7 +77,7 @@ def moved_options(decisions: Sequence[Decision], snapshot: Snapshot) -> dict[str
         return found
     for decision in decisions:
         if isinstance(decision, Move):
-            status = snapshot.jobs.status(decision.job_id)
+            status = snapshot.job_status(decision.job_id)
             assert status is not None, "a checked list moves jobs that run"
             found[decision.job_id] = status.option
     return found

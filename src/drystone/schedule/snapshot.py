@@ -190,10 +190,7 @@ class WaitingJob(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class JobTable:
-    """The jobs that wait or run, one row each, in order of submission.
-
-    Whoever asks for single jobs (`status`, `waiting_from`) needs no columns of all of them.
-    """
+    """The jobs that wait or run, one row each, in order of submission."""
 
     specs: tuple[JobSpec, ...]
     option_set: IntArray  # row of the OptionTable
@@ -225,34 +222,6 @@ class JobTable:
         """Whether each job has GPUs now."""
         running: BoolArray = self.option >= 0
         return running
-
-    @property
-    def num_seen(self) -> int:
-        """Above the sequence number of every job here, and of every job that is gone."""
-        return len(self)
-
-    @property
-    def num_requeued(self) -> int:
-        """How often a job has come back to wait; -1 where nobody counts.
-
-        While it stays, who waited before waits still or has started: sequence numbers can be kept.
-        """
-        return -1
-
-    def status(self, job_id: str) -> JobStatus | None:
-        """What a job does; None where there is no such job."""
-        row = self.row_of.get(job_id)
-        if row is None:
-            return None
-        return JobStatus(int(self.option[row]), int(self.option_set[row]), self.placements[row])
-
-    def waiting_from(self, sequence: int, most: int) -> list[WaitingJob]:
-        """The first jobs that wait, `most` of them, from a sequence number on."""
-        rows = np.flatnonzero(self.option[sequence:] < 0)[:most] + sequence
-        return [
-            WaitingJob(row, self.specs[row], int(self.option_set[row]), int(self.requested[row]))
-            for row in rows.tolist()
-        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,6 +271,10 @@ class Snapshot:
     knows_lengths: bool = True
     # What a GPU of the owner's costs, by type; none where nobody charges for it.
     gpu_dollars_per_hour: Mapping[str, float] = field(default_factory=dict)
+
+    def complete(self) -> Snapshot:
+        """A snapshot for whoever keeps it: one of a running world is read before the next event."""
+        return self
 
     @cached_property
     def capacity(self) -> IntArray:
@@ -362,7 +335,32 @@ class Snapshot:
 
     def job_status(self, job_id: str) -> JobStatus | None:
         """What a job does; None where there is no such job."""
-        return self.jobs.status(job_id)
+        jobs, row = self.jobs, self.jobs.row_of.get(job_id)
+        if row is None:
+            return None
+        return JobStatus(int(jobs.option[row]), int(jobs.option_set[row]), jobs.placements[row])
+
+    def waiting_from(self, sequence: int, limit: int) -> list[WaitingJob]:
+        """The first jobs that wait, at most `limit`, from a sequence number on."""
+        jobs = self.jobs
+        rows = np.flatnonzero(jobs.option[sequence:] < 0)[:limit] + sequence
+        return [
+            WaitingJob(row, jobs.specs[row], int(jobs.option_set[row]), int(jobs.requested[row]))
+            for row in rows.tolist()
+        ]
+
+    @property
+    def num_seen(self) -> int:
+        """Above the sequence number of every job here, and of every job that is gone."""
+        return len(self.jobs)
+
+    @property
+    def num_requeued(self) -> int:
+        """How often a job has come back to wait; -1 where nobody counts.
+
+        While it stays, who waited before waits still or has started: sequence numbers can be kept.
+        """
+        return -1
 
     def option_facts(self, option_set: int, option: int) -> OptionFacts | None:
         """One option of one set; None where there is no such."""

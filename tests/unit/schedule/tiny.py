@@ -9,7 +9,7 @@ import numpy as np
 from drystone.describe.cluster import NodeSpec
 from drystone.describe.job import JobSpec
 from drystone.run.events import Started, Submitted
-from drystone.run.snapshots.maker import SnapshotMaker
+from drystone.run.snapshots import SnapshotMaker
 from drystone.run.state import ClusterState
 from drystone.schedule.measured import types_of
 from drystone.schedule.snapshot import OptionSet, Placement, Snapshot, StartupCost
@@ -51,9 +51,7 @@ def snapshot(
         return options[one.id] if isinstance(options, dict) else options
 
     state = ClusterState(list(nodes))
-    maker = SnapshotMaker(
-        tuple(nodes), types_of(nodes), options_of, startup or StartupCost(), **market
-    )
+    maker = SnapshotMaker(types_of(nodes), options_of, startup or StartupCost(), **market)
     for one in jobs:
         maker.update(state.record(Submitted(time_seconds=0.0, job=one)))
     for name, (option, placement) in (running or {}).items():
@@ -63,7 +61,9 @@ def snapshot(
                 job_id=name,
                 option=option,
                 placement=placement,
-                samples_per_second=maker.speed(state.jobs[name].spec, option),
+                samples_per_second=maker.book.run_facts(
+                    state.jobs[name].spec, 0
+                ).samples_per_second[option],
                 productive_seconds=0.0,
             )
         )

@@ -19,7 +19,7 @@ from drystone.run.events import Refused, Started, Stopped
 from drystone.run.lifecycle import JobState
 from drystone.run.loop import drive
 from drystone.run.simulate.clock import VirtualTime
-from drystone.run.snapshots.maker import SnapshotMaker
+from drystone.run.snapshots import PresentSnapshot, SnapshotMaker
 from drystone.run.state import ClusterState, JobRecord
 from drystone.schedule.decision import Policy
 from drystone.schedule.snapshot import OptionSet, Placement, Snapshot, StartupCost
@@ -116,7 +116,6 @@ class _World:
         } | {record.spec.id for _, record in present.held}
         self._options, self._startup = present.options, present.startup
         self._maker = SnapshotMaker(
-            tuple(state.nodes),
             present.gpu_types,
             lambda spec: present.options[spec.id],
             present.startup,
@@ -126,7 +125,7 @@ class _World:
         for record in state.active.values():
             self._maker.update(record)
             if record.state is JobState.RUNNING and record.samples_per_second > 0:
-                self._time.when_done(record.spec.total_samples, None, record)
+                self._time.finish_when_done(record)
         for retry_seconds, record in present.held:
             self._time.later(retry_seconds, self._come_back, record)
         self._wakes: set[float] = set()
@@ -147,7 +146,7 @@ class _World:
 
     def observe(self) -> Snapshot:
         """What will be the case."""
-        return self._maker.look()
+        return PresentSnapshot(self._maker, self._time.state, self._time.now_seconds)
 
     def launch(self, job_id: str, option: int, placement: Placement, reason: str) -> None:
         """Start a waiting job."""
@@ -169,7 +168,7 @@ class _World:
                 reason=reason,
             )
         )
-        self._time.when_done(record.spec.total_samples, None, record)
+        self._time.finish_when_done(record)
 
     def stop(self, job_id: str, reason: str) -> None:
         """Take a running job's GPUs."""
@@ -210,7 +209,6 @@ class _World:
         self._num_held -= 1
         state = self._time.state
         state.jobs[record.spec.id] = state.active[record.spec.id] = record
-        self._maker.keep()
         self._maker.update(record)
 
 

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 
@@ -53,9 +53,9 @@ from drystone.run.events import (
 from drystone.run.job_rows import job_rows
 from drystone.run.lifecycle import TERMINAL, JobState
 from drystone.run.renting.provider import Renting, with_rentable
-from drystone.run.snapshots.maker import SnapshotMaker, take_jobs
+from drystone.run.snapshots import SnapshotMaker
 from drystone.run.state import JobRecord
-from drystone.schedule.snapshot import OptionSet, Placement, Snapshot, StartupCost
+from drystone.schedule.snapshot import JobTable, OptionSet, Placement, Snapshot, StartupCost
 
 _NO_CHANGE = (Progressed, Decided, Launched, Described, TokenMade, TokenRevoked)  # for policies
 
@@ -197,7 +197,7 @@ class Journal:
                 [not self.is_held_back(spec.id, now) for spec in made.jobs.specs], dtype=bool
             )
             if not kept.all():
-                made = replace(made, jobs=take_jobs(made.jobs, np.flatnonzero(kept)))
+                made = replace(made, jobs=_take_jobs(made.jobs, np.flatnonzero(kept)))
             return self._without_unusable(made) if self.live.drained or self.taken else made
 
     def is_held_back(self, job_id: str, now_seconds: float) -> bool:
@@ -263,7 +263,6 @@ class Journal:
         if self._maker is None or self.unplannable.is_any_due:
             rent = self.renting
             self._maker = SnapshotMaker(
-                tuple(self.live.state.nodes),
                 self.gpu_types,
                 self.options_of,
                 self._startup,
@@ -377,3 +376,14 @@ def _sizes(cluster: ClusterSpec) -> object:
         total, largest = sizes.get(node.gpu, (0, 0))
         sizes[node.gpu] = (total + node.num_gpus, max(largest, node.num_gpus))
     return sizes, dict(cluster.emulations), dict(cluster.dollars_per_gpu_hour)
+
+
+def _take_jobs(jobs: JobTable, rows: np.ndarray) -> JobTable:
+    """Some rows of a table of jobs."""
+    columns = {field.name: getattr(jobs, field.name) for field in fields(JobTable)}
+    for name, column in columns.items():
+        if isinstance(column, tuple):
+            columns[name] = tuple(column[row] for row in rows)
+        elif column is not None:
+            columns[name] = column[rows]
+    return JobTable(**columns)

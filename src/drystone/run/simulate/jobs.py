@@ -57,9 +57,9 @@ class JobRuns:
 
     def expect(self, jobs: Sequence[JobSpec]) -> None:
         """Let every job come in at its time."""
-        self._time.expect(jobs, self.submit if self._errs else None)
+        self._time.expect(jobs, self._submit)
 
-    def submit(self, time_seconds: float, job: JobSpec) -> None:
+    def _submit(self, time_seconds: float, job: JobSpec) -> None:
         """A job comes in; how far its options are off is drawn."""
         if self._errs:
             factors = self._dice.speed_factors(len(self._gpu_types)).tolist()
@@ -88,7 +88,7 @@ class JobRuns:
         elif facts.end_samples < spec.total_samples:
             self._plan_end(job, facts)
         else:
-            self._time.when_done(spec.total_samples, None, job)
+            self._time.finish_when_done(job)
 
     def stop(self, job_id: str, reason: str) -> None:
         """Take a running job's GPUs; its progress is kept."""
@@ -129,7 +129,7 @@ class JobRuns:
         if facts.end_samples < record.spec.total_samples:
             self._time.when_done(facts.end_samples, self._enter_next_phase, record)
         else:
-            self._time.when_done(record.spec.total_samples, None, record)
+            self._time.finish_when_done(record)
 
     def _fail(self, time_seconds: float, record: JobRecord) -> None:
         self._time.record(

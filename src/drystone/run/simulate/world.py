@@ -21,7 +21,7 @@ from drystone.run.simulate.faults import Dice, FaultSpec
 from drystone.run.simulate.jobs import JobRuns
 from drystone.run.simulate.market import RentalDesk
 from drystone.run.simulate.node_faults import NodeFaults
-from drystone.run.snapshots.maker import SnapshotMaker
+from drystone.run.snapshots import PresentSnapshot, SnapshotMaker
 from drystone.run.state import ClusterState
 from drystone.schedule.phases import Options
 from drystone.schedule.snapshot import Placement, Snapshot, StartupCost
@@ -51,7 +51,6 @@ class SimulatedWorld:
         _check(nodes, offers, gpu_types)
         startup = startup or StartupCost()
         self._maker = SnapshotMaker(
-            tuple(nodes),
             tuple(gpu_types),
             options_of,
             startup,
@@ -98,7 +97,7 @@ class SimulatedWorld:
 
     def observe(self) -> Snapshot:
         """What is the case now."""
-        return self._maker.look()
+        return PresentSnapshot(self._maker, self.state, self.state.now_seconds)
 
     def launch(self, job_id: str, option: int, placement: Placement, reason: str) -> None:
         """Start a waiting job."""

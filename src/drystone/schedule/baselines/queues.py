@@ -126,20 +126,19 @@ class _Candidate(NamedTuple):
 def fifo(snapshot: Snapshot, memory: Memory) -> tuple[list[Decision], Memory]:
     """Start waiting jobs in order of arrival; per GPU type, stop at the first that does not fit."""
     before = memory if isinstance(memory, FifoMemory) else None
-    jobs = snapshot.jobs
-    if before is None or before.num_requeued != jobs.num_requeued or jobs.num_requeued < 0:
+    num_requeued, num_seen = snapshot.num_requeued, snapshot.num_seen
+    if before is None or before.num_requeued != num_requeued or num_requeued < 0:
         num_types = len(snapshot.gpu_types)
-        before = FifoMemory(num_seen=0, heads=(0,) * num_types, num_requeued=jobs.num_requeued)
-    num_seen = jobs.num_seen
+        before = FifoMemory(num_seen=0, heads=(0,) * num_types, num_requeued=num_requeued)
     decisions: list[Decision] = []
     if before.num_seen == num_seen and min(before.heads, default=num_seen) >= num_seen:
         return [], before  # nobody waits
     num_new = num_seen - before.num_seen
-    for job in jobs.waiting_from(before.num_seen, num_new) if num_new else ():
+    for job in snapshot.waiting_from(before.num_seen, num_new) if num_new else ():
         if rigid_option(snapshot, job.option_set, job.requested) < 0:
             decisions.append(refuse(job.spec.id))
     starts, heads = _start(snapshot, before.heads, num_seen)
-    after = FifoMemory(num_seen=num_seen, heads=heads, num_requeued=jobs.num_requeued)
+    after = FifoMemory(num_seen=num_seen, heads=heads, num_requeued=num_requeued)
     return decisions + starts, after
 
 
@@ -179,8 +178,8 @@ def _start(
 
 def _queue(snapshot: Snapshot, kind: int, sequence: int, num_seen: int) -> Iterator[_Candidate]:
     """Waiting jobs that want a type, the oldest first, from a sequence number on."""
-    jobs, chunk = snapshot.jobs, _FIRST_CHUNK
-    while sequence < num_seen and (found := jobs.waiting_from(sequence, chunk)):
+    chunk = _FIRST_CHUNK
+    while sequence < num_seen and (found := snapshot.waiting_from(sequence, chunk)):
         for job in found:
             option = rigid_option(snapshot, job.option_set, job.requested)
             facts = snapshot.options.facts(job.option_set, option)

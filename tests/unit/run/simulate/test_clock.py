@@ -14,7 +14,7 @@ from drystone.errors import DrystoneError
 from drystone.run.events import Finished, Started, Submitted
 from drystone.run.lifecycle import IllegalTransition
 from drystone.run.simulate.clock import VirtualTime
-from drystone.run.snapshots.maker import SnapshotMaker
+from drystone.run.snapshots import PresentSnapshot, SnapshotMaker
 from drystone.run.state import ClusterState
 from drystone.schedule.snapshot import OptionSet, StartupCost
 
@@ -27,7 +27,7 @@ def no_options(_: JobSpec) -> OptionSet:
 
 
 def new_time() -> VirtualTime:
-    maker = SnapshotMaker(tuple(NODES), ("A",), no_options, StartupCost())
+    maker = SnapshotMaker(("A",), no_options, StartupCost())
     return VirtualTime(ClusterState(NODES), maker)
 
 
@@ -81,27 +81,27 @@ def test_it_is_a_heap_of_what_is_planned_with_the_jobs_first(first, jobs, delays
 
 def test_time_that_passes_without_an_event_makes_another_present():
     time = new_time()
-    before, again = time.maker.look(), time.maker.look()
+    before = PresentSnapshot(time.maker, time.state, time.now_seconds)
     time.later(5.0, lambda _: None)
     time.step()
-    after = time.maker.look()
+    after = PresentSnapshot(time.maker, time.state, time.now_seconds)
 
-    assert before is again
     assert (before.now_seconds, after.now_seconds) == (0.0, 5.0)
+    assert before.nodes.free.tolist() == after.nodes.free.tolist() == [4]
 
 
 def test_a_job_finishes_when_its_work_is_done_unless_it_goes_on_otherwise():
     time = new_time()
-    time.expect([SPEC])
+    time.expect([SPEC], lambda now, spec: time.record(Submitted(now, spec)))
     time.step()
     job = time.record(Started(0.0, "j", 0, ((0, 2),), 2.0, 1.0))
     assert job is not None
-    time.when_done(10.0, None, job)
+    time.finish_when_done(job)
     assert time.next_seconds() == 6.0
     job.num_changes += 1  # as a change of speed does
     time.step()
     assert [type(one) for one in time.log] == [Submitted, Started]
-    time.when_done(10.0, None, job)
+    time.finish_when_done(job)
     time.step()
 
     assert time.log[-1] == Finished(6.0, "j")

@@ -114,7 +114,7 @@ def test_a_snapshot_tells_what_is_rented_and_what_is_on_its_way():
     seen = []
 
     def watch(snapshot, memory):
-        seen.append(snapshot)
+        seen.append(snapshot.complete())
         return rent_for_each(snapshot, memory)
 
     world = world_of(queue(2, apart=60.0), nodes=[node("own", num_gpus=2)])

@@ -25,8 +25,7 @@ from drystone.run.simulate.clock import VirtualTime
 from drystone.run.simulate.collection import NEW_OBJECTS, rare_collection
 from drystone.run.simulate.faults import FaultSpec
 from drystone.run.simulate.world import SimulatedWorld
-from drystone.run.snapshots.lazy_tables import LazyJobTable
-from drystone.run.snapshots.maker import SnapshotMaker
+from drystone.run.snapshots import SnapshotMaker
 from drystone.run.state import ClusterState, replay
 from drystone.schedule.baselines.queues import fifo
 from drystone.schedule.decision import Start
@@ -144,7 +143,7 @@ def test_a_log_out_of_order_is_refused():
 
 
 def test_what_is_due_at_one_time_happens_in_the_order_it_was_planned_jobs_first():
-    maker = SnapshotMaker(tuple(NODES), ("A",), lambda _: OPTIONS, StartupCost())
+    maker = SnapshotMaker(("A",), lambda _: OPTIONS, StartupCost())
     time = VirtualTime(ClusterState(list(NODES)), maker)
     happened: list[str] = []
     for name in "abc":
@@ -194,33 +193,11 @@ def test_wrong_faults_are_refused():
         FaultSpec(failed_start_share=1.0)
 
 
-def test_snapshots_that_somebody_holds_stay_as_they_were():
-    """Their columns are made when they are read, or at the last moment before the world changes."""
-    world = SimulatedWorld(
-        jobs=jobs(2), nodes=NODES, options_of=lambda _: OPTIONS, gpu_types=("A",)
-    )
-    first, again = world.observe(), world.observe()
-    nodes, table = world.observe().nodes, world.observe().jobs
-    world.launch("j0", 0, ((0, 4),), "test")
-    world.advance()
-
-    for held in (first, again):
-        assert held.now_seconds == 0.0
-        assert held.jobs.option.tolist() == [-1]
-        assert held.nodes.free.tolist() == [4, 4]
-        assert held.job_status("j0").option == -1
-        assert list(held.free_by_node()) == [4, 4]
-    assert nodes.free.tolist() == [4, 4]
-    assert [spec.id for spec in table.specs] == ["j0"]
-    assert world.observe().jobs.option.tolist() == [0, -1]
-    assert world.observe().nodes.free.tolist() == [0, 4]
-
-
 def test_a_run_that_keeps_its_snapshots_goes_like_one_that_does_not():
     kept = []
 
     def keep(snapshot, memory):
-        kept.append(snapshot)
+        kept.append(snapshot.complete())
         return fifo(snapshot, memory)
 
     def world_of() -> SimulatedWorld:
@@ -256,20 +233,3 @@ def test_garbage_is_looked_for_as_often_as_before_once_a_run_is_over():
         assert gc.get_threshold()[0] >= NEW_OBJECTS
 
     assert gc.get_threshold() == before
-
-
-def test_tables_that_a_policy_only_glanced_at_are_not_completed(monkeypatch):
-    """Completing them for nobody takes many times as long as the rest of an event."""
-    completed = []
-    monkeypatch.setattr(LazyJobTable, "keep", lambda table: completed.append(table))
-
-    def glance(snapshot, memory):
-        assert len(snapshot.jobs) > 0
-        return fifo(snapshot, memory)
-
-    world = SimulatedWorld(
-        jobs=jobs(5), nodes=NODES, options_of=lambda _: OPTIONS, gpu_types=("A",)
-    )
-    drive(world, glance)
-
-    assert completed == []

@@ -401,7 +401,8 @@ def test_what_starts_really_cost_is_learned_from_the_money(told_seconds, true_se
     true = StartupCost(seconds_per_gpu=true_seconds, most_seconds=true_seconds)
     world = MarketWorld(jobs, {"m": options(1.0, 1.8, 3.2)}, offers, 10.0, startup=true)
     # Policies are told something else than what happens.
-    world._maker.startup = StartupCost(seconds_per_gpu=told_seconds, most_seconds=told_seconds)
+    told = StartupCost(seconds_per_gpu=told_seconds, most_seconds=told_seconds)
+    world._maker.constants["startup"] = told
     memory = None
     while not world.is_over:
         snapshot = world.observe()

@@ -1,1 +1,0 @@
-"""From the state of a cluster to the snapshot that a policy sees."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.concurrency import run_in_threadpool
@@ -13,22 +13,46 @@ from drystone.errors import DrystoneError
 from drystone.run.control.controller import Controller
 from drystone.service.answers import TooMany, answer_json, found
 from drystone.service.auth.callers import ADMIN, VIEWER, caller_now
-from drystone.service.feed import Feed, events_for
+from drystone.service.feed import Feed, Happenings, events_for
 from drystone.service.prometheus import CONTENT_TYPE, Metrics
 from drystone.service.shapes import (
     MOST_SEQUENCE,
-    Alive,
-    Cluster,
     Failure,
-    Happenings,
-    Health,
     JobId,
-    Moved,
+    Shape,
 )
-from drystone.service.views import cluster_view
+from drystone.service.views import Cluster
 
 _LONGEST_WAIT: Final = 30.0
 _MOST_EVENTS: Final = 10_000
+
+
+class Moved(Shape):
+    """A node that was drained, and who left it."""
+
+    node: str
+    moved: list[str]
+
+
+class Health(Shape):
+    """How the controller is."""
+
+    status: Literal["ok", "troubled"]
+    version: str
+    is_emulated: bool
+    policy: str
+    epoch: int
+    last_sequence: int
+    decision_seconds: float
+    last_error: str
+    num_jobs_put_aside: int  # that could not be looked after, and are tried again
+    now_seconds: float
+
+
+class Alive(Shape):
+    """For probes."""
+
+    status: str
 
 
 def cluster_routes(
@@ -50,8 +74,8 @@ def _add_cluster(router: APIRouter, controller: Controller) -> None:
     def cluster() -> Response:
         """Nodes, GPUs, money."""
         with journal.lock:
-            view = cluster_view(controller, journal.now())
-        return answer_json(view)
+            answer = Cluster.of(controller, journal.now())
+        return answer_json(answer)
 
     @router.post(
         "/v1/nodes/{node}/drain",
@@ -64,7 +88,7 @@ def _add_cluster(router: APIRouter, controller: Controller) -> None:
         """Start nothing more there, and move away what runs."""
         with journal.acting(caller_now().actor):
             moved = found(lambda: controller.drain(node))
-        return answer_json({"node": node, "moved": moved})
+        return answer_json(Moved(node=node, moved=moved))
 
     @router.post(
         "/v1/nodes/{node}/undrain",
@@ -77,7 +101,7 @@ def _add_cluster(router: APIRouter, controller: Controller) -> None:
         """Use it again."""
         with journal.acting(caller_now().actor):
             found(lambda: controller.undrain(node))
-        return answer_json({"node": node, "moved": []})
+        return answer_json(Moved(node=node, moved=[]))
 
 
 def _add_events(router: APIRouter, controller: Controller, feed: Feed) -> None:
@@ -164,18 +188,18 @@ def _add_health(router: APIRouter, controller: Controller, metrics: Metrics) -> 
     def health() -> Response:
         """Whether it works, and how well."""
         return answer_json(
-            {
-                "status": "ok" if not controller.last_error else "troubled",
-                "version": __version__,
-                "is_emulated": controller.cluster.is_emulated,
-                "policy": controller.settings.policy,
-                "epoch": journal.lease.epoch,
-                "last_sequence": journal.sequence,
-                "decision_seconds": controller.decision_seconds,
-                "last_error": controller.last_error,
-                "num_jobs_put_aside": len(controller.reconciler.troubles.by_job),
-                "now_seconds": journal.now(),
-            }
+            Health(
+                status="ok" if not controller.last_error else "troubled",
+                version=__version__,
+                is_emulated=controller.cluster.is_emulated,
+                policy=controller.settings.policy,
+                epoch=journal.lease.epoch,
+                last_sequence=journal.sequence,
+                decision_seconds=controller.decision_seconds,
+                last_error=controller.last_error,
+                num_jobs_put_aside=len(controller.reconciler.troubles.by_job),
+                now_seconds=journal.now(),
+            )
         )
 
     @router.get(
@@ -184,9 +208,8 @@ def _add_health(router: APIRouter, controller: Controller, metrics: Metrics) -> 
     async def healthz() -> Response:
         """Whether the process goes on; for probes, without a token."""
         is_well = not controller.world.is_leaving
-        return answer_json(
-            {"status": "ok" if is_well else "leaving"}, status=200 if is_well else 503
-        )
+        status = Alive(status="ok" if is_well else "leaving")
+        return answer_json(status, status=200 if is_well else 503)
 
     @router.get(
         "/readyz", response_model=Alive, responses={503: {"model": Alive}}, tags=["service"]
@@ -196,8 +219,8 @@ def _add_health(router: APIRouter, controller: Controller, metrics: Metrics) -> 
         try:
             controller.store.last_sequence()
         except DrystoneError:
-            return answer_json({"status": "the database cannot be read"}, status=503)
-        return answer_json({"status": "ok"})
+            return answer_json(Alive(status="the database cannot be read"), status=503)
+        return answer_json(Alive(status="ok"))
 
     @router.get(
         "/metrics",

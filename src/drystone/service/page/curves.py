@@ -1,4 +1,4 @@
-"""What did the launches of a job report, and how is its work divided? Read from what they wrote."""
+"""Curves, division of work, life and price history for the page, from files and the event log."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from drystone.run.control.store import Store
 from drystone.run.engines.agent.launches import open_plain
 from drystone.run.events import load_line
 from drystone.run.job_output import BadReport, parse_report
+from drystone.service.views import JobDetails, Launch
 from drystone.units import HOUR_SECONDS
 
 Table = dict[str, Any]
@@ -21,33 +22,32 @@ _MOST_BYTES: Final = 2_000_000  # of the reports of one launch, from the end
 _MOST_LAUNCHES: Final = 40  # whose reports are read, the last ones
 
 
-def read_curves(folder: Path, job_id: str, details: Table, *, most: int) -> list[Table]:
+def read_curves(folder: Path, job: JobDetails, *, most: int) -> list[Table]:
     """`[{epoch, points: [[step, loss, step_seconds]]}]` of all launches, from their reports.
 
     Where reports lie elsewhere (another machine's disk), what the controller heard of the last one.
     """
-    found = []
-    for launch in details["launches"][-_MOST_LAUNCHES:]:
-        points = read_reports(_report_file(folder, job_id, details, launch))
+    found: list[Table] = []
+    for launch in job.launches[-_MOST_LAUNCHES:]:
+        points = read_reports(_report_file(folder, job, launch))
         if points:
-            found.append({"epoch": launch["epoch"], "points": points})
-    if details["curve"] and details["launches"]:
-        epoch = details["launches"][-1]["epoch"]
-        if not any(one["epoch"] == epoch for one in found):
-            found.append({"epoch": epoch, "points": details["curve"]})
-    total = sum(len(one["points"]) for one in found)
-    for one in found:
-        share = max(2, round(most * len(one["points"]) / max(total, 1)))
-        one["points"] = thin_out(one["points"], share)
+            found.append({"epoch": launch.epoch, "points": points})
+    if job.curve and job.launches:
+        epoch = job.launches[-1].epoch
+        if not any(curve["epoch"] == epoch for curve in found):
+            found.append({"epoch": epoch, "points": job.curve})
+    total = sum(len(curve["points"]) for curve in found)
+    for curve in found:
+        share = max(2, round(most * len(curve["points"]) / max(total, 1)))
+        curve["points"] = thin_out(curve["points"], share)
     return found
 
 
-def _report_file(folder: Path, job_id: str, details: Table, launch: Table) -> Path:
-    epoch = launch["epoch"]
-    if details["description"].get("command") or not launch["devices"]:
-        return folder / "jobs" / job_id / f"epoch-{epoch}" / "progress.jsonl"
-    node = str(launch["devices"][0][0])
-    return folder / "agents" / node / "launches" / f"{job_id}.{epoch}" / "rank-0.out"
+def _report_file(folder: Path, job: JobDetails, launch: Launch) -> Path:
+    if job.description.get("command") or not launch.devices:
+        return folder / "jobs" / job.id / f"epoch-{launch.epoch}" / "progress.jsonl"
+    node = launch.devices[0][0]
+    return folder / "agents" / node / "launches" / f"{job.id}.{launch.epoch}" / "rank-0.out"
 
 
 def read_reports(path: Path) -> list[list[Any]]:
@@ -80,14 +80,14 @@ def thin_out(points: Sequence[Any], most: int) -> list[Any]:
     return [points[round(number * last / (most - 1))] for number in range(most)]
 
 
-def read_picture(folder: Path, job_id: str, launch: Table, gpus: Mapping[str, str]) -> Table:
+def read_picture(folder: Path, job_id: str, launch: Launch, gpus: Mapping[str, str]) -> Table:
     """Who computes what and holds what in a launch (docs/page.md)."""
     seats = [
         {"rank": rank, "node": node, "device": device, "gpu": gpus.get(node, "gone")}
-        for rank, (node, device) in enumerate(launch["devices"])
+        for rank, (node, device) in enumerate(launch.devices)
     ]
-    made = {"epoch": launch["epoch"], "plan": launch["plan"]}
-    path = folder / "jobs" / job_id / f"epoch-{launch['epoch']}" / "plan.json"
+    made = {"epoch": launch.epoch, "plan": launch.plan}
+    path = folder / "jobs" / job_id / f"epoch-{launch.epoch}" / "plan.json"
     try:
         plan = json.loads(path.read_text(encoding="utf-8"))["plan"]
         return made | _divided(plan, seats)

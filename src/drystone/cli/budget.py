@@ -8,8 +8,8 @@ import typer
 
 from drystone.cli.columns import counted
 from drystone.cli.live import Folder, Table, connected
+from drystone.cli.options import AsJson
 from drystone.cli.output import Column
-from drystone.cli.request import AsJson
 
 _ACCOUNTS = (
     Column(header="team", justify="left", style="bold green"),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from drystone.cli.live import Folder, Table, connected, say_emulated
+from drystone.cli.options import AsJson
 from drystone.cli.output import Column
-from drystone.cli.request import AsJson
 
 _COLUMNS = (
     Column(header="node", justify="left", style="bold green"),

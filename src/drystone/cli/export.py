@@ -9,8 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from drystone.cli.names import words
-from drystone.cli.request import ClusterFile
+from drystone.cli.options import ClusterFile, words
 from drystone.errors import DrystoneError, InvalidSpec, UnknownName
 
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from drystone.cli.columns import counted
-from drystone.cli.names import complete_gpus
-from drystone.cli.request import ClusterFile
+from drystone.cli.options import ClusterFile, complete_gpus
 
 if TYPE_CHECKING:
     from drystone.describe.gpu import GpuSpec

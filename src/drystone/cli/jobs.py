@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from drystone.cli.live import Folder, connected, watch
+from drystone.cli.options import AsJson
 from drystone.cli.quick import show_page
-from drystone.cli.request import AsJson
 
 if TYPE_CHECKING:
     from drystone.service.client import Client

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from drystone.cli.names import complete_models
+from drystone.cli.options import complete_models
 
 if TYPE_CHECKING:
     from drystone.describe.model import ModelSpec

@@ -14,24 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from drystone.cli.estimate_view import ITEM_WORDS, bar
-from drystone.cli.names import complete_pool
+from drystone.cli.options import AsJson, ModelName, complete_pool, takes_groups
 from drystone.cli.output import HeadedTable, counted, make_console
-from drystone.cli.request import (
-    AsJson,
-    AttentionWord,
-    Compiled,
-    Dropout,
-    LauncherName,
-    LoraRank,
-    LossWord,
-    ModelName,
-    OffloadWord,
-    OptimizerWord,
-    PrecisionWord,
-    SeqLen,
-    StepKernelWord,
-    TuningWord,
-)
+from drystone.cli.request import RecipeOptions
 from drystone.plan.plan import Plan, StagePlan, Way
 from drystone.plan.smallest import Answer
 from drystone.units import GiB, format_bytes, format_seconds
@@ -42,8 +27,10 @@ if TYPE_CHECKING:
     from drystone.describe.recipe import Recipe
 
 
+@takes_groups
 def plan(
     model: ModelName,
+    *,
     gpus: Annotated[
         str,
         typer.Option(
@@ -55,24 +42,15 @@ def plan(
         Path | None,
         typer.Option(help="A cluster file: its nodes where --gpus names none, its types, prices."),
     ] = None,
-    seq_len: SeqLen = 0,
     global_batch: Annotated[int, typer.Option(help="Sequences in a step.", min=1)] = 256,
-    precision: PrecisionWord = "auto",
-    optimizer: OptimizerWord = "adam",
-    step_kernel: StepKernelWord = "fused",
-    attention: AttentionWord = "fused",
-    loss: LossWord = "plain",
-    tuning: TuningWord = "full",
-    lora_rank: LoraRank = 16,
-    offload: OffloadWord = "none",
-    compiled: Compiled = False,
-    dropout: Dropout = 0.0,
-    launcher: LauncherName = "drystone",
+    recipe: RecipeOptions,
     network: Annotated[str, typer.Option(help="Between unlike nodes, e.g. 'Ethernet 100'.")] = "",
     prices: Annotated[
         str, typer.Option(help="Your own, e.g. A100-80G=1.80,V100-32G=0.90; else examples.")
     ] = "",
-    most: Annotated[int, typer.Option(help="How many plans to show.", min=1)] = 8,
+    limit: Annotated[
+        int, typer.Option("--limit", "--most", help="How many plans to show.", min=1)
+    ] = 8,
     explain: Annotated[bool, typer.Option("--explain", help="Itemise the winner.")] = False,
     plot: Annotated[
         Path | None, typer.Option(help="Draw time against price into this file.")
@@ -91,31 +69,18 @@ def plan(
     With --json: {model, recipe, gpus, own_gpu_types, plans: [{format, plan, derived}]}, or where no
     GPUs are named {model, recipe, answers: [{gpu, smallest, cheapest, fastest}]}.
     """
-    from drystone.cli.request import (
-        auto_precision,
-        build_recipe,
-        find_pool,
-        find_prices,
-        find_shape,
-        read_cluster,
-    )
-    from drystone.describe.layout import Layout
+    from drystone.cli.request import find_pool, find_prices, find_shape, read_cluster
 
     shape = find_shape(model)
-    recipe = build_recipe(
-        shape, Layout(), seq_len=seq_len, global_batch=global_batch,
-        precision=auto_precision(precision), optimizer=optimizer, step_kernel=step_kernel,
-        recompute="none", attention=attention, loss=loss, tuning=tuning, lora_rank=lora_rank,
-        offload=offload, compiled=compiled, dropout=dropout, launcher=launcher,
-    )  # fmt: skip
-    chooses = precision == "auto"
+    wanted = recipe.recipe(shape, global_batch=global_batch)
+    chooses = recipe.precision == "auto"
     file = read_cluster(cluster)
     dollars = find_prices(prices, file)
     if gpus or (file is not None and file.nodes):
         pool = find_pool(gpus, network, file)
-        _plan_pool(shape, recipe, pool, dollars, chooses, most, explain, plot, save, as_json)
+        _plan_pool(shape, wanted, pool, dollars, chooses, limit, explain, plot, save, as_json)
     else:
-        _find_gpus(shape, recipe, dollars, most, as_json)
+        _find_gpus(shape, wanted, dollars, limit, as_json)
 
 
 def _plan_pool(
@@ -124,7 +89,7 @@ def _plan_pool(
     pool: Pool,
     prices: dict[str, float],
     chooses_precision: bool,
-    most: int,
+    limit: int,
     explain: bool,
     plot: Path | None,
     save: Path | None,
@@ -158,13 +123,13 @@ def _plan_pool(
                 "recipe": to_plain(recipe),
                 "gpus": str(pool),
                 "own_gpu_types": [group.gpu.name for group in pool.groups if group.gpu.is_own],
-                "plans": [one.to_json() for one in found.plans[:most]],
+                "plans": [one.to_json() for one in found.plans[:limit]],
             }
         )
         return
     from drystone.cli.plan import print_plans
 
-    print_plans(found.plans, most=most, explain=explain)
+    print_plans(found.plans, limit=limit, explain=explain)
     say_own(group.gpu for group in pool.groups)
     for path, what in ((plot, "Drawn"), (save, "Saved")):
         if path is not None:
@@ -172,7 +137,7 @@ def _plan_pool(
 
 
 def _find_gpus(
-    shape: ModelSpec, recipe: Recipe, prices: dict[str, float], most: int, as_json: bool
+    shape: ModelSpec, recipe: Recipe, prices: dict[str, float], limit: int, as_json: bool
 ) -> None:
     from drystone.cli.output import make_console, print_json
     from drystone.describe.catalogue import load_gpus
@@ -198,13 +163,13 @@ def _find_gpus(
         return
     from drystone.cli.plan import print_answers
 
-    print_answers(answers, most=most)
+    print_answers(answers, limit=limit)
 
 
 _BAR_WIDTH = 10
 
 
-def print_plans(plans: Sequence[Plan], *, most: int, explain: bool) -> None:
+def print_plans(plans: Sequence[Plan], *, limit: int, explain: bool) -> None:
     """The ranked table, the winner's reason, and its items if asked for."""
     console = make_console()
     first = plans[0]
@@ -217,10 +182,10 @@ def print_plans(plans: Sequence[Plan], *, most: int, explain: bool) -> None:
         )
     )
     console.print()
-    _print_table(console, plans[:most])
+    _print_table(console, plans[:limit])
     console.print()
     console.print(Text.assemble(("1 ", "bold"), first.reason))
-    marked = {plan.not_executable for plan in plans[:most] if plan.not_executable}
+    marked = {plan.not_executable for plan in plans[:limit] if plan.not_executable}
     for words in sorted(marked):
         console.print(Text(f"* {words}", style="yellow"))
     if explain:
@@ -336,14 +301,14 @@ def _print_items(plan: Plan) -> None:
     console.print(table)
 
 
-def print_answers(answers: Sequence[Answer], *, most: int) -> None:
+def print_answers(answers: Sequence[Answer], *, limit: int) -> None:
     """What each GPU type would need, the cheapest for a token first."""
     console = make_console()
     table = HeadedTable(f"{answers[0].smallest.model.name}: which GPUs would do")
     table.add_column("GPU", style="cyan")
     for header in ("fewest", "cheapest", "$/B tokens", "fastest", "tokens/s"):
         table.add_column(header, justify="right")
-    for answer in answers[:most]:
+    for answer in answers[:limit]:
         dollars = answer.cheapest.dollars_per_billion_tokens
         table.add_row(
             answer.gpu,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from drystone.cli.names import complete_policies, words
+from drystone.cli.options import complete_policies, words
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -6,7 +6,7 @@ import datetime
 from typing import Any
 
 from drystone.cli.live import Folder, JobId, connected, format_end, format_gpus, quoted, state_word
-from drystone.cli.request import AsJson
+from drystone.cli.options import AsJson
 
 
 def show(job: JobId, folder: Folder = None, as_json: AsJson = False) -> None:

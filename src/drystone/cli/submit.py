@@ -10,8 +10,7 @@ import typer
 
 from drystone.cli.columns import counted, money
 from drystone.cli.live import Folder, connected, format_gpus, say_emulated
-from drystone.cli.names import complete_models
-from drystone.cli.request import AsJson
+from drystone.cli.options import AsJson, complete_models
 
 
 def submit(

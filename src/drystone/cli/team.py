@@ -8,7 +8,7 @@ import typer
 
 from drystone.cli.columns import counted
 from drystone.cli.live import Folder, connected, quoted
-from drystone.cli.request import AsJson
+from drystone.cli.options import AsJson
 
 group = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
 NO_LIMIT = "none"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from drystone.cli.live import Folder, connected
-from drystone.cli.request import AsJson
+from drystone.cli.options import AsJson
 
 if TYPE_CHECKING:
     from drystone.service.auth.offline import OfflineTokens

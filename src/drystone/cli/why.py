@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from drystone.cli.live import Folder, JobId, connected, quoted
+from drystone.cli.options import AsJson
 from drystone.cli.quick import show_reasons
-from drystone.cli.request import AsJson
 
 
 def why(job: JobId, folder: Folder = None, as_json: AsJson = False) -> None:

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 _ACTS = (
     (
         "You have eight A100 and eight V100. How should Llama-3-8B use them, all at once?",
-        "plan llama-3-8b --gpus 8xA100-80G,8xV100-32G --most 4",
+        "plan llama-3-8b --gpus 8xA100-80G,8xV100-32G --limit 4",
     ),
     (
         "You have no GPUs yet. Which would do, and which is cheapest for a token?",
-        "plan mistral-7b-v0.1 --most 6",
+        "plan mistral-7b-v0.1 --limit 6",
     ),
     (
         "Does this one split fit, and where do memory and time go?",
@@ -214,8 +214,9 @@ def _tell(client: Client, killed: str) -> None:
     """What happened to each job, event by event, with the reasons."""
     from rich.text import Text
 
-    from drystone.cli.live import JOB_COLUMNS, job_row, say_emulated
+    from drystone.cli.live import JOB_COLUMNS, job_row
     from drystone.cli.output import make_console, print_table, printable
+    from drystone.cli.quick import say_emulated
 
     answer = client.get("/v1/jobs")
     rows = [job_row(job, answer["now_seconds"]) for job in answer["jobs"]]

@@ -119,7 +119,7 @@ EXAMPLES: Final = MappingProxyType(
         "pause": (("give the GPUs of job 3 to others for a while", "pause 3"),),
         "resume": (("let it go on", "resume 3"),),
         "cluster": (("nodes, GPUs, and who uses them", "cluster"), ("", "cluster --json")),
-        "budget": (("what was spent, by job and by node", "budget --most 50"),),
+        "budget": (("what was spent, by job and by node", "budget --limit 50"),),
         "drain": (
             ("before maintenance, and after it", "drain node-1"),
             ("", "drain node-1 --undo"),

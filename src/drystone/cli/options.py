@@ -105,6 +105,7 @@ def takes_groups(verb: Callable[..., Any]) -> Callable[..., Any]:
             given[name] = group(**{field: given.pop(field) for field in fields})
         return verb(**given)
 
+    del run.__wrapped__  # whoever unwraps wants the options, not the groups
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from drystone.cli.columns import counted, money
-from drystone.cli.live import Folder, connected, format_gpus, say_emulated
+from drystone.cli.live import Folder, connected, format_gpus
 from drystone.cli.options import AsJson, complete_models
+from drystone.cli.quick import say_emulated
 
 
 def submit(

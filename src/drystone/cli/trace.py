@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from drystone.describe.job import JobSpec
 
 
-group = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
+trace_group = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
 
 
-@group.callback()
+@trace_group.callback()
 def trace() -> None:
     """Make, convert and look at traces of jobs."""
 
 
-@group.command()
+@trace_group.command()
 def generate(
     out: Annotated[Path, typer.Option(help="The CSV to write; - for standard output.")] = Path("-"),
     jobs: Annotated[int, typer.Option(help="How many.", min=1)] = 100,
@@ -75,7 +75,7 @@ def generate(
         make_console(stderr=True).print(f"{counted(jobs, 'job')}: {out}", style="dim")
 
 
-@group.command()
+@trace_group.command()
 def convert(
     file: Annotated[Path, typer.Argument(help="sacct output, or a public trace.")],
     out: Annotated[Path, typer.Option(help="The CSV to write; - for standard output.")] = Path("-"),
@@ -98,7 +98,7 @@ def convert(
         console.print(f"{note}.", style="dim", soft_wrap=True)
 
 
-@group.command()
+@trace_group.command()
 def show(
     file: Annotated[Path, typer.Argument(help="Any trace.")],
     part: Annotated[str, typer.Option(help="Which, where the file holds several.")] = "",

@@ -21,8 +21,7 @@ from drystone.describe.recipe import Tuning
 from drystone.errors import DrystoneError
 from drystone.estimate.memory.peak import estimate_memory
 from drystone.estimate.time.speed import estimate_speed
-from drystone.observe.check.machine import machine_of
-from drystone.observe.check.runs import PublishedRun, SkippedRun
+from drystone.observe.check.runs import PublishedRun, SkippedRun, machine_of
 
 GROUPS = ("dense full", "expert full", "lora", "qlora")
 POOLED_GROUPS = {"all full": GROUPS[:2], "all adapters": GROUPS[2:]}

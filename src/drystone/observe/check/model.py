@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from drystone.describe.model import Attention, Block, Experts, Head, Mlp, ModelSpec, Norm, QkNorm
 from drystone.errors import RequestError
 from drystone.estimate.parameters import count_model
-from drystone.observe.check.numbers import Row, number_of, whole_number_of
+from drystone.observe.check.columns import Row, number_of, whole_number_of
 
 # Parameters as stated and as counted that are no further apart than this are the same model.
 _SAME_PARAMS = 0.03

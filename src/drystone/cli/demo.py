@@ -95,8 +95,6 @@ def _show_live(*, is_asked_for: bool) -> None:
             raise missing
         make_console(stderr=True).print(f"\nLeft out: {missing}", style="yellow", soft_wrap=True)
         return
-    from drystone.cli.demo import show_live
-
     show_live()
 
 
@@ -111,9 +109,13 @@ _JOBS: Final[tuple[dict[str, Any], ...]] = (
     {"name": "mixed", "model": "mini-gpt", "train": {"steps": 40, **_SHORT}, "gpus": {"min": 3}},
     {"name": "in a hurry", "model": "mini-gpt", "train": {"steps": 40, **_SHORT}, "deadline": "2m"},
     {"name": "patient", "model": "mini-llama", "train": {"steps": 30, **_SHORT}, "priority": 0.5},
-    {"name": "mistaken", "command": "python -c 'raise SystemExit(\"no such data set\")'",
-     "train": {"steps": 5}, "gpus": {"max": 1}},
-)  # fmt: skip
+    {
+        "name": "mistaken",
+        "command": "python -c 'raise SystemExit(\"no such data set\")'",
+        "train": {"steps": 5},
+        "gpus": {"max": 1},
+    },
+)
 _VICTIM_STEP: Final = 15
 _LONGEST_SECONDS: Final = 600.0
 
@@ -249,10 +251,9 @@ def _line(event: dict[str, Any], since: float) -> str:
         case "Interrupted":
             return f"{at}interrupted: {reason}"
         case "Learned" if event["measured_samples_per_second"]:
-            measured, thought = (
-                event["measured_samples_per_second"], event["estimated_samples_per_second"],
-            )  # fmt: skip
-            return f"{at}learned: {measured:.3g} samples/s, the estimate was {thought:.3g}"
+            measured = event["measured_samples_per_second"]
+            estimated = event["estimated_samples_per_second"]
+            return f"{at}learned: {measured:.3g} samples/s, the estimate was {estimated:.3g}"
         case "Finished" | "Failed" | "Refused" | "Cancelled" as end:
             return f"{at}{end.lower()}{': ' if reason else ''}{reason}"
     return ""

@@ -95,7 +95,7 @@ def _budgets(text: str, theory: Frontier) -> list[float]:
         found = sorted({float(part) for part in text.split(",") if part.strip()})
     except ValueError:
         raise InvalidSpec(f"--budgets {text!r} cannot be read", hint="Write 20,40,80") from None
-    if not found or not all(math.isfinite(one) and one > 0 for one in found):
+    if not found or not all(math.isfinite(budget) and budget > 0 for budget in found):
         raise InvalidSpec("budgets must be above 0", hint="Write 20,40,80")
     return found
 
@@ -115,7 +115,7 @@ def _simulate(
         if point is not None:
             points.append(point)
     if math.isfinite(target_seconds):
-        for name in track([one for one in names if one not in DEAF], "Looking for the target"):
+        for name in track([name for name in names if name not in DEAF], "Looking for the target"):
             points += reach_target(setup.scenario, setup.on_nodes, theory, name, target_seconds)
     return points
 
@@ -139,7 +139,7 @@ def _print_json(
             "hours": target_hours,
             "theory_dollars_per_hour": least,
             "theory_dollars": least * arrival_hours(setup.scenario),
-            "policies": {name: one.to_json() if one else None for name, one in met.items()},
+            "policies": {name: point.to_json() if point else None for name, point in met.items()},
         }
     print_json(
         {
@@ -151,7 +151,7 @@ def _print_json(
                 "spend_dollars_per_hour": theory.spend_dollars_per_hour.tolist(),
                 "mean_completion_seconds": theory.mean_completion_seconds.tolist(),
             },
-            "points": [one.to_json() for one in points],
+            "points": [point.to_json() for point in points],
             "target": target,
         }
     )
@@ -171,9 +171,9 @@ def print_points(
         Column(header="done", rank=1),
         Column(header="spent", rank=2),
     ]
-    order = {name: row for row, name in enumerate(dict.fromkeys(one.policy for one in points))}
-    ordered = sorted(points, key=lambda one: (order[one.policy], one.budget_dollars_per_hour))
-    print_table(printable(title), columns, [_row(one) for one in ordered])
+    order = {name: row for row, name in enumerate(dict.fromkeys(point.policy for point in points))}
+    ordered = sorted(points, key=lambda point: (order[point.policy], point.budget_dollars_per_hour))
+    print_table(printable(title), columns, [_row(point) for point in ordered])
     console = make_console()
     least, most = (float(theory.spend_dollars_per_hour[end]) for end in (0, -1))
     slowest, fastest = (float(theory.mean_completion_seconds[end]) for end in (0, -1))

@@ -48,7 +48,7 @@ def login(
     if not url:
         known = load_login()
         if known is None:
-            raise InvalidSpec("nobody is logged in", hint="drystone login https://...")
+            raise InvalidSpec("not logged in", hint="drystone login https://...")
         url, token = known
     else:
         kind, host, _ = split_url(url)

@@ -123,7 +123,7 @@ def _plan_pool(
                 "recipe": to_plain(recipe),
                 "gpus": str(pool),
                 "own_gpu_types": [group.gpu.name for group in pool.groups if group.gpu.is_own],
-                "plans": [one.to_json() for one in found.plans[:limit]],
+                "plans": [plan.to_json() for plan in found.plans[:limit]],
             }
         )
         return
@@ -155,14 +155,16 @@ def _find_gpus(
         from drystone.describe.files.json_shapes import to_plain
 
         rows = [
-            {"gpu": one.gpu, "smallest": one.smallest.to_json(), "cheapest": one.cheapest.to_json(),
-             "fastest": one.fastest.to_json()}
-            for one in answers
-        ]  # fmt: skip
+            {
+                "gpu": answer.gpu,
+                "smallest": answer.smallest.to_json(),
+                "cheapest": answer.cheapest.to_json(),
+                "fastest": answer.fastest.to_json(),
+            }
+            for answer in answers
+        ]
         print_json({"model": shape.name, "recipe": to_plain(recipe), "answers": rows})
         return
-    from drystone.cli.plan import print_answers
-
     print_answers(answers, limit=limit)
 
 
@@ -263,9 +265,10 @@ def _memory_bars(plan: Plan) -> Text:
         share = need.high_bytes / need.usable_bytes
         cells = min(round(share * _BAR_WIDTH), _BAR_WIDTH)
         text = Text.assemble(
-            ("█" * cells, "green"), ("░" * (_BAR_WIDTH - cells), "dim"),
+            ("█" * cells, "green"),
+            ("░" * (_BAR_WIDTH - cells), "dim"),
             f" {need.high_bytes / GiB:.0f}/{need.usable_bytes / GiB:.0f} GiB",
-        )  # fmt: skip
+        )
         lines.append(text)
     return Text("\n").join(lines)
 
@@ -320,11 +323,13 @@ def print_answers(answers: Sequence[Answer], *, limit: int) -> None:
         )
     console.print(table)
     console.print()
-    smallest = min(answers, key=lambda one: one.smallest.num_gpus)
-    fastest = max(answers, key=lambda one: one.fastest.tokens_per_second)
-    for word, plan in (
-        ("smallest", smallest.smallest), ("cheapest", answers[0].cheapest),
-        ("fastest", fastest.fastest),
-    ):  # fmt: skip
+    smallest = min(answers, key=lambda answer: answer.smallest.num_gpus)
+    fastest = max(answers, key=lambda answer: answer.fastest.tokens_per_second)
+    best = {
+        "smallest": smallest.smallest,
+        "cheapest": answers[0].cheapest,
+        "fastest": fastest.fastest,
+    }
+    for word, plan in best.items():
         gpus = " + ".join(f"{count} x {gpu}" for gpu, count in plan.gpus.items())
         console.print(Text.assemble((f"{word:9}", "bold"), f"{gpus} as {plan.layout}"))

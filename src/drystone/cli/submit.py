@@ -119,5 +119,7 @@ def _agrees() -> bool:
     from drystone.errors import InvalidSpec
 
     if not sys.stdin.isatty():
-        raise InvalidSpec("nobody is there to be asked", hint="Add -y to submit without asking")
+        raise InvalidSpec(
+            "cannot ask: standard input is not a terminal", hint="Add -y to submit without asking"
+        )
     return typer.confirm("Submit?", default=True, err=True)

@@ -111,7 +111,9 @@ def _events(client: Client, last: int) -> list[Any]:
     from drystone.cli.output import printable
 
     found = client.get("/v1/events", after=max(0, last - 4 * _NUM_EVENTS))["events"]
-    told = [one for one in found if one["event"] not in ("Progressed", "Described", "Decided")]
+    told = [
+        event for event in found if event["event"] not in ("Progressed", "Described", "Decided")
+    ]
     lines = []
     for event in told[-_NUM_EVENTS:]:
         at = datetime.datetime.fromtimestamp(event["time_seconds"]).astimezone()

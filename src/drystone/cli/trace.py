@@ -65,10 +65,15 @@ def generate(
     )
 
     spec = TraceSpec(
-        num_jobs=jobs, span_hours=hours, kinds=parse_mix(mix or DEFAULT_MIX),
-        sizes=parse_sizes(sizes), arrivals=arrivals, num_owners=owners,
-        deadline_share=deadlines, seed=seed,
-    )  # fmt: skip
+        num_jobs=jobs,
+        span_hours=hours,
+        kinds=parse_mix(mix or DEFAULT_MIX),
+        sizes=parse_sizes(sizes),
+        arrivals=arrivals,
+        num_owners=owners,
+        deadline_share=deadlines,
+        seed=seed,
+    )
     nodes = load_cluster(cluster) if cluster is not None else ()
     _write(out, generate_trace(spec, nodes))
     if str(out) != "-":
@@ -180,7 +185,7 @@ def draw_bars(values: Sequence[float], height: int = _HEIGHT) -> list[str]:
     # Something is never drawn as nothing.
     eighths = [max(one, 1) if value else 0 for one, value in zip(eighths, values, strict=True)]
     return [
-        "".join(_BLOCKS[min(max(one - 8 * level, 0), 8)] for one in eighths).rstrip()
+        "".join(_BLOCKS[min(max(height - 8 * level, 0), 8)] for height in eighths).rstrip()
         for level in reversed(range(height))
     ]
 

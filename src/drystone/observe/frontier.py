@@ -1,4 +1,4 @@
-"""How early do jobs finish for how much money? The best possible, and what policies reach.
+"""Mean completion time against budget: the best possible, and what policies reach.
 
 The theoretical frontier (`schedule/budget/frontier.py`) is that of jobs which arrive for ever at
 the rates and sizes of the trace, on GPUs rented one by one at the lowest price of their type, each
@@ -128,7 +128,7 @@ def usual_budgets(frontier: Frontier) -> list[float]:
     """From just enough to several times that, as far as money helps."""
     least, most = (float(frontier.spend_dollars_per_hour[end]) for end in (0, -1))
     wanted = [multiple * least for multiple in USUAL_MULTIPLES if multiple * least < most]
-    return [float(f"{one:.3g}") for one in (wanted or [1.1 * least])]
+    return [float(f"{budget:.3g}") for budget in (wanted or [1.1 * least])]
 
 
 def simulate_point(
@@ -223,8 +223,8 @@ def cheapest_meeting(
     points: Sequence[FrontierPoint], policy: str, target_seconds: float
 ) -> FrontierPoint | None:
     """The least budget of a policy at which it was seen to meet the target."""
-    met = [one for one in points if one.policy == policy and meets(one, target_seconds)]
-    return min(met, key=lambda one: one.spent_dollars) if met else None
+    met = [point for point in points if point.policy == policy and meets(point, target_seconds)]
+    return min(met, key=lambda point: point.spent_dollars) if met else None
 
 
 def _mean_samples(jobs: Sequence[JobSpec]) -> float:

@@ -34,7 +34,7 @@ MOST_ROWS: Final = 100_000
 
 
 class SubmittedJob(Shape):
-    """A job that was taken in."""
+    """A job that was accepted."""
 
     id: str
     is_new: bool
@@ -135,7 +135,7 @@ def _add_submission(router: APIRouter, controller: Controller, uploads: Uploads)
         },
     )
     def submit(body: Annotated[JobBody, Body()]) -> Response:
-        """Take a job in. The same `client_key` never makes a second job."""
+        """Submit a job. The same `client_key` never makes a second job."""
         caller, key = caller_now(), body.client_key
         if key and caller.token_id:
             # Keys are one's own: nobody learns of, or gets in the way of, another's jobs.
@@ -251,14 +251,14 @@ def _add_changes(router: APIRouter, controller: Controller) -> None:
         "/v1/jobs/{job_id}/cancel", dependencies=[SUBMITTER], response_model=Job, responses=failures
     )
     def cancel(job_id: JobId) -> Response:
-        """Take it back."""
+        """Cancel it."""
         return change(job_id, controller.cancel)
 
     @router.post(
         "/v1/jobs/{job_id}/pause", dependencies=[SUBMITTER], response_model=Job, responses=failures
     )
     def pause(job_id: JobId) -> Response:
-        """Let it wait."""
+        """Pause it; it waits until it is resumed."""
         return change(job_id, controller.pause)
 
     @router.post(

@@ -62,8 +62,8 @@ def serve(
         listeners.append(listen(settings.folder))
         announce(_warning(controller, network))
     except BaseException:
-        for one in listeners:
-            one.close()
+        for listener in listeners:
+            listener.close()
         controller.close(ends_agents=ends_agents)
         raise
     server = _make_server(controller, network)
@@ -85,7 +85,7 @@ def serve(
 
     # uvicorn raises a signal once more when it has shut down: by then these are the handlers, so
     # that we get to say goodbye.
-    before = {one: signal.signal(one, leave) for one in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGINT)}
     thread = threading.Thread(target=control, name="controller", daemon=True)
     thread.start()
     try:
@@ -96,8 +96,8 @@ def serve(
         controller.leave()
         thread.join()
         controller.close(ends_agents=ends_agents)
-        for one in listeners:
-            one.close()
+        for listener in listeners:
+            listener.close()
     if failure and not isinstance(failure[0], SystemExit):
         raise failure[0]
 

@@ -71,7 +71,7 @@ class Uploads:
 
     def _target(self, caller: Caller, bundle: str, name: str) -> Path:
         parts = name.split("/")
-        if len(parts) > _MOST_PARTS or not all(_PART.fullmatch(one) for one in parts):
+        if len(parts) > _MOST_PARTS or not all(_PART.fullmatch(part) for part in parts):
             raise InvalidSpec(
                 "a name is a relative path of letters, digits and . _ - + = , @ without leading "
                 f"dots, at most {_MOST_PARTS} parts",
@@ -80,8 +80,8 @@ class Uploads:
         root = self._place(caller, bundle)
         target = root.joinpath(*parts)
         with self._lock:
-            for one in (root, *reversed(target.relative_to(root).parents[:-1])):
-                path = one if one.is_absolute() else root / one
+            for folder in (root, *reversed(target.relative_to(root).parents[:-1])):
+                path = folder if folder.is_absolute() else root / folder
                 try:
                     path.mkdir(parents=path == root, exist_ok=True, mode=0o700)
                 except OSError as error:
@@ -92,7 +92,7 @@ class Uploads:
         return target
 
     def _check_room(self, root: Path) -> None:
-        sizes = [one.lstat().st_size for one in root.rglob("*") if one.is_file()]
+        sizes = [file.lstat().st_size for file in root.rglob("*") if file.is_file()]
         limits = self._limits
         if sum(sizes) > limits.most_bundle_bytes or len(sizes) > limits.most_bundle_files:
             raise TooLarge(

@@ -155,7 +155,7 @@ def _sentence(
             return _waiting_sentence(controller, record.spec.id, options, now, forecast, blocking)
         case JobState.DONE:
             return "It is done."
-    return f"It is {record.state.value}: {live.reason or 'its owner took it back'}."
+    return f"It is {record.state.value}: {live.reason or 'its owner cancelled it'}."
 
 
 def _waiting_sentence(
@@ -205,7 +205,9 @@ def _no_options_sentence(controller: Controller, job: TrainingJob) -> str:
 
 def _renting_sentence(controller: Controller, blocking: list[str]) -> str:
     """No GPUs are free that suffice, and more can be rented."""
-    coming = Counter(one.offer for one in controller.journal.live.state.rentals.asked.values())
+    coming = Counter(
+        rental.offer for rental in controller.journal.live.state.rentals.asked.values()
+    )
     if coming:
         nodes = ", ".join(f"{number} of {offer}" for offer, number in sorted(coming.items()))
         return f"No GPUs that suffice are free; nodes are on their way ({nodes})."

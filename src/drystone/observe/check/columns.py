@@ -210,7 +210,7 @@ def _precision(text: str) -> Precision:
     for pattern, precision in rules:
         if re.search(pattern, text):
             return precision
-    raise UnknownName("precision", text, [one.value for one in Precision])
+    raise UnknownName("precision", text, [known.value for known in Precision])
 
 
 def _kept_precision(stated: Precision, launcher: str, layout: Layout) -> Precision:
@@ -222,10 +222,14 @@ def _kept_precision(stated: Precision, launcher: str, layout: Layout) -> Precisi
 
 def _optimizer(text: str) -> Optimizer:
     for pattern, optimizer in (
-        (r"8.?bit", Optimizer.ADAM_8BIT), (r"muon", Optimizer.MUON), (r"lamb", Optimizer.LAMB),
-        (r"lion", Optimizer.LION), (r"adafactor", Optimizer.ADAFACTOR),
-        (r"sgd.*momentum", Optimizer.SGD_MOMENTUM), (r"sgd", Optimizer.SGD),
-    ):  # fmt: skip
+        (r"8.?bit", Optimizer.ADAM_8BIT),
+        (r"muon", Optimizer.MUON),
+        (r"lamb", Optimizer.LAMB),
+        (r"lion", Optimizer.LION),
+        (r"adafactor", Optimizer.ADAFACTOR),
+        (r"sgd.*momentum", Optimizer.SGD_MOMENTUM),
+        (r"sgd", Optimizer.SGD),
+    ):
         if re.search(pattern, text.lower()):
             return optimizer
     return Optimizer.ADAM

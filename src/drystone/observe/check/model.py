@@ -1,4 +1,4 @@
-"""Which model was a published run made with? From the row's numbers and its architecture's name."""
+"""The model of a published run, from the row's numbers and its architecture's name."""
 
 from __future__ import annotations
 
@@ -36,12 +36,14 @@ _STYLES = {
     "gpt": _GPT,
     "gpt_bigcode": _GPT,
     "mpt": _Style(norm=Norm.LAYER_NO_BIAS, positions=True, activation="gelu"),
-    "bert": _Style(norm=Norm.LAYER, bias=True, qkv_bias=True, positions=True,
-                   activation="gelu", causal=False),
+    "bert": _Style(
+        norm=Norm.LAYER, bias=True, qkv_bias=True, positions=True, activation="gelu", causal=False
+    ),
     "gpt-neox": _Style(norm=Norm.LAYER, bias=True, qkv_bias=True, parallel=True, activation="gelu"),
     "falcon": _Style(norm=Norm.LAYER, num_norms=1, parallel=True, activation="gelu"),
-    "phi": _Style(norm=Norm.LAYER, bias=True, qkv_bias=True, num_norms=1, parallel=True,
-                  activation="gelu"),
+    "phi": _Style(
+        norm=Norm.LAYER, bias=True, qkv_bias=True, num_norms=1, parallel=True, activation="gelu"
+    ),
     "phi3": _Style(),
     "llama": _Style(),
     "mistral": _Style(),
@@ -60,7 +62,7 @@ _STYLES = {
     "chatglm": _Style(qkv_bias=True),
     "glm": _Style(qkv_bias=True),
     "olmo2": _Style(qk_norm=QkNorm.FULL),
-}  # fmt: skip
+}
 
 
 def style_of(arch: str, *, gated: bool) -> _Style:

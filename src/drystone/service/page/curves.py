@@ -92,15 +92,12 @@ def read_picture(folder: Path, job_id: str, launch: Launch, gpus: Mapping[str, s
         plan = json.loads(path.read_text(encoding="utf-8"))["plan"]
         return made | _divided(plan, seats)
     except (OSError, ValueError, KeyError, TypeError, IndexError):
-        ranks = [seat | dict.fromkeys(_SHARES) for seat in seats]
+        shares = ("batch", "micro_batch", "compute_share", "state_share")
+        memory = ("memory_bytes", "memory_capacity_bytes")
+        ranks = [seat | dict.fromkeys((*shares, *memory)) for seat in seats]
         stage = {"first_layer": None, "num_layers": None, "ranks": ranks}
         none = dict.fromkeys(("step_seconds", "samples_per_second", "num_layers"))
         return made | none | {"way": "script", "stages": [stage]}
-
-
-_SHARES: Final = (
-    "batch", "micro_batch", "compute_share", "state_share", "memory_bytes", "memory_capacity_bytes",
-)  # fmt: skip
 
 
 def _divided(plan: Table, seats: Sequence[Table]) -> Table:
@@ -110,12 +107,15 @@ def _divided(plan: Table, seats: Sequence[Table]) -> Table:
         ranks = []
         for share in stage["ranks"]:
             need = _need(plan["needs"], share["gpu"], number)
-            for _ in range(share["count"]):
-                shares = (
-                    share["batch"], share["micro_batch"], share["batch"] / batch,
-                    share["state_share"], need.get("required_bytes"), need.get("usable_bytes"),
-                )  # fmt: skip
-                ranks.append(left.pop(0) | dict(zip(_SHARES, shares, strict=True)))
+            shares = {
+                "batch": share["batch"],
+                "micro_batch": share["micro_batch"],
+                "compute_share": share["batch"] / batch,
+                "state_share": share["state_share"],
+                "memory_bytes": need.get("required_bytes"),
+                "memory_capacity_bytes": need.get("usable_bytes"),
+            }
+            ranks += [left.pop(0) | shares for _ in range(share["count"])]
         first = stage["first_layer"]
         stages.append(
             {"first_layer": first, "num_layers": stage["end_layer"] - first, "ranks": ranks}
@@ -125,14 +125,14 @@ def _divided(plan: Table, seats: Sequence[Table]) -> Table:
         "way": plan["way"],
         "step_seconds": seconds,
         "samples_per_second": batch / seconds if seconds else None,
-        "num_layers": sum(one["num_layers"] for one in stages),
+        "num_layers": sum(stage["num_layers"] for stage in stages),
         "stages": stages,
     }
 
 
 def _need(needs: Sequence[Table], gpu: str, stage: int) -> Table:
-    mine = [one for one in needs if one["gpu"] == gpu]
-    exact = [one for one in mine if one.get("stage", 0) == stage]
+    mine = [need for need in needs if need["gpu"] == gpu]
+    exact = [need for need in mine if need.get("stage", 0) == stage]
     return (exact or mine or [{}])[0]
 
 
@@ -142,10 +142,18 @@ def _shown(value: float) -> float | None:
 
 _PROGRESS: Final = '{"event": "Progressed"'
 _NEXT: Final[Mapping[str, str]] = {
-    "Submitted": "queued", "Started": "planned", "Stopped": "queued", "Interrupted": "queued",
-    "StartFailed": "queued", "Unpaused": "queued", "Paused": "paused", "Finished": "done",
-    "Failed": "failed", "Refused": "refused", "Cancelled": "cancelled",
-}  # fmt: skip
+    "Submitted": "queued",
+    "Started": "planned",
+    "Stopped": "queued",
+    "Interrupted": "queued",
+    "StartFailed": "queued",
+    "Unpaused": "queued",
+    "Paused": "paused",
+    "Finished": "done",
+    "Failed": "failed",
+    "Refused": "refused",
+    "Cancelled": "cancelled",
+}
 _MOST_SPANS: Final = 400  # of a job that was interrupted very often, the last ones
 
 
@@ -260,7 +268,7 @@ def put(points: Points, at: float, value: float) -> None:
 
 def shown(points: Points, since: float, most: int = _MOST_SHOWN) -> list[list[float]]:
     """The points from a time on, and the one that held then; of very many, evenly fewer."""
-    inside = [one for one in points if one[0] >= since]
+    inside = [point for point in points if point[0] >= since]
     before = points[: len(points) - len(inside)][-1:]
     if len(inside) > most:
         last = len(inside) - 1

@@ -117,7 +117,7 @@ _JOBS: Final[tuple[dict[str, Any], ...]] = (
     },
 )
 _VICTIM_STEP: Final = 15
-_LONGEST_SECONDS: Final = 600.0
+_MAX_SECONDS: Final = 600.0
 
 
 def show_live() -> None:
@@ -184,7 +184,7 @@ def _watch(client: Client, folder: Path) -> str:
     from drystone.cli.top import picture
 
     console = make_console()
-    killed, ends = "", time.monotonic() + _LONGEST_SECONDS
+    killed, ends = "", time.monotonic() + _MAX_SECONDS
     with Live(console=console, refresh_per_second=2, transient=True) as live:
         while time.monotonic() < ends:
             jobs = client.get("/v1/jobs")["jobs"]

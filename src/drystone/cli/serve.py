@@ -122,7 +122,7 @@ def serve(
 
     from drystone.run.control.controller import ControllerSettings
     from drystone.schedule.decision import find_policy
-    from drystone.service.auth.guard import Doors
+    from drystone.service.auth.guard import HostRules
     from drystone.service.client import default_folder
     from drystone.service.server import SOCKET_NAME, Network
     from drystone.service.server import serve as run_service
@@ -153,7 +153,7 @@ def serve(
             policy=policy,
             renting=renting,
         ),
-        network=Network(host=host, port=port, doors=Doors(names=names)),
+        network=Network(host=host, port=port, host_rules=HostRules(names=names)),
         ends_agents=ends_all,
         announce=lambda told: _announce(console, (*lines, told), trains_here=is_local),
     )

@@ -85,7 +85,10 @@ def convert(
     file: Annotated[Path, typer.Argument(help="sacct output, or a public trace.")],
     out: Annotated[Path, typer.Option(help="The CSV to write; - for standard output.")] = Path("-"),
     part: Annotated[str, typer.Option(help="Which, where the file holds several.")] = "",
-    most_jobs: Annotated[int, typer.Option(help="Only the first so many; 0: all.", min=0)] = 0,
+    max_jobs: Annotated[
+        int,
+        typer.Option("--max-jobs", "--most-jobs", help="Only the first so many; 0: all.", min=0),
+    ] = 0,
 ) -> None:
     """Write a trace in our own format.
 
@@ -96,7 +99,7 @@ def convert(
     from drystone.describe.traces.reading import Reading
     from drystone.describe.traces.trace import read_trace
 
-    found = read_trace(file, Reading(by_duration=True), part=part, most_jobs=most_jobs)
+    found = read_trace(file, Reading(by_duration=True), part=part, most_jobs=max_jobs)
     _write(out, found.jobs)
     console = make_console(stderr=True)
     for note in found.notes:
@@ -141,7 +144,7 @@ def _write(out: Path, jobs: tuple[JobSpec, ...]) -> None:
 
 _BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 _HEIGHT: Final = 4
-_MOST_NAMES: Final = 8
+_MAX_NAMES: Final = 8
 
 
 def print_summary(name: str, summary: TraceSummary) -> None:
@@ -191,7 +194,7 @@ def draw_bars(values: Sequence[float], height: int = _HEIGHT) -> list[str]:
 
 
 def _names(counts: Mapping[str, int]) -> str:
-    shown = [f"{printable(name)} {count:,}" for name, count in list(counts.items())[:_MOST_NAMES]]
+    shown = [f"{printable(name)} {count:,}" for name, count in list(counts.items())[:_MAX_NAMES]]
     more = len(counts) - len(shown)
     return ", ".join(shown) + (f", and {more} more" if more > 0 else "")
 

@@ -43,7 +43,7 @@ FIXED: Final = "fixed:"
 DEAF: Final = frozenset({"pollux-autoscale"})
 # Multiples of what the cheapest options cost, where nobody names budgets.
 USUAL_MULTIPLES: Final = (1.1, 1.5, 2.0, 3.0, 5.0)
-_MOST_HALVINGS: Final = 6
+_MAX_HALVINGS: Final = 6
 _CLOSE_ENOUGH: Final = 0.02
 
 OnNodes = Callable[[tuple[NodeSpec, ...]], Scenario]  # the same jobs, on these nodes alone
@@ -202,7 +202,7 @@ def reach_target(
     """Simulations at budgets between which the wanted mean completion time lies, ever closer."""
     low = frontier.least_budget(max(target_seconds, float(frontier.mean_completion_seconds[-1])))
     high, found = 4 * low, []
-    for _ in range(_MOST_HALVINGS):
+    for _ in range(_MAX_HALVINGS):
         middle = math.sqrt(low * high)
         point = simulate_point(scenario, on_nodes, frontier, policy, float(f"{middle:.4g}"))
         if point is not None:

@@ -39,7 +39,7 @@ REFERENCE_MFU: Final = 0.48
 DEADLINE_GPUS: Final = 8
 DEADLINE_SLACK: Final = (1.5, 5.0)
 _STEP_TOKENS: Final = 2**18
-_MOST_SEQ_LEN: Final = 4096
+_MAX_SEQ_LEN: Final = 4096
 DEFAULT_MIX: Final = (
     "gpt2-xl:3,bert-large-uncased:3,llama-3.2-1b:3,qwen2.5-1.5b:2,llama-3.2-3b:2,"
     "llama-3.1-8b@lora:3,llama-3.1-8b:2,mistral-7b-v0.3@qlora:1,qwen2.5-14b@lora:1"
@@ -60,7 +60,7 @@ class JobKind:
         """The tokens of a sequence."""
         if self.model.vision is not None:
             return self.model.vision.num_tokens
-        return min(self.model.context_length or _MOST_SEQ_LEN, _MOST_SEQ_LEN)
+        return min(self.model.context_length or _MAX_SEQ_LEN, _MAX_SEQ_LEN)
 
     @property
     def global_batch(self) -> int:

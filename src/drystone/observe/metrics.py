@@ -199,11 +199,6 @@ def summarise_run(
     )
 
 
-def samples_done(log: Sequence[Event], end_seconds: float) -> float:
-    """Samples that all jobs did by the end, without those that faults lost."""
-    return sum(samples_by_job(log, end_seconds).values())
-
-
 def samples_by_job(log: Sequence[Event], end_seconds: float) -> dict[str, float]:
     """Samples that each job did by the end, without those that faults lost."""
     done: dict[str, float] = defaultdict(float)

@@ -61,7 +61,7 @@ class RunRecord:
 
 
 # Offers without a limit: nobody plans a job on more rented GPUs of one kind than this.
-MOST_RENTED_GPUS: Final = 256
+MAX_RENTED_GPUS: Final = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ def reachable_nodes(
             memory_bytes=offer.memory_bytes,
         )
         for offer in offers
-        for index in range(min(offer.most_nodes, max(1, MOST_RENTED_GPUS // offer.num_gpus)))
+        for index in range(min(offer.most_nodes, max(1, MAX_RENTED_GPUS // offer.num_gpus)))
     ]
     return (*nodes, *rented)
 

@@ -16,15 +16,15 @@ from drystone.service.auth.callers import ADMIN, VIEWER, caller_now
 from drystone.service.feed import Feed, Happenings, events_for
 from drystone.service.prometheus import CONTENT_TYPE, Metrics
 from drystone.service.shapes import (
-    MOST_SEQUENCE,
+    MAX_SEQUENCE,
     Failure,
     JobId,
     Shape,
 )
 from drystone.service.views import Cluster
 
-_LONGEST_WAIT: Final = 30.0
-_MOST_EVENTS: Final = 10_000
+_MAX_WAIT: Final = 30.0
+_MAX_EVENTS: Final = 10_000
 
 
 class Moved(Shape):
@@ -56,13 +56,13 @@ class Alive(Shape):
 
 
 def cluster_routes(
-    controller: Controller, feed: Feed, metrics: Metrics, *, most_streams: int
+    controller: Controller, feed: Feed, metrics: Metrics, *, max_streams: int
 ) -> APIRouter:
     """All of them."""
     router = APIRouter()
     _add_cluster(router, controller)
     _add_events(router, controller, feed)
-    _add_stream(router, controller, feed, metrics, most_streams)
+    _add_stream(router, controller, feed, metrics, max_streams)
     _add_health(router, controller, metrics)
     return router
 
@@ -117,10 +117,10 @@ def _add_events(router: APIRouter, controller: Controller, feed: Feed) -> None:
 
     @router.get("/v1/events", dependencies=[VIEWER], response_model=Happenings, tags=["events"])
     async def events(
-        after: Annotated[int, Query(ge=0, le=MOST_SEQUENCE)] = 0,
+        after: Annotated[int, Query(ge=0, le=MAX_SEQUENCE)] = 0,
         job: Annotated[str, Query(max_length=64)] = "",
-        most: Annotated[int, Query(ge=1, le=_MOST_EVENTS)] = 1000,
-        wait: Annotated[float, Query(ge=0, le=_LONGEST_WAIT)] = 0.0,
+        most: Annotated[int, Query(ge=1, le=_MAX_EVENTS)] = 1000,
+        wait: Annotated[float, Query(ge=0, le=_MAX_WAIT)] = 0.0,
         newest: Annotated[bool, Query()] = False,
     ) -> Response:
         """The log from a sequence number on; with `wait`, until there is something to tell."""
@@ -136,7 +136,7 @@ def _add_events(router: APIRouter, controller: Controller, feed: Feed) -> None:
 
     @router.get("/v1/audit", dependencies=[ADMIN], response_model=Happenings, tags=["people"])
     def audit(
-        after: Annotated[int, Query(ge=0, le=MOST_SEQUENCE)] = 0,
+        after: Annotated[int, Query(ge=0, le=MAX_SEQUENCE)] = 0,
         most: Annotated[int, Query(ge=1, le=1000)] = 100,
         newest: Annotated[bool, Query()] = True,
     ) -> Response:
@@ -147,7 +147,7 @@ def _add_events(router: APIRouter, controller: Controller, feed: Feed) -> None:
 
 
 def _add_stream(
-    router: APIRouter, controller: Controller, feed: Feed, metrics: Metrics, most_streams: int
+    router: APIRouter, controller: Controller, feed: Feed, metrics: Metrics, max_streams: int
 ) -> None:
     access = controller.journal.live.access
 
@@ -160,12 +160,12 @@ def _add_stream(
     )
     async def stream(
         request: Request,
-        after: Annotated[int | None, Query(ge=0, le=MOST_SEQUENCE)] = None,
+        after: Annotated[int | None, Query(ge=0, le=MAX_SEQUENCE)] = None,
         last_event_id: Annotated[str, Header(max_length=20)] = "",
     ) -> Response:
         """Live state as server-sent events; goes on after `Last-Event-ID`."""
         del request
-        if feed.num_listeners >= most_streams:
+        if feed.num_listeners >= max_streams:
             raise TooMany("too many connections listen already", retry_seconds=10.0)
         token_id = caller_now().token_id
         begun = int(last_event_id) if last_event_id.isascii() and last_event_id.isdigit() else after

@@ -60,9 +60,9 @@ Chunk = tuple[int, bytes]  # up to which sequence number, and the text
 _PACE_SECONDS: Final = 0.25  # between looks at the log
 _PROGRESS_SECONDS: Final = 2.0
 _TICK_SECONDS: Final = 5.0
-_MOST_MISSED: Final = 2000  # events that are sent again to who comes back
-_MOST_WAITING: Final = 200  # messages for a listener that does not read
-_MOST_ROWS: Final = 500  # of jobs in one message
+_MAX_MISSED: Final = 2000  # events that are sent again to who comes back
+_MAX_WAITING: Final = 200  # messages for a listener that does not read
+_MAX_ROWS: Final = 500  # of jobs in one message
 
 
 def message(kind: str, sequence: int, data: Table) -> bytes:
@@ -131,7 +131,7 @@ class Feed:
 
         Ends when the listener is no longer welcome, or too slow: it may come back.
         """
-        queue: asyncio.Queue[Chunk | None] = asyncio.Queue(_MOST_WAITING)
+        queue: asyncio.Queue[Chunk | None] = asyncio.Queue(_MAX_WAITING)
         self._queues.add(queue)
         self._watched()
         if self._task is None:
@@ -224,7 +224,7 @@ class Feed:
         with self._journal.lock:
             last = self._journal.sequence
         if last > self._sent:
-            lines = self._controller.store.read_log(after=self._sent, most=_MOST_MISSED)
+            lines = self._controller.store.read_log(after=self._sent, most=_MAX_MISSED)
             last = lines[-1].sequence if lines else last
             parts += self._changes(lines, last)
         if has_progress and (moved := self._progress(last)) is not None:
@@ -247,7 +247,7 @@ class Feed:
 
     def _jobs(self, names: set[str]) -> Table:
         state, now = self._journal.live.state, self._journal.now()
-        known = [state.jobs[name] for name in sorted(names) if name in state.jobs][:_MOST_ROWS]
+        known = [state.jobs[name] for name in sorted(names) if name in state.jobs][:_MAX_ROWS]
         counts = Counter(record.state for record in state.jobs.values())
         return {
             "jobs": [Job.of(self._controller, record, now) for record in known],
@@ -298,7 +298,7 @@ class Feed:
 
     def _welcome(self, after: int | None, last: int) -> bytes:
         """The first message of a connection, with what was missed where that is little."""
-        is_resumed = after is not None and 0 <= last - after <= _MOST_MISSED
+        is_resumed = after is not None and 0 <= last - after <= _MAX_MISSED
         hello = {
             "sequence": last,
             "epoch": self._journal.lease.epoch,
@@ -310,7 +310,7 @@ class Feed:
             return text
         missed = self._missed.get((after, last))
         if missed is None:
-            lines = self._controller.store.read_log(after=after, most=_MOST_MISSED)
+            lines = self._controller.store.read_log(after=after, most=_MAX_MISSED)
             lines = [line for line in lines if line.sequence <= last]
             told = [event_view(line, is_open=False) for line in lines]
             with self._journal.lock:

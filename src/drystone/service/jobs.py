@@ -19,7 +19,7 @@ from drystone.run.lifecycle import TERMINAL, JobState
 from drystone.service.answers import Conflict, answer_json, found
 from drystone.service.auth.callers import SUBMITTER, VIEWER, caller_now, check_touch
 from drystone.service.shapes import (
-    MOST_SEQUENCE,
+    MAX_SEQUENCE,
     Failure,
     JobBody,
     JobId,
@@ -30,7 +30,7 @@ from drystone.service.uploads import Uploads
 from drystone.service.views import Job, JobDetails, JobPage, Option, description_of, options_of
 from drystone.service.why import Why, explain
 
-MOST_ROWS: Final = 100_000
+MAX_ROWS: Final = 100_000
 
 
 class SubmittedJob(Shape):
@@ -158,8 +158,8 @@ def _add_lists(router: APIRouter, controller: Controller) -> None:
         owner: Annotated[str, Query(max_length=80)] = "",
         team: Annotated[str, Query(max_length=80)] = "",
         newest: Annotated[bool, Query()] = False,
-        most: Annotated[int, Query(ge=1, le=MOST_ROWS)] = 1000,
-        skip: Annotated[int, Query(ge=0, le=MOST_SEQUENCE)] = 0,
+        most: Annotated[int, Query(ge=1, le=MAX_ROWS)] = 1000,
+        skip: Annotated[int, Query(ge=0, le=MAX_SEQUENCE)] = 0,
     ) -> Response:
         """One page of jobs, by submission."""
         with journal.lock:
@@ -219,7 +219,7 @@ def _add_single(router: APIRouter, controller: Controller) -> None:
         job_id: JobId,
         rank: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
         epoch: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
-        offset: Annotated[int, Query(ge=0, le=MOST_SEQUENCE)] = 0,
+        offset: Annotated[int, Query(ge=0, le=MAX_SEQUENCE)] = 0,
         stream: Annotated[Literal["log", "out"], Query()] = "log",
     ) -> Response:
         """Lines of a log from an offset on; for its team."""

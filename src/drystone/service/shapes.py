@@ -12,7 +12,7 @@ from drystone.describe.files.job import make_job, parse_job
 from drystone.describe.job import TrainingJob
 from drystone.errors import InvalidSpec
 
-MOST_SEQUENCE = 2**53
+MAX_SEQUENCE = 2**53
 JobId = Annotated[str, Field(max_length=64, examples=["1"])]
 _PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*$"
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,39}$")]

@@ -30,7 +30,7 @@ Row = Mapping[str, str]
 # Parameters as stated and as counted that are no further apart than this are the same model.
 _SAME_PARAMS = 0.03
 
-_MOST_LAYERS = 10_000
+_MAX_LAYERS = 10_000
 
 # Larger numbers are slips of a pen: no model has as many heads, no job as many GPUs.
 _LARGEST = 10**9

@@ -13,7 +13,7 @@ from drystone.observe.check.columns import Row, number_of, whole_number_of
 # Parameters as stated and as counted that are no further apart than this are the same model.
 _SAME_PARAMS = 0.03
 
-_MOST_LAYERS = 10_000
+_MAX_LAYERS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def parse_shape(row: Row) -> ModelSpec:
     style = style_of(arch, gated=row.get("gated_mlp", "") == "yes")
     hidden, heads = whole_number_of(row, "hidden"), whole_number_of(row, "heads")
     num_layers = whole_number_of(row, "layers")
-    if num_layers > _MOST_LAYERS:
+    if num_layers > _MAX_LAYERS:
         raise RequestError(f"column layers: {num_layers:,} are too many to be meant")
     attention = Attention(
         num_heads=heads,

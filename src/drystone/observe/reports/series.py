@@ -79,8 +79,8 @@ def render_timeline(
 
 
 NUM_POINTS: Final = 240
-MOST_TILES: Final = 5000
-_MOST_CDF_POINTS: Final = 400
+MAX_TILES: Final = 5000
+_MAX_CDF_POINTS: Final = 400
 
 _SETTLED = (Finished, Refused, Cancelled, Failed)
 
@@ -94,8 +94,8 @@ def completion_curve(jobs: Sequence[JobSpec], log: Sequence[Event]) -> dict[str,
         event.time_seconds - submits[event.job_id] for event in log if isinstance(event, Finished)
     )
     shares = [(index + 1) / len(jobs) for index in range(len(done))]
-    if len(done) > _MOST_CDF_POINTS:
-        rows = np.unique(np.linspace(0, len(done) - 1, _MOST_CDF_POINTS).astype(int)).tolist()
+    if len(done) > _MAX_CDF_POINTS:
+        rows = np.unique(np.linspace(0, len(done) - 1, _MAX_CDF_POINTS).astype(int)).tolist()
         done, shares = [done[row] for row in rows], [shares[row] for row in rows]
     return {"seconds": _short(done), "share": _short(shares)}
 
@@ -190,9 +190,9 @@ def gpu_tiles(
         times = (round(bar.start.time_seconds), round(bar.until_seconds))
         tiles.append([kind, lane, 1, *times, job_row[bar.start.job_id]])
     total = len(tiles)
-    if total > MOST_TILES:
+    if total > MAX_TILES:
         tiles.sort(key=lambda tile: -tile[2] * (tile[4] - tile[3]))
-        tiles = sorted(tiles[:MOST_TILES], key=lambda tile: tile[3])
+        tiles = sorted(tiles[:MAX_TILES], key=lambda tile: tile[3])
     lanes = [sum(node.num_gpus for node in rows if node.gpu == gpu) for gpu in gpu_types]
     return {
         "types": gpu_types,
@@ -227,7 +227,7 @@ def _stays(
         if stay.row >= len(nodes)
     ]
     rented.sort(key=lambda lane: lane[3] - lane[4])
-    return [lane for lane in owned if lane[2]] + rented[:MOST_TILES]
+    return [lane for lane in owned if lane[2]] + rented[:MAX_TILES]
 
 
 def _first_lanes(rows: Sequence[NodeSpec], gpu_types: Sequence[str]) -> list[int]:

@@ -18,8 +18,8 @@ from drystone.service.views import JobDetails, Launch
 from drystone.units import HOUR_SECONDS
 
 Table = dict[str, Any]
-_MOST_BYTES: Final = 2_000_000  # of the reports of one launch, from the end
-_MOST_LAUNCHES: Final = 40  # whose reports are read, the last ones
+_MAX_BYTES: Final = 2_000_000  # of the reports of one launch, from the end
+_MAX_LAUNCHES: Final = 40  # whose reports are read, the last ones
 
 
 def read_curves(folder: Path, job: JobDetails, *, most: int) -> list[Table]:
@@ -28,7 +28,7 @@ def read_curves(folder: Path, job: JobDetails, *, most: int) -> list[Table]:
     Where reports lie elsewhere (another machine's disk), what the controller heard of the last one.
     """
     found: list[Table] = []
-    for launch in job.launches[-_MOST_LAUNCHES:]:
+    for launch in job.launches[-_MAX_LAUNCHES:]:
         points = read_reports(_report_file(folder, job, launch))
         if points:
             found.append({"epoch": launch.epoch, "points": points})
@@ -55,7 +55,7 @@ def read_reports(path: Path) -> list[list[Any]]:
     try:
         with open_plain(path) as file:
             size = file.seek(0, 2)
-            file.seek(max(0, size - _MOST_BYTES))
+            file.seek(max(0, size - _MAX_BYTES))
             text = file.read().decode("utf-8", errors="replace")
     except OSError:
         return []
@@ -154,7 +154,7 @@ _NEXT: Final[Mapping[str, str]] = {
     "Refused": "refused",
     "Cancelled": "cancelled",
 }
-_MOST_SPANS: Final = 400  # of a job that was interrupted very often, the last ones
+_MAX_SPANS: Final = 400  # of a job that was interrupted very often, the last ones
 
 
 @dataclass(slots=True)
@@ -186,7 +186,7 @@ def life_of(lines: Iterable[str], gpu_of_node: Mapping[str, str]) -> list[Table]
             state = "resized" if life.is_resized else "running"
             at = float(json.loads(line)["time_seconds"])
             life.enter(state, at, "", gpus=last["gpus"], plan=last["plan"])
-    return life.spans[-_MOST_SPANS:]
+    return life.spans[-_MAX_SPANS:]
 
 
 def _take(life: _Life, event: Table, gpu_of_node: Mapping[str, str]) -> None:
@@ -206,8 +206,8 @@ def _take(life: _Life, event: Table, gpu_of_node: Mapping[str, str]) -> None:
 
 Points = list[tuple[float, float]]
 _CHUNK: Final = 20_000
-_MOST_KEPT: Final = 20_000  # points of one line; then every second of the older half goes
-_MOST_SHOWN: Final = 300
+_MAX_KEPT: Final = 20_000  # points of one line; then every second of the older half goes
+_MAX_SHOWN: Final = 300
 _WANTED: Final = ("Decided", "ClusterDescribed", "NodeJoined")
 
 
@@ -262,11 +262,11 @@ def put(points: Points, at: float, value: float) -> None:
         points[-1] = (points[-1][0], value)
     elif not points or points[-1][1] != value:
         points.append((at, value))
-    if len(points) > _MOST_KEPT:
-        del points[1 : _MOST_KEPT // 2 : 2]
+    if len(points) > _MAX_KEPT:
+        del points[1 : _MAX_KEPT // 2 : 2]
 
 
-def shown(points: Points, since: float, most: int = _MOST_SHOWN) -> list[list[float]]:
+def shown(points: Points, since: float, most: int = _MAX_SHOWN) -> list[list[float]]:
     """The points from a time on, and the one that held then; of very many, evenly fewer."""
     inside = [point for point in points if point[0] >= since]
     before = points[: len(points) - len(inside)][-1:]

@@ -19,9 +19,9 @@ from drystone.service.page.curves import PriceHistory, life_of, read_curves, rea
 from drystone.service.views import Cluster, Job, JobDetails
 
 Table = dict[str, Any]
-_MOST_RUNNING: Final = 12  # that the cluster's view lists
-_MOST_POINTS: Final = 400  # of a job's curves
-_MOST_KEPT: Final = 64  # documents
+_MAX_RUNNING: Final = 12  # that the cluster's view lists
+_MAX_POINTS: Final = 400  # of a job's curves
+_MAX_KEPT: Final = 64  # documents
 
 GROUPS: Final[Mapping[str, frozenset[JobState]]] = {
     "live": frozenset({JobState.RUNNING, JobState.QUEUED, JobState.PAUSED}),
@@ -91,7 +91,7 @@ class PageData:
         }
         if details is not None:
             folder = controller.settings.folder
-            launches = read_curves(folder, details, most=_MOST_POINTS)
+            launches = read_curves(folder, details, most=_MAX_POINTS)
             made["curves"] = {"launches": launches}
             if details.launches:
                 made["plan"] = read_picture(folder, job_id, details.launches[-1], gpus)
@@ -104,7 +104,7 @@ class PageData:
         with journal.lock:
             now, live = journal.now(), journal.live
             holders = [record for record in live.state.active.values() if record.num_gpus]
-            largest = sorted(holders, key=lambda record: -record.num_gpus)[:_MOST_RUNNING]
+            largest = sorted(holders, key=lambda record: -record.num_gpus)[:_MAX_RUNNING]
             return vars(Cluster.of(controller, now)) | {
                 "held": {record.spec.id: _brief(live.jobs[record.spec.id]) for record in holders},
                 "running": [Job.of(controller, record, now) for record in largest],
@@ -167,7 +167,7 @@ class PageData:
             known = self._kept.get(key)
             if known is None or known[0] != version:
                 known = (version, to_json(make()))
-                if len(self._kept) >= _MOST_KEPT:
+                if len(self._kept) >= _MAX_KEPT:
                     self._kept.clear()
                 self._kept[key] = known
         return known[1]

@@ -18,7 +18,7 @@ import numpy as np
 from figures import print_figures
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "oracles"))
-from exact_prices import choose_exactly
+from exact_prices import choose_exactly, value_of
 from price_markets import make_market
 
 from drystone.describe.cluster import NodeSpec, make_nodes
@@ -28,7 +28,7 @@ from drystone.run.snapshots.maker import SnapshotMaker
 from drystone.run.state import ClusterState
 from drystone.schedule.check import check_decisions
 from drystone.schedule.decision import Start
-from drystone.schedule.prices.integral import choose_within, value_of
+from drystone.schedule.prices.integral import choose
 from drystone.schedule.prices.policy import prices
 from drystone.schedule.prices.shadow_prices import solve_prices
 from drystone.schedule.snapshot import OptionSet, Snapshot, StartupCost
@@ -110,7 +110,7 @@ def compare_with_highs(seed: int, num_jobs: int) -> float:
     market = make_market(seed, num_jobs)
     before = time.process_time()
     solution = solve_prices(market)
-    value = value_of(market, choose_within(market, solution))
+    value = value_of(market, choose(market, solution).options)
     ours = time.process_time() - before
     before = time.process_time()
     exact = choose_exactly(market, most_gap=1e-3, most_seconds=60.0)

@@ -40,7 +40,7 @@ from drystone.describe.files.job import make_job
 from drystone.describe.files.market import parse_market
 from drystone.run.control.controller import Controller, ControllerSettings
 from drystone.run.control.notes import Note
-from drystone.run.control.reconcile import Patience
+from drystone.run.control.runs import Patience
 from drystone.run.control.world import Pace
 from drystone.run.events import Event
 from drystone.run.lifecycle import TERMINAL

@@ -10,11 +10,11 @@ import inspect
 import re
 import sys
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from reference_fields import NOTE, code, fields_of, plain_type, table
+from reference_fields import NOTE, FieldText, code, fields_of, plain_type, table
 from reference_service import metrics_page, rest_page
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -196,6 +196,7 @@ def _shown_default(value: Any) -> str:
 def job_file_page() -> Iterator[str]:
     """The keys of a job file."""
     from drystone.describe.files.job import GpuPart, JobPart, TrainPart
+    from drystone.describe.job import TrainConfig
 
     yield from ("# The job file", "", NOTE, "")
     yield "Read by `describe/files/job.py`; [how to use it](../jobs.md). A key that is not here is"
@@ -206,7 +207,8 @@ def job_file_page() -> Iterator[str]:
         ("Keys", "", JobPart), ("`train`", "train.", TrainPart), ("`gpus`", "gpus.", GpuPart),
     ):  # fmt: skip
         yield from (f"## {title}", "", inspect.getdoc(part) or "", "")
-        yield from _key_table(part, prefix=prefix)
+        options = fields_of(TrainConfig) if part is TrainPart else []
+        yield from _key_table(part, prefix=prefix, more=options)
 
 
 def market_file_page() -> Iterator[str]:
@@ -260,11 +262,15 @@ def cluster_file_page() -> Iterator[str]:
 
 
 def _key_table(
-    part: type[Any], *, prefix: str = "", told: Mapping[str, str] | None = None
+    part: type[Any],
+    *,
+    prefix: str = "",
+    told: Mapping[str, str] | None = None,
+    more: Sequence[FieldText] = (),
 ) -> list[str]:
     told = told or {}
     rows = []
-    for one in fields_of(part):
+    for one in [*fields_of(part), *more]:
         is_needed = not one.default and part.model_fields[one.name].is_required()
         meaning = one.comment or told.get(one.name, "")
         default = "needed" if is_needed else code(one.default)

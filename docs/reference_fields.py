@@ -45,16 +45,29 @@ def _own_fields(cls: type[Any]) -> tuple[FieldText, ...]:
     definition = ast.parse(source).body[0]
     assert isinstance(definition, ast.ClassDef)
     return tuple(
-        FieldText(
-            name=node.target.id,
-            type=ast.unparse(node.annotation),
-            default=_default(node.value),
-            comment=_comment_of(node, comments),
-        )
+        _field_text(node, comments)
         for node in definition.body
         if isinstance(node, ast.AnnAssign)
         and isinstance(node.target, ast.Name)
         and not node.target.id.startswith("_")
+    )
+
+
+def _field_text(node: ast.AnnAssign, comments: dict[int, tuple[str, bool]]) -> FieldText:
+    """A field as it is written; `option(default, "meaning", ge=0)` says all of it by itself."""
+    name, kind = ast.unparse(node.target), ast.unparse(node.annotation)
+    match node.value:
+        case ast.Call(func=ast.Name(id="option"), args=[default, told], keywords=given):
+            limits = [ast.unparse(one) for one in given if one.arg in _LIMITS]
+            is_count = any(one.arg == "is_count" for one in given)
+            return FieldText(
+                name=name,
+                type="Count" if is_count else f"Annotated[{kind}, Field({', '.join(limits)})]",
+                default="" if is_count else _default(default),
+                comment=ast.literal_eval(told),
+            )
+    return FieldText(
+        name=name, type=kind, default=_default(node.value), comment=_comment_of(node, comments)
     )
 
 

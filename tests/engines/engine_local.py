@@ -8,7 +8,7 @@ from under_test import PATIENCE, EngineUnderTest
 
 from drystone.describe.files.cluster import parse_cluster
 from drystone.run.control.controller import Controller, ControllerSettings
-from drystone.run.control.reconcile import Patience
+from drystone.run.control.runs import Patience
 from drystone.run.control.world import Pace
 from drystone.run.engines.agent.client import AgentClient, AgentGone
 

@@ -7,7 +7,7 @@ from ray_fixture import NODES, shared_cluster
 from under_test import PATIENCE, EngineUnderTest
 
 from drystone.run.control.controller import Controller, ControllerSettings
-from drystone.run.control.reconcile import Patience
+from drystone.run.control.runs import Patience
 from drystone.run.control.world import Pace
 from drystone.run.engines.agent.launches import read_json
 from drystone.run.engines.ray.engine import RayEngine, RaySettings

@@ -7,7 +7,7 @@ from under_test import PATIENCE, EngineUnderTest
 
 from drystone.describe.files.cluster import ClusterSpec, parse_cluster
 from drystone.run.control.controller import Controller, ControllerSettings
-from drystone.run.control.reconcile import Patience
+from drystone.run.control.runs import Patience
 from drystone.run.control.world import Pace
 from drystone.run.engines.slurm.engine import SlurmEngine, SlurmSettings
 

@@ -6,7 +6,6 @@ import pytest
 from drystone.schedule.baselines.serverless import (
     FreeNodes,
     GpuRequest,
-    place_first_that_fits,
     place_request,
 )
 
@@ -23,7 +22,7 @@ def nodes(*pairs: tuple[int, float]) -> FreeNodes:
 
 
 def request(num_gpus: int, gigabytes: float = 0.0, group: int = 1) -> GpuRequest:
-    return GpuRequest(num_gpus=num_gpus, least_memory_bytes=gigabytes * GB, group_size=group)
+    return GpuRequest(num_gpus=num_gpus, min_memory_bytes=gigabytes * GB, group_size=group)
 
 
 @pytest.mark.parametrize(
@@ -47,12 +46,3 @@ def request(num_gpus: int, gigabytes: float = 0.0, group: int = 1) -> GpuRequest
 )
 def test_a_plan_is_placed_by_best_fit_and_else_greedily(wanted, free, expected):
     assert place_request(wanted, free) == expected
-
-
-def test_the_best_plan_that_fits_is_taken():
-    free = nodes((2, 80), (4, 24))
-
-    found = place_first_that_fits([request(4, 40), request(2, 40), request(4, 16)], free)
-
-    assert found == (1, ((0, 2),))
-    assert place_first_that_fits([request(8, 40)], free) is None

@@ -25,6 +25,12 @@ class BestChoice:
     bound: float  # no choice is worth more
 
 
+def value_of(market: Market, picks: IntArray) -> float:
+    """What these picks are worth together."""
+    rows = np.flatnonzero(picks >= 0)
+    return float(market.values[rows, picks[rows]].sum())
+
+
 def solve_exact_prices(market: Market) -> Prices:
     """The prices at which the dual bound is least."""
     cells = np.nonzero(market.values > 0)

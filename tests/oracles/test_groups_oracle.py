@@ -70,7 +70,7 @@ class Oracle:
         groups, batch = self.pool.groups, self.recipe.global_batch
         sizes = tuple(one for one in range(1, min(batch, 64) + 1) if batch % one == 0)
         host = max(
-            one.launcher.step_host_seconds * one.host_slowness
+            one.step_host_seconds
             for one in (prepare(self.model, self.recipe, group.machine, None) for group in groups)
         )
         for index, recompute in enumerate(RECOMPUTES):
@@ -78,7 +78,7 @@ class Oracle:
             splits = join_splits(
                 [group_splits(self.model, recipe, g, self.pool.between, sizes) for g in groups]
             )
-            rows = range(len(splits))
+            rows = range(len(splits.tp))
             for size in sizes:
                 mine = [
                     [
@@ -105,7 +105,7 @@ class Oracle:
             if not self.all_fit(splits, stages, layers, recompute):
                 continue
             seconds = [
-                layers[i] * splits.layer_seconds[row] + self.other(splits, stages, i)
+                layers[i] * splits.seconds.layer[row] + self.other(splits, stages, i)
                 for i, row in enumerate(stages)
             ]
             slowest, total = max(seconds), sum(seconds)
@@ -139,20 +139,18 @@ class Oracle:
             if 0 <= j < len(stages):
                 same = splits.group_index[stages[j]] == splits.group_index[row]
                 sends.append(
-                    (splits.inner_send_seconds if same else splits.outer_send_seconds)[row]
+                    (splits.seconds.inner_send if same else splits.seconds.outer_send)[row]
                 )
-        head = splits.head_seconds[row] if i == len(stages) - 1 else 0.0
-        return max(sends) + head + (splits.embedding_seconds[row] if i == 0 else 0.0)
+        head = splits.seconds.head[row] if i == len(stages) - 1 else 0.0
+        return max(sends) + head + (splits.seconds.embedding[row] if i == 0 else 0.0)
 
     @staticmethod
     def tail(splits, stages, layers) -> float:
         worst = 0.0
         for i, row in enumerate(stages):
-            number = layers[i] + splits.outer_layers[row] * ((i == 0) + (i == len(stages) - 1))
-            reduce = max(
-                number * splits.reduce_layer_seconds[row], splits.reduce_least_seconds[row]
-            )
-            update = number * splits.update_layer_seconds[row] + splits.update_fixed_seconds[row]
+            number = layers[i] + splits.once.outer_layers[row] * ((i == 0) + (i == len(stages) - 1))
+            reduce = max(number * splits.once.reduce_layer[row], splits.once.min_reduce[row])
+            update = number * splits.once.update_layer[row] + splits.once.update_fixed[row]
             worst = max(worst, reduce + update)
         return worst
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drystone.plan.groups.bounds import share_layers
+from drystone.plan.groups.search import share_layers
 
 
 def compositions(total: int, parts: int):

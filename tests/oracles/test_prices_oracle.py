@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from exact_prices import choose_exactly, solve_exact_prices
+from exact_prices import choose_exactly, solve_exact_prices, value_of
 from price_markets import make_market
 
-from drystone.schedule.prices.integral import choose_within, value_of
+from drystone.schedule.prices.integral import choose
 from drystone.schedule.prices.shadow_prices import dual_bound, solve_prices
 
 pytest.importorskip("highspy", reason="exact prices need the `solver` extra")
@@ -36,7 +36,7 @@ def test_the_choice_is_within_one_percent_of_the_best(seed: int, mixed: int):
 
     exact = choose_exactly(market, most_gap=2e-3, most_seconds=600.0)
     solution = solve_prices(market)
-    picks = choose_within(market, solution)
+    picks = choose(market, solution).options
 
     assert value_of(market, picks) >= 0.99 * exact.value
     assert exact.value <= solution.bound * (1 + 1e-9)
@@ -48,7 +48,7 @@ def test_a_small_choice_is_within_one_percent_of_the_best(seed: int):
 
     exact = choose_exactly(market, most_gap=1e-3, most_seconds=600.0)
 
-    assert value_of(market, choose_within(market, solve_prices(market))) >= 0.99 * exact.value
+    assert value_of(market, choose(market, solve_prices(market)).options) >= 0.99 * exact.value
 
 
 @pytest.mark.slow
@@ -60,14 +60,14 @@ def test_with_many_jobs_the_bound_itself_proves_it(num_jobs: int):
     solution = solve_prices(market)
 
     assert solution.bound <= solve_exact_prices(market).bound * 1.002
-    assert value_of(market, choose_within(market, solution)) >= 0.99 * solution.bound
+    assert value_of(market, choose(market, solution).options) >= 0.99 * solution.bound
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_choice_takes_no_more_than_there_is(seed: int):
     market = make_market(seed, 60, mixed=6)
 
-    picks = choose_within(market, solve_prices(market))
+    picks = choose(market, solve_prices(market)).options
 
     rows = np.flatnonzero(picks >= 0)
     taken = [counts[rows, picks[rows]].sum() for counts in market.counts]

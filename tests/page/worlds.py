@@ -17,8 +17,7 @@ from drystone.describe.files.job import make_job
 from drystone.describe.job import make_spec
 from drystone.run.control.access import make_team
 from drystone.run.control.controller import Controller, ControllerSettings
-from drystone.run.control.ends import ending_events
-from drystone.run.control.failures import Fault, FaultKind
+from drystone.run.control.failures import Fault, FaultKind, ending_events
 from drystone.run.control.launches import load_order, order_launch
 from drystone.run.control.lessons import speed_lesson
 from drystone.run.control.notes import Described, Launched
@@ -246,7 +245,7 @@ def adopt(controller: Controller) -> None:
         if path.exists():
             progress.read(path.read_text(encoding="utf-8"), time.time())
         order = load_order(controller.reconciler.folder_of(job_id) / f"epoch-{record.num_starts}")
-        controller.reconciler._runs[job_id] = Run(order=order, ordered=0.0, progress=progress)
+        controller.reconciler.runs[job_id] = Run(order=order, ordered_at=0.0, progress=progress)
 
 
 def tell(controller: Controller, story: Story, *, policy: str = "prices", seed: int = 7) -> None:

@@ -1,9 +1,10 @@
 """`python -m drystone.run.train plan.json` and the example: real processes, real signals."""
 
+import argparse
 import gc
 import signal
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -13,14 +14,16 @@ pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
 from command_cases import a_plan, events, finish, fork, join, start
 
+from drystone.describe.job import TrainConfig
 from drystone.describe.layout import Layout, Sharding
 from drystone.describe.recipe import Optimizer, Precision, Tuning
 from drystone.errors import InvalidSpec
 from drystone.plan.plan import Way, save_plan
 from drystone.run.train.__main__ import main
 from drystone.run.train.collectives import Wire
+from drystone.run.train.config import RankConfig, add_flags, read_flags
 from drystone.run.train.data.batch import rank_works
-from drystone.run.train.loop import TrainSettings, prepare
+from drystone.run.train.loop import prepare
 
 pytestmark = pytest.mark.torch
 
@@ -41,6 +44,33 @@ def test_one_rank_trains_and_writes_a_line_for_each_step(tmp_path: Path, capsys)
     }  # fmt: skip
     assert 0 < sum(step["seconds"].values()) <= step["step_seconds"]
     assert step["peak_memory_bytes"][0] > 0
+
+
+def test_the_flags_of_a_rank_are_the_fields_of_its_configuration():
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    config = TrainConfig(learning_rate=1e-3, weight_decay=0.0, clip=0.5, seed=3, checkpoint_every=7)
+    rank = RankConfig(num_steps=5, data="a.bin", checkpoints=Path("saved"), rebalances=True)
+
+    assert read_flags(parser.parse_args([])) == RankConfig()
+    from_job = read_flags(parser.parse_args(config.arguments()))
+    assert from_job == RankConfig(**asdict(config))
+    assert read_flags(parser.parse_args(rank.arguments())) == rank
+    named = ["--steps", "2", "--lr", "0.1", "--tokenizer", "t.json", "--keep", "1",
+             "--wait-for-saves", "--rebalance", "--timeout", "9"]  # fmt: skip
+    assert read_flags(parser.parse_args(named)) == RankConfig(
+        num_steps=2, learning_rate=0.1, tokenizer=Path("t.json"), keep=1, waits_for_saves=True,
+        rebalances=True, timeout_seconds=9.0,
+    )  # fmt: skip
+
+
+def test_checkpoints_that_nobody_asked_for_come_about_every_thirty_seconds():
+    def saved(config: RankConfig, step_seconds: float) -> list[int]:
+        return [step for step in range(1, 9) if config.saves_after(step, step_seconds=step_seconds)]
+
+    assert saved(RankConfig(), 10.0) == [3, 6]
+    assert saved(RankConfig(), 100.0) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert saved(RankConfig(checkpoint_every=4), 10.0) == [4, 8]
 
 
 def test_garbage_is_collected_once_the_start_is_over():
@@ -94,7 +124,7 @@ def test_a_cell_of_data_parallel_ranks_trains_as_one_device_does(tmp_path: Path)
 
 def test_a_plan_for_other_ranks_or_beyond_the_runtime_is_refused(tmp_path: Path, capsys):
     with pytest.raises(InvalidSpec, match="for 2 ranks, 1 were started"):
-        prepare(a_plan([(1, 1, 0.5), (1, 1, 0.5)]), TrainSettings(), Wire())
+        prepare(a_plan([(1, 1, 0.5), (1, 1, 0.5)]), RankConfig(), Wire())
     for wrong in (
         {"precision": Precision.FP8_MIXED},
         {"tuning": Tuning.QLORA},
@@ -102,7 +132,7 @@ def test_a_plan_for_other_ranks_or_beyond_the_runtime_is_refused(tmp_path: Path,
         {"dropout": 0.1},
     ):
         with pytest.raises(InvalidSpec):
-            prepare(a_plan([(1, 1, 1.0)], **wrong), TrainSettings(), Wire())
+            prepare(a_plan([(1, 1, 1.0)], **wrong), RankConfig(), Wire())
 
     assert main([str(tmp_path / "nowhere.json")]) == 2
     assert "is no plan" in capsys.readouterr().err

@@ -23,7 +23,7 @@ from drystone.describe.files.cluster import load_cluster_file
 from drystone.describe.files.job import make_job
 from drystone.errors import InvalidSpec
 from drystone.run.control.controller import Controller, ControllerSettings
-from drystone.run.control.reconcile import Patience
+from drystone.run.control.runs import Patience
 from drystone.run.control.store import Store
 from drystone.run.control.world import Pace
 from drystone.run.engines.agent.client import AgentClient

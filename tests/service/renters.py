@@ -11,7 +11,7 @@ from drystone.describe.files.cluster import ClusterSpec
 from drystone.describe.files.market import parse_market
 from drystone.run.control.controller import Controller, ControllerSettings
 from drystone.run.control.notes import Note
-from drystone.run.control.reconcile import Patience
+from drystone.run.control.runs import Patience
 from drystone.run.control.world import Pace
 from drystone.run.renting.ledger import Ledger
 from drystone.run.renting.provider import Renting, Stage, live_offers

@@ -9,7 +9,7 @@ from pathlib import Path
 from drystone.describe.files.cluster import parse_cluster
 from drystone.describe.files.job import make_job
 from drystone.run.control.controller import Controller, ControllerSettings
-from drystone.run.control.reconcile import Patience
+from drystone.run.control.runs import Patience
 from drystone.run.control.world import Pace
 from drystone.run.engines.agent.client import AgentClient
 from drystone.run.lifecycle import TERMINAL, JobState

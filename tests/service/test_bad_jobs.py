@@ -8,7 +8,7 @@ from services import serving, until
 from systems import TRAINER, running
 
 from drystone.describe.files.job import make_job
-from drystone.run.control import reconcile
+from drystone.run.control import runs
 from drystone.run.control.notes import Learned
 from drystone.run.events import Started
 from drystone.run.store_tables import EVENTS
@@ -163,14 +163,14 @@ def test_a_log_that_holds_infinities_can_still_be_read(database, tmp_path):
 
 def test_a_job_that_cannot_be_looked_after_is_put_aside_and_tried_again(tmp_path, monkeypatch):
     is_broken = True
-    look_after = reconcile.Reconciler._look_after
+    supervise = runs.RunSupervisor.supervise
 
-    def failing(self, job_id, *rest):
-        if job_id == "1" and is_broken:
+    def failing(self, record, seen):
+        if record.spec.id == "1" and is_broken:
             raise ZeroDivisionError("a mistake of ours\0")
-        return look_after(self, job_id, *rest)
+        return supervise(self, record, seen)
 
-    monkeypatch.setattr(reconcile.Reconciler, "_look_after", failing)
+    monkeypatch.setattr(runs.RunSupervisor, "supervise", failing)
     with serving(tmp_path / "s", is_deciding=True) as service:
         one, two = (
             service.controller.submit(trainer_job(tmp_path, name))[0] for name in ("one", "two")
@@ -202,17 +202,18 @@ def trainer_job(folder, name: str):
 def test_what_cannot_be_written_of_one_job_does_not_take_the_others_reports_with_it(
     tmp_path, monkeypatch
 ):
-    speed_lesson = reconcile.speed_lesson
+    speed_lesson = runs.speed_lesson
 
-    def poisoned(journal, job_id, *rest):
+    def poisoned(journal, record, speed):
+        job_id = record.spec.id
         if job_id != "1":
-            return speed_lesson(journal, job_id, *rest)
+            return speed_lesson(journal, record, speed)
         return [
             Learned(time_seconds=journal.now(), job_id=job_id, work="w", gpus=(),
                     estimated_samples_per_second=1.0, measured_samples_per_second=math.inf)
         ]  # fmt: skip
 
-    monkeypatch.setattr(reconcile, "speed_lesson", poisoned)
+    monkeypatch.setattr(runs, "speed_lesson", poisoned)
     with running(tmp_path / "s") as system:
         bad, good = system.submit(steps=40), system.submit(steps=40)
 

@@ -72,15 +72,16 @@ def plan(
     from drystone.cli.request import find_pool, find_prices, find_shape, read_cluster
 
     shape = find_shape(model)
-    wanted = recipe.recipe(shape, global_batch=global_batch)
-    chooses = recipe.precision == "auto"
     file = read_cluster(cluster)
+    is_emulated = file is not None and not gpus and file.is_emulated
+    wanted = recipe.recipe(shape, global_batch=global_batch, is_emulated=is_emulated)
+    chooses = recipe.precision == "auto" and not is_emulated
     dollars = find_prices(prices, file)
     if gpus or (file is not None and file.nodes):
         pool = find_pool(gpus, network, file)
         _plan_pool(shape, wanted, pool, dollars, chooses, limit, explain, plot, save, as_json)
     else:
-        _find_gpus(shape, wanted, dollars, limit, as_json)
+        _find_gpus(shape, wanted, dollars, chooses, limit, as_json)
 
 
 def _plan_pool(
@@ -137,7 +138,12 @@ def _plan_pool(
 
 
 def _find_gpus(
-    shape: ModelSpec, recipe: Recipe, prices: dict[str, float], limit: int, as_json: bool
+    shape: ModelSpec,
+    recipe: Recipe,
+    prices: dict[str, float],
+    chooses_precision: bool,
+    limit: int,
+    as_json: bool,
 ) -> None:
     from drystone.cli.output import make_console, print_json
     from drystone.describe.catalogue import load_gpus
@@ -145,7 +151,13 @@ def _find_gpus(
     from drystone.plan.smallest import find_gpus_for
 
     with make_console(stderr=True).status(f"Looking for GPUs for {shape.name} ..."):
-        answers = find_gpus_for(shape, recipe, load_gpus(), dollars_per_gpu_hour=prices)
+        answers = find_gpus_for(
+            shape,
+            recipe,
+            load_gpus(),
+            dollars_per_gpu_hour=prices,
+            chooses_precision=chooses_precision,
+        )
     if not answers:
         raise NothingFits(
             f"{shape.name}: no GPU type does, up to 64 of it",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -30,6 +30,7 @@ from drystone.describe.recipe import (
     Recompute,
     StepKernel,
     Tuning,
+    auto_precision,
 )
 from drystone.errors import InvalidSpec, UnknownName
 from drystone.estimate.launchers import find_launcher
@@ -48,7 +49,7 @@ class RecipeOptions:
     precision: Annotated[
         str,
         typer.Option(
-            help="auto (bf16-mixed where the GPU knows it, else fp16-mixed), "
+            help="auto (bf16-mixed where every GPU knows it, else fp16-mixed; emulated: fp32), "
             f"{', '.join(Precision)}.",
             autocompletion=words("auto", *Precision),
         ),
@@ -76,18 +77,22 @@ class RecipeOptions:
         *,
         global_batch: int,
         recompute: str = "none",
-        gpus: Sequence[GpuSpec] = (),
+        gpus: Iterable[GpuSpec] = (),
+        is_emulated: bool = False,
     ) -> Recipe:
-        """The recipe that the options describe, on these GPUs."""
+        """The recipe that the options describe; `auto` is for these GPUs."""
         for name, value in (("--seq-len", self.seq_len), ("--global-batch", global_batch)):
             if value < 0:
                 raise InvalidSpec(f"{name} is {value}, must be >= 1 (or 0 for the usual)")
         find_launcher(self.launcher)
-        precision = auto_precision(self.precision, gpus)
+        if self.precision == "auto":
+            precision = auto_precision(gpus, is_emulated=is_emulated)
+        else:
+            precision = parse_word(Precision, self.precision, "precision")
         return Recipe(
             seq_len=self.seq_len or usual_seq_len(model),
             global_batch=global_batch,
-            precision=parse_word(Precision, precision, "precision"),
+            precision=precision,
             optimizer=parse_word(Optimizer, self.optimizer, "optimizer"),
             step_kernel=parse_word(StepKernel, self.step_kernel, "step kernel"),
             recompute=Recompute.parse(recompute),
@@ -100,14 +105,6 @@ class RecipeOptions:
             dropout=self.dropout,
             launcher=self.launcher,
         )
-
-
-def auto_precision(text: str, gpus: Sequence[GpuSpec] = ()) -> str:
-    """`auto` means bf16 with fp32 master, or fp16 where one of the GPUs knows no bf16."""
-    if text != "auto":
-        return text
-    knows_bf16 = all(gpu.bf16_flops for gpu in gpus)
-    return Precision.BF16_MIXED.value if knows_bf16 else Precision.FP16_MIXED.value
 
 
 def usual_seq_len(model: ModelSpec | None) -> int:

@@ -193,8 +193,8 @@ def _above_cap(scenario: Scenario, gpu_types: tuple[str, ...]) -> list[str]:
     cap = scenario.hard_cap_dollars_per_hour
     if math.isinf(cap):
         return []
-    from drystone.schedule.hard_cap import options_above_cap
     from drystone.schedule.phases import PhasedOptions
+    from drystone.schedule.renting import options_above_cap
 
     own = np.array(
         [sum(node.num_gpus for node in scenario.nodes if node.gpu == gpu) for gpu in gpu_types],

@@ -19,7 +19,7 @@ from typing import Any
 
 from drystone.describe.catalogue import all_or_none
 from drystone.describe.files.gpu_types import SECTION, load_gpu_types
-from drystone.describe.files.yaml_reader import Document, load_yaml
+from drystone.describe.files.reader import Document, load_yaml
 from drystone.describe.traces.rows import Row, parse_rows, read_table
 from drystone.errors import InvalidSpec, UnknownName, UnreadableFile
 

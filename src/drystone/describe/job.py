@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import operator
+from collections.abc import Iterable
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
+from drystone.describe.gpu import GpuSpec
 from drystone.describe.model import ModelSpec, ModuleSpec
 from drystone.describe.model_source import ModuleReference, resolve_model
-from drystone.describe.recipe import Optimizer, Precision, Recipe
+from drystone.describe.recipe import Optimizer, Precision, Recipe, auto_precision
 from drystone.errors import InvalidSpec, UnreadableFile, reason_of
 
 
@@ -87,7 +90,70 @@ class JobSpec:
 
 _LONGEST_DEFAULT: Final = 4096
 _TOKEN_BYTES: Final = MappingProxyType({".bin": 2, ".u16": 2, ".u32": 4, ".txt": 1})
-_DEFAULT_MIXED: Final = Precision.BF16_MIXED
+
+
+def option(
+    default: Any, told: str, *, flag: str = "", is_count: bool = False, **limits: float
+) -> Any:
+    """A field of a configuration: its default, its documentation, and what values it may have.
+
+    `flag` names it on the command line of a rank, where that is not its own name. A count may be
+    written like 500M in a file. Limits are named as pydantic names them: gt, ge, le.
+    """
+    metadata = {"told": told, "flag": flag, "is_count": is_count, "limits": limits}
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """How to train, where a plan leaves it open: one object from the job file to every rank.
+
+    Each field is a key of `train` in a job file and a flag of `python -m drystone.run.train`;
+    nothing else has to be written for a new one but its use.
+    """
+
+    learning_rate: float = option(3e-4, "of the optimizer", flag="lr", gt=0, le=1e12)
+    weight_decay: float = option(0.1, "of matrices; vectors have none", ge=0, le=1e6)
+    clip: float = option(1.0, "largest norm of the gradient; 0: any", ge=0, le=1e12)
+    seed: int = option(0, "of weights and data", ge=0, le=2**31 - 1)
+    checkpoint_every: int = option(
+        0, "steps; left out: about every 30 s, as the plan estimates them", is_count=True, ge=0
+    )
+
+    def __post_init__(self) -> None:
+        for option in fields(self):
+            value, limits = getattr(self, option.name), option.metadata["limits"]
+            problems = [
+                f"must be {word} {limits[kind]:g}"
+                for kind, word, is_within in _LIMITS
+                if kind in limits and not is_within(value, limits[kind])
+            ]
+            if problems:
+                raise InvalidSpec(f"{option.name} is {value}, {problems[0]}")
+
+    def arguments(self) -> list[str]:
+        """The flags that make a rank read this back."""
+        return [
+            word for option in fields(self) for word in _words(option, getattr(self, option.name))
+        ]
+
+
+_LIMITS: Final = (
+    ("gt", "above", operator.gt),
+    ("ge", "at least", operator.ge),
+    ("le", "at most", operator.le),
+)
+
+
+def flag_of(option: Field[Any]) -> str:
+    """`--weight-decay`: what an option is called on the command line of a rank."""
+    return "--" + (option.metadata["flag"] or option.name).replace("_", "-")
+
+
+def _words(option: Field[Any], value: Any) -> list[str]:
+    if value is None or isinstance(value, bool):
+        return [flag_of(option)] if value else []
+    return [flag_of(option), str(value)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,11 +173,7 @@ class TrainingJob:
     seq_len: int = 0  # 0: the model's context, at most 4096
     precision: str = "auto"
     optimizer: str = "adam"
-    learning_rate: float = 3e-4
-    weight_decay: float = 0.1
-    clip: float = 1.0
-    seed: int = 0
-    checkpoint_every: int = 0  # steps; 0: chosen
+    train: TrainConfig = field(default_factory=TrainConfig)
     priority: float = 1.0
     deadline_after_seconds: float | None = None  # from submission on
     deadline_at_seconds: float | None = None  # since 1970
@@ -152,13 +214,17 @@ def find_module(job: TrainingJob) -> ModuleReference | None:
     return found if isinstance(found, ModuleReference) else None
 
 
-def recipe_of(job: TrainingJob, shape: Shape | None) -> Recipe:
-    """How it is trained; the precision may still be changed where it was left open."""
-    precision = _DEFAULT_MIXED if job.precision == "auto" else Precision(job.precision)
+def recipe_of(
+    job: TrainingJob, shape: Shape | None, gpus: Iterable[GpuSpec], *, is_emulated: bool = False
+) -> Recipe:
+    """How it is trained on whichever of these GPUs it gets."""
+    is_open = job.precision == "auto"
     return Recipe(
         seq_len=sequence_length(job, shape),
         global_batch=job.global_batch,
-        precision=precision,
+        precision=auto_precision(gpus, is_emulated=is_emulated)
+        if is_open
+        else Precision(job.precision),
         optimizer=Optimizer(job.optimizer),
     )
 

@@ -7,9 +7,11 @@ split is a `Layout`.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from drystone.describe.gpu import GpuSpec
 from drystone.errors import InvalidSpec
 
 _MOST = 10**9  # of sequences and tokens: beyond it somebody mistyped
@@ -27,6 +29,18 @@ class Precision(StrEnum):
     FP8_MIXED = "fp8-mixed"  # matrix multiplications in fp8 over bf16-mixed
     AMP_FP16 = "amp-fp16"  # fp32 weights, gradients and states; 16-bit compute by autocast
     AMP_BF16 = "amp-bf16"
+
+
+def auto_precision(gpus: Iterable[GpuSpec], *, is_emulated: bool = False) -> Precision:
+    """What `auto` means: the 16-bit format that every GPU the work may run on has in common.
+
+    bf16 needs no scaling of the loss; fp16 is for GPUs before Ampere, which have no bf16. Devices
+    that are emulated on a processor train in fp32: 16 bits save nothing there.
+    """
+    if is_emulated:
+        return Precision.FP32
+    knows_bf16 = all(gpu.bf16_flops for gpu in gpus)
+    return Precision.BF16_MIXED if knows_bf16 else Precision.FP16_MIXED
 
 
 class Optimizer(StrEnum):

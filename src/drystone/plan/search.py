@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from drystone.describe.layout import Layouts, Sharding
 from drystone.describe.model import ModelSpec
 from drystone.describe.pool import GpuGroup, Pool, make_pool
-from drystone.describe.recipe import Precision, Recipe
+from drystone.describe.recipe import Recipe, auto_precision
 from drystone.estimate.memory.peak import estimate_memory
 from drystone.estimate.time.speed import estimate_speed
 from drystone.plan.cells.search import Cells, NearestMiss, search_cells
@@ -52,7 +52,7 @@ def plan_job(
 ) -> PlanList:
     """All ways to run the job on the pool, ranked by speed, then by price, then by simplicity.
 
-    With `chooses_precision`, GPUs that know no bf16 train in fp16, and so does whoever they join.
+    With `chooses_precision` every plan has the precision that `auto` means on its GPUs.
     """
     prices = dollars_per_gpu_hour or {}
     plans: list[Plan] = []
@@ -99,11 +99,7 @@ def plan_executable(model: ModelSpec, recipe: Recipe, pool: Pool) -> Plan | Assi
 
 
 def _with_precision(recipe: Recipe, groups: Sequence[GpuGroup]) -> Recipe:
-    """bf16 where all GPUs know it, else fp16."""
-    swap = {Precision.BF16_MIXED: Precision.FP16_MIXED, Precision.BF16: Precision.FP16}
-    if all(group.gpu.bf16_flops for group in groups) or recipe.precision not in swap:
-        return recipe
-    return replace(recipe, precision=swap[recipe.precision])
+    return replace(recipe, precision=auto_precision(group.gpu for group in groups))
 
 
 def _subpools(pool: Pool, best_alone: Mapping[str, Plan]) -> list[Pool]:

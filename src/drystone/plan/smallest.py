@@ -13,7 +13,7 @@ from drystone.describe.gpu import GpuSpec
 from drystone.describe.machine import default_machine
 from drystone.describe.model import ModelSpec
 from drystone.describe.pool import GpuGroup
-from drystone.describe.recipe import Precision, Recipe
+from drystone.describe.recipe import Recipe, auto_precision
 from drystone.plan.cells.search import Cells, search_cells
 from drystone.plan.options import count_grid
 from drystone.plan.plan import Plan
@@ -40,14 +40,13 @@ def find_gpus_for(
     *,
     most_gpus: int = 64,
     dollars_per_gpu_hour: Mapping[str, float] | None = None,
+    chooses_precision: bool = False,
 ) -> list[Answer]:
     """Each type that can run the job, the cheapest for a token first."""
     prices = dollars_per_gpu_hour or {}
     answers = []
     for gpu in gpus:
-        mine = recipe
-        if not gpu.bf16_flops and recipe.precision is Precision.BF16_MIXED:
-            mine = replace(recipe, precision=Precision.FP16_MIXED)
+        mine = replace(recipe, precision=auto_precision([gpu])) if chooses_precision else recipe
         group = GpuGroup(machine=default_machine(gpu), count=most_gpus)
         cells = search_cells(
             model, mine, group.machine, _few_counts(most_gpus), most_micro_batch=_MOST_MICRO_BATCH

@@ -19,8 +19,8 @@ from drystone.describe.job import JobSpec
 from drystone.schedule.snapshot import FloatArray, Snapshot
 
 Kind = tuple[str, int]
-_MOST_OF_A_KIND: Final = 50
-_MOST_OF_ALL: Final = 500
+_MAX_OF_A_KIND: Final = 50
+_MAX_OF_ALL: Final = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ def update_lengths(
         seen[spec.id] = _Seen(
             kind=kind_of(spec), done_samples=done, samples_per_second=speed, fastest=best
         )
-    gone = [one for job_id, one in memory.seen.items() if job_id not in seen]
+    gone = [job for job_id, job in memory.seen.items() if job_id not in seen]
     return _remember(memory, seen, gone, elapsed_seconds)
 
 
@@ -67,13 +67,13 @@ def _remember(
     memory: LengthMemory, seen: Mapping[str, _Seen], gone: list[_Seen], elapsed_seconds: float
 ) -> LengthMemory:
     totals, every = dict(memory.totals), list(memory.all_seconds)
-    for one in gone:
+    for job in gone:
         # It ended at an unknown time since the last decision.
-        total = one.done_samples + one.samples_per_second * elapsed_seconds / 2
-        if total > 0 and one.fastest > 0:
-            totals[one.kind] = (*totals.get(one.kind, ()), total)[-_MOST_OF_A_KIND:]
-            every.append(total / one.fastest)
-    return LengthMemory(seen=seen, totals=totals, all_seconds=tuple(every[-_MOST_OF_ALL:]))
+        total = job.done_samples + job.samples_per_second * elapsed_seconds / 2
+        if total > 0 and job.fastest > 0:
+            totals[job.kind] = (*totals.get(job.kind, ()), total)[-_MAX_OF_A_KIND:]
+            every.append(total / job.fastest)
+    return LengthMemory(seen=seen, totals=totals, all_seconds=tuple(every[-_MAX_OF_ALL:]))
 
 
 def kind_of(spec: JobSpec) -> Kind:
@@ -112,8 +112,8 @@ def _mean_left(totals: FloatArray, done: FloatArray) -> tuple[FloatArray, FloatA
 # By job: for each GPU type, seen / said; nan where it has not run yet.
 Ratios = Mapping[str, FloatArray]
 
-_LEAST_RATIO: Final = 0.1  # less is a fault, not a wrong estimate
-_MOST_RATIO: Final = 10.0
+_MIN_RATIO: Final = 0.1  # less is a fault, not a wrong estimate
+_MAX_RATIO: Final = 10.0
 _AS_SAID: Final = 1e-3  # a difference this small is none
 _CARRIED: Final = 0.5  # the exponent with which a ratio counts for types that were not tried
 
@@ -132,7 +132,7 @@ def update_ratios(snapshot: Snapshot, known: Ratios) -> dict[str, FloatArray]:
     if not len(told):
         return ratios
     rows, seen = rows.take(told), seen.take(told)
-    ratio = np.clip(seen / np.maximum(said.take(told), 1e-300), _LEAST_RATIO, _MOST_RATIO)
+    ratio = np.clip(seen / np.maximum(said.take(told), 1e-300), _MIN_RATIO, _MAX_RATIO)
     for row, now in zip(rows.tolist(), ratio.tolist(), strict=True):
         job_id = jobs.specs[row].id
         before = ratios.get(job_id)

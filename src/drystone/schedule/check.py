@@ -1,4 +1,4 @@
-"""Is a list of decisions sound? No GPU twice, nothing unknown, memory kept, the hard cap kept.
+"""Checks of a list of decisions: no GPU twice, nothing unknown, memory and the hard cap kept.
 
 The list is judged as a whole: what it takes away is free for what it gives out, and what it gives
 back may be rented again. The budget itself is an average over time, which no single list can break;
@@ -29,8 +29,8 @@ _ROUNDING = 1e-9  # share by which sums of prices may be off
 
 def check_rentals(snapshot: Snapshot, decisions: Sequence[Decision]) -> list[str]:
     """Everything that is wrong with what a list rents and gives back, in words."""
-    releases = [one for one in decisions if isinstance(one, Release)]
-    rents = [one for one in decisions if isinstance(one, Rent)]
+    releases = [decision for decision in decisions if isinstance(decision, Release)]
+    rents = [decision for decision in decisions if isinstance(decision, Rent)]
     problems = _check_releases(snapshot, releases)
     if rents and not problems:
         problems = _check_rents(snapshot, rents, releases)
@@ -40,14 +40,14 @@ def check_rentals(snapshot: Snapshot, decisions: Sequence[Decision]) -> list[str
 def _check_releases(snapshot: Snapshot, releases: Sequence[Release]) -> list[str]:
     problems: list[str] = []
     seen: set[int] = set()
-    for one in releases:
-        if not 0 <= one.node < len(snapshot.nodes):
-            problems.append(f"Release: there is no node {one.node}")
-        elif one.node in seen:
-            problems.append(f"Release: node {snapshot.nodes.ids[one.node]} is given back twice")
-        elif snapshot.node_offer[one.node] < 0:
-            problems.append(f"Release: node {snapshot.nodes.ids[one.node]} is not rented")
-        seen.add(one.node)
+    for release in releases:
+        if not 0 <= release.node < len(snapshot.nodes):
+            problems.append(f"Release: there is no node {release.node}")
+        elif release.node in seen:
+            problems.append(f"Release: node {snapshot.nodes.ids[release.node]} is given back twice")
+        elif snapshot.node_offer[release.node] < 0:
+            problems.append(f"Release: node {snapshot.nodes.ids[release.node]} is not rented")
+        seen.add(release.node)
     return problems
 
 
@@ -56,19 +56,19 @@ def _check_rents(
 ) -> list[str]:
     rows = {offer.name: row for row, offer in enumerate(snapshot.offers)}
     prices = [offer.price_dollars_per_hour for offer in snapshot.offers]
-    given_back = [int(snapshot.node_offer[one.node]) for one in releases]
+    given_back = [int(snapshot.node_offer[release.node]) for release in releases]
     rate = snapshot.committed_dollars_per_hour - sum(prices[row] for row in given_back)
     numbers: dict[int, int] = {}
     problems: list[str] = []
-    for one in rents:
-        if one.offer not in rows:
-            problems.append(f"Rent: there is no offer {one.offer!r}")
-        elif one.num_nodes < 1:
-            problems.append(f"Rent: {one.num_nodes} nodes of {one.offer}")
+    for rent in rents:
+        if rent.offer not in rows:
+            problems.append(f"Rent: there is no offer {rent.offer!r}")
+        elif rent.num_nodes < 1:
+            problems.append(f"Rent: {rent.num_nodes} nodes of {rent.offer}")
         else:
-            row = rows[one.offer]
-            numbers[row] = numbers.get(row, 0) + one.num_nodes
-            rate += one.num_nodes * prices[row]
+            row = rows[rent.offer]
+            numbers[row] = numbers.get(row, 0) + rent.num_nodes
+            rate += rent.num_nodes * prices[row]
     for row, number in numbers.items():
         offer = snapshot.offers[row]
         total = number + snapshot.rentals.num_nodes(row) - given_back.count(row)
@@ -196,7 +196,7 @@ def _check_memory(
     snapshot: Snapshot, decision: Start | Resize | Move, memory_bytes: float
 ) -> str | None:
     room = [float(snapshot.nodes.memory_bytes[node]) for node, _ in decision.placement]
-    least = min((one for one in room if one > 0), default=math.inf)
+    least = min((size for size in room if size > 0), default=math.inf)
     if least >= memory_bytes:
         return None
     return f"{_who(decision)} needs {memory_bytes:.0f} bytes on a GPU that has {least:.0f}"

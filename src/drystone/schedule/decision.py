@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from drystone.errors import UnknownName
-from drystone.schedule.snapshot import Placement, Snapshot
+from drystone.schedule.snapshot import JobTable, Placement, Snapshot
 
 Numbers = Mapping[str, float]
 
@@ -93,6 +93,32 @@ class Wake:
 
 
 Decision = Start | Resize | Move | Preempt | Refuse | Rent | Release | Wake
+
+
+def change_job(
+    jobs: JobTable,
+    row: int,
+    option: int,
+    placement: Placement,
+    *,
+    reason: str,
+    move_reason: str = "",  # where it keeps its option and changes its nodes; else `reason`
+    numbers: Numbers = MappingProxyType({}),
+) -> Start | Resize | Move | None:
+    """What gives a job this option on these nodes; None where it has just that."""
+    job_id, before = jobs.specs[row].id, int(jobs.option[row])
+    if before < 0:
+        return Start(
+            job_id=job_id, option=option, placement=placement, reason=reason, numbers=numbers
+        )
+    if option != before:
+        return Resize(
+            job_id=job_id, option=option, placement=placement, reason=reason, numbers=numbers
+        )
+    if placement != jobs.placements[row]:
+        reason = move_reason or reason
+        return Move(job_id=job_id, placement=placement, reason=reason, numbers=numbers)
+    return None
 
 
 Memory = Any  # each policy knows the shape of its own

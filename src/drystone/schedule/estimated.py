@@ -18,7 +18,7 @@ from drystone.describe.machine import default_machine
 from drystone.describe.model import ModelSpec
 from drystone.describe.model_source import ModuleReference, resolve_model
 from drystone.describe.pool import GpuGroup, Pool, make_pool
-from drystone.describe.recipe import Precision, Recipe, Tuning
+from drystone.describe.recipe import Recipe, Tuning, auto_precision
 from drystone.errors import InvalidSpec, RequestError
 from drystone.plan.options import Options, enumerate_options
 from drystone.schedule.snapshot import OptionSet
@@ -65,11 +65,10 @@ def pool_of(nodes: Sequence[NodeSpec]) -> Pool:
 
 
 def recipe_of(job: JobSpec, model: ModelSpec, pool: Pool) -> Recipe:
-    """How a job is trained: 16-bit mixed precision that every type of the pool knows."""
+    """How a job is trained: traces name no precision, so it is what `auto` means on the pool."""
     usual = min(model.context_length or _USUAL_SEQ_LEN, _USUAL_SEQ_LEN)
     if model.vision is not None:
         usual = model.vision.num_tokens
-    knows_bf16 = all(group.gpu.bf16_flops for group in pool.groups)
     try:
         tuning = Tuning(job.tuning)
     except ValueError:
@@ -79,7 +78,7 @@ def recipe_of(job: JobSpec, model: ModelSpec, pool: Pool) -> Recipe:
     return Recipe(
         seq_len=job.seq_len or usual,
         global_batch=job.global_batch,
-        precision=Precision.BF16_MIXED if knows_bf16 else Precision.FP16_MIXED,
+        precision=auto_precision(group.gpu for group in pool.groups),
         tuning=tuning,
     )
 

@@ -1,23 +1,24 @@
-"""Which options may a job take, by what its owner allows, and who can never run?
+"""Limits of a job's owner: GPU types, number of GPUs, money and running time.
 
-Types allowed and denied, fewest and most GPUs, money and running time. An option is left out if the
-job could not end on it within its money and time; where lengths are guessed, only what is spent
-already counts. A job that waits and has no option left is refused, with the reason. One that runs
-keeps what it has until a limit is really reached.
+An option is left out if the job could not end on it within its money and time; where lengths are
+guessed, only what is spent already counts. A job that waits and has no option left is refused, with
+the reason. One that runs keeps what it has until a limit is really reached. `options_within` asks
+the same of a job that is only being submitted.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from drystone.describe.job import JobSpec
-from drystone.schedule.snapshot import BoolArray, FloatArray, IntArray, Snapshot
-from drystone.units import HOUR_SECONDS, format_dollars
+from drystone.errors import NothingFits
+from drystone.schedule.snapshot import BoolArray, FloatArray, IntArray, OptionSet, Snapshot
+from drystone.units import HOUR_SECONDS, format_dollars, format_seconds
 
 
 class Used(NamedTuple):
@@ -61,9 +62,53 @@ def check_limits(
     return Limits(
         allowed=allowed,
         refused={row: why for row, why in reasons.items() if not snapshot.jobs.is_running[row]},
-        used={spec.id: Used(*one) for spec, one in jobs.with_specs(*spent)},
+        used={
+            snapshot.jobs.specs[row].id: Used(*job_used)
+            for row, job_used in zip(rows.tolist(), np.stack(spent, axis=1).tolist(), strict=True)
+        },
         left_seconds=tuple(left[left > 0].tolist()),
     )
+
+
+def seconds_and_dollars(
+    samples: FloatArray | float,
+    speeds: FloatArray,
+    startup_seconds: FloatArray | float,
+    dollars_per_second: FloatArray,
+) -> tuple[FloatArray, FloatArray]:
+    """What so many samples take on each option; infinite where it has no speed."""
+    can_run = speeds > 0
+    seconds = samples / np.where(can_run, speeds, 1.0) + startup_seconds
+    dollars = dollars_per_second * seconds
+    return np.where(can_run, seconds, np.inf), np.where(can_run, dollars, np.inf)
+
+
+def options_within(
+    spec: JobSpec, options: OptionSet, gpu_types: tuple[str, ...], prices: Mapping[str, float]
+) -> BoolArray:
+    """The options on which a job would end within its money and time, as they are estimated.
+
+    None at all is an error that says by how much. What a type costs is 0 where no price is known.
+    """
+    rates = np.array([prices.get(gpu, 0.0) for gpu in gpu_types]) / HOUR_SECONDS
+    speeds = options.samples_per_second
+    seconds, dollars = seconds_and_dollars(spec.total_samples, speeds, 0.0, options.counts @ rates)
+    is_cheap, is_short = dollars <= spec.max_cost_dollars, seconds <= spec.max_duration_seconds
+    within: BoolArray = (speeds > 0) & is_cheap & is_short
+    if within.any():
+        return within
+    if not is_cheap.any():
+        wrong = (
+            f"max_cost is {format_dollars(spec.max_cost_dollars)}, and the cheapest way to run it "
+            f"takes about {format_dollars(float(dollars.min()))}"
+        )
+    else:
+        quickest = format_seconds(float(seconds[is_cheap].min()))
+        wrong = (
+            f"max_duration is {format_seconds(spec.max_duration_seconds)}, and the quickest way "
+            f"to run it within its money takes about {quickest}"
+        )
+    raise NothingFits(f"{spec.model}: {wrong}", hint="Allow more, or train less")
 
 
 class _LimitedJobs:
@@ -75,26 +120,24 @@ class _LimitedJobs:
         jobs = snapshot.jobs
         self._rows, self._speeds = rows, speeds
         self._specs = [jobs.specs[row] for row in rows.tolist()]
-        self._gpu_types, self._knows_lengths = snapshot.gpu_types, snapshot.knows_lengths
+        self._gpu_types = snapshot.gpu_types
         self._counts = snapshot.options.counts[jobs.option_set[rows]]
         self._num_gpus = self._counts.sum(axis=2)
         self._option = jobs.option[rows]
         self._runs = np.flatnonzero(self._option >= 0)
         self._ran_seconds = snapshot.now_seconds - jobs.running_since_seconds[rows]
         self._attained = jobs.attained_gpu_seconds[rows]
-        to_do = jobs.remaining_samples[rows, None] / np.where(speeds > 0, speeds, 1.0)
         starts = snapshot.startup_seconds[rows]
         starts[self._runs, self._option[self._runs]] = 0.0
-        self._seconds = np.where(speeds > 0, to_do + starts, np.inf)
         self._dollars_per_second = self._counts @ dollars_per_second
+        # What is to come on each option; nothing is known of it where lengths are not.
+        self._seconds, self._dollars = seconds_and_dollars(
+            jobs.remaining_samples[rows, None], speeds, starts, self._dollars_per_second
+        )
+        if not snapshot.knows_lengths:
+            self._seconds, self._dollars = np.zeros(speeds.shape), np.zeros(speeds.shape)
         self._max_dollars = np.array([spec.max_cost_dollars for spec in self._specs])
         self._max_seconds = np.array([spec.max_duration_seconds for spec in self._specs])
-
-    def with_specs(
-        self, seconds: FloatArray, dollars: FloatArray
-    ) -> Iterator[tuple[JobSpec, tuple[float, float]]]:
-        """Each job with its numbers."""
-        return zip(self._specs, zip(seconds.tolist(), dollars.tolist(), strict=True), strict=True)
 
     def add(
         self, before: Mapping[str, Used], elapsed_seconds: float
@@ -115,7 +158,7 @@ class _LimitedJobs:
     def left(self, seconds: FloatArray, dollars: FloatArray) -> tuple[BoolArray, dict[int, str]]:
         """The options that are left, and why there is none, by row of the snapshot."""
         fits = self._named()
-        money, time = self._money(dollars), self._time(seconds)
+        money, time = dollars[:, None] + self._dollars, seconds[:, None] + self._seconds
         within = (money <= self._max_dollars[:, None]) & (time <= self._max_seconds[:, None])
         is_out = (dollars >= self._max_dollars) | (seconds >= self._max_seconds)
         keeps = self._runs[~is_out[self._runs]]
@@ -142,22 +185,11 @@ class _LimitedJobs:
         result[runs] = np.minimum(money, (self._max_seconds - seconds)[runs])
         return result
 
-    def _money(self, dollars: FloatArray) -> FloatArray:
-        seconds = np.where(self._speeds > 0, self._seconds, 0.0)  # padding takes for ever
-        more = self._dollars_per_second * seconds * self._knows_lengths
-        total: FloatArray = dollars[:, None] + more
-        return total
-
-    def _time(self, seconds: FloatArray) -> FloatArray:
-        more = self._seconds if self._knows_lengths else np.zeros(self._speeds.shape)
-        total: FloatArray = seconds[:, None] + more
-        return total
-
     def _named(self) -> BoolArray:
         """By type and number of GPUs alone."""
-        least = np.array([[spec.min_gpus] for spec in self._specs])
+        fewest = np.array([[spec.min_gpus] for spec in self._specs])
         most = np.array([[spec.max_gpus] for spec in self._specs])
-        fits = (self._speeds > 0) & (self._num_gpus >= least) & (self._num_gpus <= most)
+        fits = (self._speeds > 0) & (self._num_gpus >= fewest) & (self._num_gpus <= most)
         for kind, gpu in enumerate(self._gpu_types):
             names = np.array([[spec.names(gpu)] for spec in self._specs])
             fits &= names | (self._counts[:, :, kind] == 0)
@@ -182,11 +214,7 @@ class _LimitedJobs:
 
 
 def _wish(spec: JobSpec) -> str:
-    names = _join(sorted(spec.allowed_gpus)) if spec.allowed_gpus else "any GPU"
+    names = ", ".join(sorted(spec.allowed_gpus)) if spec.allowed_gpus else "any GPU"
     if spec.denied_gpus:
-        names += f" but {_join(spec.denied_gpus)}"
+        names += f" but {', '.join(spec.denied_gpus)}"
     return f"{names}, {spec.min_gpus} to {spec.max_gpus} of them"
-
-
-def _join(names: Sequence[str]) -> str:
-    return ", ".join(names)

@@ -1,4 +1,4 @@
-"""On which nodes do the GPUs of an option go? As few nodes as its count needs, and no GPU twice.
+"""Packing of GPUs onto nodes: as few nodes as a count needs, and no GPU twice.
 
 A job of n GPUs of a type whose largest node has c goes on ceil(n / c) nodes, never on more: a job
 that is spread thinner runs at another speed than its option says. Who can bear that asks for it.
@@ -22,7 +22,7 @@ from drystone.schedule.snapshot import IntArray, NodeTable, Placement, Snapshot
 # tight: the fullest node that has room, so that whole nodes stay whole;
 # scatter: the emptiest node, as Arena's first-come baseline does.
 Style = Literal["tight", "scatter"]
-_FEW: Final = 3  # places that are found before heaps are made
+_MAX_WITHOUT_HEAPS: Final = 3  # places found by a scan before heaps are made
 
 
 class Room:
@@ -96,8 +96,8 @@ class Room:
 
     def _find_type(self, kind: int, number: int, style: Style) -> list[tuple[int, int]] | None:
         self._num_asked[kind] += 1
-        if self._heaps[kind] is None and self._num_asked[kind] <= _FEW:
-            return self._find_once(kind, number, style)
+        if self._heaps[kind] is None and self._num_asked[kind] <= _MAX_WITHOUT_HEAPS:
+            return self._find_by_scan(kind, number, style)
         heaps = self._heaps_of(kind)
         largest = len(heaps) - 1
         if largest <= 0:
@@ -119,13 +119,13 @@ class Room:
                     range(rest, largest + 1) if style == "tight" else range(largest, rest - 1, -1)
                 )
                 tops = (self._top_beside(heaps, free, whole) for free in order)
-                node = next((one for one in tops if one is not None), None)
+                node = next((top for top in tops if top is not None), None)
                 found = None if node is None else [*found, (node, rest)]
         for node in whole:
             heappush(heaps[largest], node)
         return found
 
-    def _find_once(self, kind: int, number: int, style: Style) -> list[tuple[int, int]] | None:
+    def _find_by_scan(self, kind: int, number: int, style: Style) -> list[tuple[int, int]] | None:
         """The same place without heaps: they take longer to make than a few places to find."""
         rows = self._rows[kind]
         free = self.free[rows]
@@ -188,19 +188,34 @@ def make_room(snapshot: Snapshot, *, emptied: bool = False) -> Room:
     return Room(snapshot.nodes, free)
 
 
-_MOST_NODES_TRIED: Final = 8
+def spread_thinner(
+    rows: IntArray, free: IntArray, num_gpus: int, per_node: int
+) -> Placement | None:
+    """Half as many GPUs on each node, and again, until there are nodes enough; `free` by row."""
+    emptiest = rows[np.argsort(-free[rows], kind="stable")]
+    while per_node > 1:
+        per_node = (per_node + 1) // 2
+        needed = -(-num_gpus // per_node)
+        chosen = emptiest[free[emptiest] >= per_node][:needed]
+        if len(chosen) == needed:
+            counts = [per_node] * (needed - 1) + [num_gpus - per_node * (needed - 1)]
+            return tuple(sorted(zip(chosen.tolist(), counts, strict=True)))
+    return None
+
+
+_MAX_NODES_TRIED: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lodger:
+class PlacedJob:
     """A job that is on one node only, and what it loses by being moved."""
 
     row: int
     num_gpus: int
-    cost: float
+    move_cost: float
 
 
-Moves = list[tuple[Lodger, Placement]]
+Moves = list[tuple[PlacedJob, Placement]]
 
 
 def clear_node(
@@ -209,8 +224,8 @@ def clear_node(
     *,
     kind: int,
     number: int,
-    lodgers: Callable[[int], list[Lodger] | None],
-    most_cost: float,
+    jobs_on: Callable[[int], list[PlacedJob] | None],  # None: somebody there must not move
+    max_cost: float,
 ) -> Moves | None:
     """Moves after which `number` GPUs of a type have a place; they are made in `room`.
 
@@ -227,12 +242,12 @@ def clear_node(
         return None
     free = room.free[rows]
     able = rows[(nodes.num_gpus[rows] >= needed) & (free < needed) & (free > 0)]
-    order = able[np.argsort(-room.free[able], kind="stable")][:_MOST_NODES_TRIED]
+    order = able[np.argsort(-room.free[able], kind="stable")][:_MAX_NODES_TRIED]
     for node in order.tolist():
-        there = lodgers(node)
+        there = jobs_on(node)
         if there is None:
             continue
-        moves = _moves_off(room, node, kind, needed, there, most_cost)
+        moves = _moves_off(room, node, kind, needed, there, max_cost)
         if moves is not None and room.find(_of_type(kind, number, nodes)) is not None:
             return moves
         if moves is not None:
@@ -241,7 +256,7 @@ def clear_node(
 
 
 def _moves_off(
-    room: Room, node: int, kind: int, needed: int, there: list[Lodger], most_cost: float
+    room: Room, node: int, kind: int, needed: int, there: list[PlacedJob], max_cost: float
 ) -> Moves | None:
     """Move the cheapest jobs off a node until so many GPUs are free on it."""
     missing = needed - int(room.free[node])
@@ -249,21 +264,21 @@ def _moves_off(
     room.take(blocked)  # nobody moves onto the node that is being cleared
     moves: Moves = []
     cost = 0.0
-    for lodger in sorted(there, key=lambda one: (one.cost / one.num_gpus, one.row)):
+    for job in sorted(there, key=lambda job: (job.move_cost / job.num_gpus, job.row)):
         if missing <= 0:
             break
         counts = [0] * (kind + 1)
-        counts[kind] = lodger.num_gpus
+        counts[kind] = job.num_gpus
         placement = room.place(counts)
-        if placement is None or cost + lodger.cost > most_cost:
+        if placement is None or cost + job.move_cost > max_cost:
             if placement is not None:
                 room.give_back(placement)
             continue
-        moves.append((lodger, placement))
-        missing, cost = missing - lodger.num_gpus, cost + lodger.cost
+        moves.append((job, placement))
+        missing, cost = missing - job.num_gpus, cost + job.move_cost
     room.give_back(blocked)
-    for lodger, _ in moves:
-        room.give_back(((node, lodger.num_gpus),))
+    for job, _ in moves:
+        room.give_back(((node, job.num_gpus),))
     if missing > 0:
         _undo(room, node, moves)
         return None
@@ -271,9 +286,9 @@ def _moves_off(
 
 
 def _undo(room: Room, node: int, moves: Moves) -> None:
-    for lodger, placement in moves:
+    for job, placement in moves:
         room.give_back(placement)
-        room.take(((node, lodger.num_gpus),))
+        room.take(((node, job.num_gpus),))
 
 
 def _of_type(kind: int, number: int, nodes: NodeTable) -> list[int]:

@@ -1,14 +1,13 @@
-"""Which option should each job take, exactly? An integer programme over options, with HiGHS.
+"""Linear and integer programmes, solved by HiGHS. No other file imports the solver.
 
-minimise  sum of cost[job, option] x taken[job, option]
-where     each job takes one option at most, and the options taken fit the GPUs of each type.
+    minimise  costs . x   where  row_lower <= A x <= row_upper  and  0 <= x <= upper
 
 HiGHS (github:ERGO-Code/HiGHS, MIT) is the optional extra `solver`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,64 +15,88 @@ from drystone.errors import DrystoneError, MissingExtra
 from drystone.schedule.snapshot import FloatArray, IntArray
 
 
+class Unsolved(DrystoneError):
+    """A programme has no solution, or none was found."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Programme:
+    """Costs by variable, bounds by row, and the entries of the matrix between them."""
+
+    costs: FloatArray
+    columns: IntArray  # by entry: its variable, ascending
+    rows: IntArray  # by entry: its row
+    values: FloatArray  # by entry; 0: there is none
+    row_upper: FloatArray
+    row_lower: FloatArray | None = None  # None: no bound
+    upper: FloatArray | None = None  # by variable; None: 1
+    is_integer: bool = False
+    relative_gap: float = 1e-4  # of an integer programme: how far from the best it may end
+
+
+def solve(programme: Programme) -> FloatArray:
+    """The values of the variables, of least total cost."""
+    try:
+        import highspy
+    except ImportError as error:
+        raise MissingExtra("this policy solves a programme with HiGHS", "solver") from error
+    num_columns, num_rows = len(programme.costs), len(programme.row_upper)
+    if num_columns == 0:
+        return np.zeros(0)
+    model = highspy.HighsLp()
+    model.num_col_, model.num_row_ = num_columns, num_rows
+    model.col_cost_, model.col_lower_ = programme.costs, np.zeros(num_columns)
+    upper, lower = programme.upper, programme.row_lower
+    model.col_upper_ = np.ones(num_columns) if upper is None else upper
+    model.row_lower_ = np.full(num_rows, -highspy.kHighsInf) if lower is None else lower
+    model.row_upper_ = programme.row_upper
+    if programme.is_integer:
+        model.integrality_ = [highspy.HighsVarType.kInteger] * num_columns
+    is_entry = programme.values != 0
+    per_column = np.bincount(programme.columns[is_entry], minlength=num_columns)
+    matrix = model.a_matrix_
+    matrix.format_ = highspy.MatrixFormat.kColwise
+    matrix.start_ = np.concatenate(([0], np.cumsum(per_column)))
+    matrix.index_, matrix.value_ = programme.rows[is_entry], programme.values[is_entry]
+    solver = highspy.Highs()
+    solver.setOptionValue("output_flag", False)
+    solver.setOptionValue("mip_rel_gap", programme.relative_gap)
+    solver.setOptionValue("threads", 1)  # the same answer on every machine
+    solver.passModel(model)
+    solver.run()
+    if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+        status = solver.modelStatusToString(solver.getModelStatus())
+        raise Unsolved(f"HiGHS found no answer for {num_columns} variables: {status}")
+    return np.array(solver.getSolution().col_value)
+
+
 def choose_exactly(
     costs: FloatArray, counts: IntArray, capacity: IntArray, *, relative_gap: float = 1e-4
 ) -> IntArray:
     """The option of each job, -1 for none: of least total cost, within `relative_gap`.
 
-    `costs` is (jobs, options), infinite where there is no such option; `counts` is (jobs, options,
-    types). Options that cost 0 or more are never taken: nothing at all costs 0.
+    Each job takes one option at most, and the options taken fit the GPUs of each type. `costs` is
+    (jobs, options), infinite where there is no such option; `counts` is (jobs, options, types).
+    Options that cost 0 or more are never taken: nothing at all costs 0.
     """
     chosen = np.full(len(costs), -1, dtype=np.int64)
-    rows, columns = np.nonzero(costs < 0)
-    if not len(rows):
+    jobs, options = np.nonzero(costs < 0)
+    if not len(jobs):
         return chosen
-    taken = _solve(costs[rows, columns], rows, counts[rows, columns], capacity, relative_gap)
-    chosen[rows[taken]] = columns[taken]
-    return chosen
-
-
-def _solve(
-    costs: FloatArray, rows: IntArray, counts: IntArray, capacity: IntArray, relative_gap: float
-) -> IntArray:
-    """Which of the variables are 1: one for each row that a job may choose."""
-    try:
-        import highspy
-    except ImportError as error:
-        raise MissingExtra("an integer programme needs HiGHS", "solver") from error
-    solver = highspy.Highs()
-    solver.setOptionValue("output_flag", False)
-    solver.setOptionValue("mip_rel_gap", relative_gap)
-    solver.setOptionValue("threads", 1)
-    solver.passModel(_programme(highspy, costs, rows, counts, capacity))
-    solver.run()
-    if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
-        status = solver.modelStatusToString(solver.getModelStatus())
-        raise DrystoneError(f"HiGHS found no answer for {len(costs)} options: {status}")
-    taken: IntArray = np.flatnonzero(np.array(solver.getSolution().col_value) > 0.5)
-    return taken
-
-
-def _programme(
-    highspy: Any, costs: FloatArray, rows: IntArray, counts: IntArray, capacity: IntArray
-) -> Any:
-    """The matrix by columns: each takes its job's turn, and GPUs of the types of its option."""
-    jobs, job_of = np.unique(rows, return_inverse=True)
-    takes = counts > 0
-    programme = highspy.HighsLp()
-    programme.num_col_, programme.num_row_ = len(costs), len(jobs) + len(capacity)
-    programme.col_cost_ = costs
-    programme.col_lower_, programme.col_upper_ = np.zeros(len(costs)), np.ones(len(costs))
-    programme.row_lower_ = np.full(programme.num_row_, -highspy.kHighsInf)
-    programme.row_upper_ = np.concatenate((np.ones(len(jobs)), capacity.astype(np.float64)))
-    programme.integrality_ = [highspy.HighsVarType.kInteger] * len(costs)
-    starts = np.concatenate(([0], np.cumsum(1 + takes.sum(axis=1))))
-    index = np.concatenate(
-        (job_of[:, None], np.tile(np.arange(len(capacity)) + len(jobs), (len(costs), 1))), axis=1
+    able, job_row = np.unique(jobs, return_inverse=True)
+    type_rows = np.tile(len(able) + np.arange(len(capacity)), (len(jobs), 1))
+    rows = np.column_stack((job_row, type_rows))
+    values = np.column_stack((np.ones(len(jobs)), counts[jobs, options].astype(np.float64)))
+    taken = solve(
+        Programme(
+            costs=costs[jobs, options],
+            columns=np.repeat(np.arange(len(jobs)), rows.shape[1]),
+            rows=rows.ravel(),
+            values=values.ravel(),
+            row_upper=np.concatenate((np.ones(len(able)), capacity.astype(np.float64))),
+            is_integer=True,
+            relative_gap=relative_gap,
+        )
     )
-    value = np.concatenate((np.ones((len(costs), 1)), counts), axis=1)
-    is_entry = np.concatenate((np.ones((len(costs), 1), dtype=bool), takes), axis=1)
-    matrix = programme.a_matrix_
-    matrix.format_ = highspy.MatrixFormat.kColwise
-    matrix.start_, matrix.index_, matrix.value_ = starts, index[is_entry], value[is_entry]
-    return programme
+    chosen[jobs[taken > 0.5]] = options[taken > 0.5]
+    return chosen

@@ -278,7 +278,7 @@ class Rentals:
     def num_nodes(self, offer: int) -> int:
         """Nodes of an offer, here or on their way."""
         here = int((self.offer == offer).sum())
-        return here + sum(one.num_nodes for one in self.coming if one.offer == offer)
+        return here + sum(nodes.num_nodes for nodes in self.coming if nodes.offer == offer)
 
 
 _NO_RENTALS = Rentals()
@@ -321,8 +321,8 @@ class Snapshot:
     def committed_dollars_per_hour(self) -> float:
         """What all rented nodes cost once those on their way are here, at the prices of now."""
         coming = (
-            one.num_nodes * self.offers[one.offer].price_dollars_per_hour
-            for one in self.rentals.coming
+            nodes.num_nodes * self.offers[nodes.offer].price_dollars_per_hour
+            for nodes in self.rentals.coming
         )
         return self.rentals.dollars_per_hour + sum(coming)
 

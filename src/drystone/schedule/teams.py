@@ -178,7 +178,7 @@ def _take(jobs: JobTable, option_set: np.ndarray, rows: np.ndarray) -> JobTable:
 
 
 HALF_LIFE_SECONDS: Final = 24 * 3600.0
-_LEAST_WEIGHT: Final = 0.125
+_MIN_WEIGHT: Final = 0.125
 
 
 def type_values(
@@ -234,5 +234,5 @@ def owner_weights(
     weight = {}
     for owner, share in due.items():
         used = usage.get(owner, 0.0) / all_used if all_used > 0 else share / all_due
-        weight[owner] = max(2.0 ** (1.0 - used * all_due / share), _LEAST_WEIGHT)
+        weight[owner] = max(2.0 ** (1.0 - used * all_due / share), _MIN_WEIGHT)
     return np.array([weight[owner] for owner in owners])

@@ -12,10 +12,11 @@ from fastapi.responses import Response
 
 from drystone.describe.job import TrainingJob, count_steps, make_spec
 from drystone.errors import InvalidSpec, NothingFits
-from drystone.run.control.admission import OverLimit, check_hard_cap, options_within
+from drystone.run.control.admission import OverLimit, check_hard_cap
 from drystone.run.control.controller import Controller
 from drystone.run.control.options import work_of
 from drystone.run.lifecycle import TERMINAL, JobState
+from drystone.schedule.limits import options_within
 from drystone.service.answers import Conflict, answer_json, found
 from drystone.service.auth.callers import SUBMITTER, VIEWER, caller_now, check_touch
 from drystone.service.shapes import (

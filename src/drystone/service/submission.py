@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from drystone.describe.families.huggingface import load_config
 from drystone.describe.files.job import TrainPart, load_job, make_job
-from drystone.describe.files.yaml_reader import parse_yaml
+from drystone.describe.files.reader import parse_yaml
 from drystone.describe.trainable import refuse_untrainable
 from drystone.errors import DrystoneError, InvalidSpec
 from drystone.service.client import Client, NotRunning

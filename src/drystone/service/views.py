@@ -358,6 +358,7 @@ def free_by_type(controller: Controller) -> Counts:
 def description_of(job: TrainingJob) -> dict[str, Any]:
     """What was submitted. A job's variables may hold secrets; people see their names."""
     described: dict[str, Any] = to_plain(job)
+    described |= described.pop("train")
     described["environment"] = [name for name, _ in described["environment"]]
     return described
 

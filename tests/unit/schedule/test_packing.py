@@ -46,7 +46,7 @@ def test_places_are_the_same_with_heaps_and_without(style, seed, monkeypatch):
     seen = snapshot(nodes, [job("x")], option_set(([1], 1.0)))
 
     def places(few: int) -> list[object]:
-        monkeypatch.setattr(packing, "_FEW", few)
+        monkeypatch.setattr(packing, "_MAX_WITHOUT_HEAPS", few)
         room, held, found = make_room(seen), [], []
         draw = np.random.default_rng(seed)
         for number in chance_numbers:

@@ -20,7 +20,7 @@ from typing import Any, Final
 from drystone.describe.catalogue import all_or_none, find_gpu
 from drystone.describe.cluster import NodeSpec
 from drystone.describe.files.gpu_types import SECTION, adopt_gpu_types
-from drystone.describe.files.yaml_reader import Document, Key, load_yaml, parse_yaml
+from drystone.describe.files.reader import Document, Key, load_yaml, parse_yaml
 from drystone.describe.gpu import GpuSpec
 from drystone.describe.gpu_prices import cheapest_price
 from drystone.describe.machine import default_machine

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from drystone.describe.catalogue import (
     VISIBLE_SHARE,
@@ -31,7 +31,7 @@ from drystone.describe.catalogue import (
     find_gpu,
     pcie_bytes_per_second,
 )
-from drystone.describe.files.yaml_reader import Document, Key, load_yaml
+from drystone.describe.files.reader import Document, Key, Part, load_yaml, read_part
 from drystone.describe.generations import find_generation, load_generations
 from drystone.describe.gpu import GpuSpec
 from drystone.describe.machine import find_link
@@ -63,11 +63,7 @@ _Rate = Annotated[float, Field(gt=0, le=1e6)]
 _Text = Annotated[str, Field(min_length=1, max_length=200)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class RatesPart(_Part):
+class RatesPart(Part):
     """Teraflop/s, dense, by number format."""
 
     fp32: _Rate | None = None
@@ -77,14 +73,14 @@ class RatesPart(_Part):
     fp8: _Rate | None = None
 
 
-class MeasuredPart(_Part):
+class MeasuredPart(Part):
     """Teraflop/s of the best matrix multiplication that was measured."""
 
     bf16: _Rate | None = None
     fp8: _Rate | None = None
 
 
-class GpuTypePart(_Part):
+class GpuTypePart(Part):
     """One GPU type of one's own."""
 
     like: _Text | None = None  # a known type: what is left out here is as there
@@ -128,12 +124,12 @@ def adopt_gpu_types(document: Document) -> tuple[GpuSpec, ...]:
         raise InvalidSpec(
             "must be a table of types by name", where=document.place((SECTION,)), hint=_HINT
         )
-    return tuple(_adopt(document, name, value) for name, value in table.items())
+    return tuple(_adopt(document, name) for name in table)
 
 
-def _adopt(document: Document, name: str, value: Any) -> GpuSpec:
+def _adopt(document: Document, name: str) -> GpuSpec:
     key = (SECTION, name)
-    part = _part(document, value, key)
+    part = read_part(document, GpuTypePart, key, hint=_HINT)
     try:
         gpu = _gpu_of(document, name, part, key)
         add_own_gpu(gpu, part.aliases, part.price_dollars_per_hour)
@@ -141,26 +137,6 @@ def _adopt(document: Document, name: str, value: Any) -> GpuSpec:
         error.where = error.where or document.place(key)
         raise
     return gpu
-
-
-def _part(document: Document, value: Any, key: Key) -> GpuTypePart:
-    if not isinstance(value, dict):
-        raise InvalidSpec("must be a table of keys", where=document.place(key), hint=_HINT)
-    try:
-        return GpuTypePart.model_validate(value)
-    except ValidationError as error:
-        faults = error.errors(include_url=False)
-        first = min(faults, key=lambda fault: fault["type"] != "extra_forbidden")
-        inner: Key = tuple(first["loc"])
-        where = document.place((*key, *inner))
-        if first["type"] == "extra_forbidden":
-            parts: dict[Any, type[BaseModel]] = {
-                "tflops": RatesPart, "measured_tflops": MeasuredPart,
-            }  # fmt: skip
-            known = (parts[inner[0]] if len(inner) > 1 else GpuTypePart).model_fields
-            raise UnknownName("key", str(inner[-1]), known, where=where) from None
-        message: str = first["msg"]
-        raise InvalidSpec(f"{message[:1].lower()}{message[1:]}", where=where, hint=_HINT) from None
 
 
 def _gpu_of(document: Document, name: str, part: GpuTypePart, key: Key) -> GpuSpec:

@@ -11,56 +11,36 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar, cast, get_type_hints
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-)
+from pydantic import AfterValidator, Field, ValidationInfo, create_model
 
 from drystone.describe.catalogue import find_gpu
 from drystone.describe.files.amounts import parse_count, parse_duration, parse_instant
-from drystone.describe.files.yaml_reader import Document, Key, load_yaml, parse_yaml
-from drystone.describe.job import TrainingJob
+from drystone.describe.files.reader import (
+    Document,
+    Key,
+    Part,
+    Refused,
+    checked,
+    load_yaml,
+    parse_yaml,
+    read_part,
+)
+from drystone.describe.job import TrainConfig, TrainingJob
 from drystone.describe.model_source import is_config_folder
-from drystone.errors import DrystoneError, InvalidSpec, RequestError, UnknownName, UnreadableFile
+from drystone.errors import InvalidSpec, RequestError, UnreadableFile
 
 _LEAVES_GPUS: Final = "leaves GPU types to the service"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ +-]{0,79}")
 _PATH_ENDINGS: Final = (".bin", ".u16", ".u32", ".txt")
 
 
-class _Refused(ValueError):
-    """A request error on its way through pydantic."""
-
-    def __init__(self, error: DrystoneError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-def _checked(parse: Any) -> BeforeValidator:
-    """A parser of ours as a validator."""
-
-    def call(value: Any) -> Any:
-        if value is None or isinstance(value, bool | list | dict):
-            raise _Refused(InvalidSpec(f"must be a number or text, not {_kind(value)}"))
-        try:
-            return parse(value)
-        except RequestError as error:
-            raise _Refused(error) from None
-
-    return BeforeValidator(call)
-
-
 def _check_name(text: str) -> str:
     if not _NAME.fullmatch(text):
-        raise _Refused(
+        raise Refused(
             InvalidSpec(
                 f"{text[:60]!r} is no name",
                 hint="Use up to 80 letters, digits, spaces and . _ + -, beginning with a letter",
@@ -75,28 +55,44 @@ def _check_gpu(text: str, info: ValidationInfo) -> str:
     except RequestError as error:
         if info.context == _LEAVES_GPUS:
             return text
-        raise _Refused(error) from None
+        raise Refused(error) from None
 
 
 def _check_text(text: str) -> str:
     if not text.strip() or not text.isprintable():
-        raise _Refused(InvalidSpec(f"{text[:60]!r} must be one line of text"))
+        raise Refused(InvalidSpec(f"{text[:60]!r} must be one line of text"))
     return text.strip()
 
 
-Count = Annotated[int, _checked(parse_count)]
-Duration = Annotated[float, _checked(parse_duration)]
+Count = Annotated[int, checked(parse_count)]
+Duration = Annotated[float, checked(parse_duration)]
 Name = Annotated[str, AfterValidator(_check_name)]
 Line = Annotated[str, Field(max_length=4096), AfterValidator(_check_text)]
 Gpu = Annotated[str, AfterValidator(_check_gpu)]
 PositiveFloat = Annotated[float, Field(gt=0, le=1e12)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+PartClass = TypeVar("PartClass", bound=type[Part])
 
 
-class TrainPart(_Part):
+def _with_options(cls: PartClass) -> PartClass:
+    """The class with every field of `TrainConfig` as a key of the file."""
+    keys: dict[str, Any] = {}
+    for option in fields(TrainConfig):
+        kind = Count | None if option.metadata["is_count"] else _HINTS[option.name]
+        default = None if option.metadata["is_count"] else option.default
+        keys[option.name] = (kind, Field(default, **option.metadata["limits"]))
+    made = create_model(
+        cls.__name__, __base__=cls, __doc__=cls.__doc__, __module__=cls.__module__, **keys
+    )
+    return cast("PartClass", made)
+
+
+_HINTS: Final = get_type_hints(TrainConfig)
+
+
+@_with_options
+class TrainPart(Part):
     """How much to train, and how."""
 
     steps: Count | None = None  # how much: exactly one of steps, tokens and epochs
@@ -104,17 +100,12 @@ class TrainPart(_Part):
     epochs: PositiveFloat | None = None  # times through the data
     batch: Annotated[Count, Field(le=10**9)] = 256  # sequences in a step
     sequence: Annotated[Count, Field(le=10**9)] | None = None  # tokens; the model's, at most 4096
-    # auto: bf16-mixed where every GPU it may use knows it, else fp32
+    # auto: bf16-mixed where every GPU it may use knows it, else fp16-mixed; emulated: fp32
     precision: Literal["auto", "fp32", "tf32", "bf16-mixed", "fp16-mixed"] = "auto"
     optimizer: Literal["adam", "sgd", "sgd-momentum"] = "adam"
-    learning_rate: PositiveFloat = 3e-4
-    weight_decay: Annotated[float, Field(ge=0, le=1e6)] = 0.1
-    clip: Annotated[float, Field(ge=0, le=1e12)] = 1.0  # largest norm of the gradient
-    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0  # of weights and data
-    checkpoint_every: Count | None = None  # steps; left out: about every 30 s
 
 
-class GpuPart(_Part):
+class GpuPart(Part):
     """Which GPUs may be used; all where it is left out."""
 
     allow: tuple[Gpu, ...] = Field(default=(), strict=False)  # only these types; left out: all
@@ -123,7 +114,7 @@ class GpuPart(_Part):
     max: Annotated[Count, Field(le=10**6)] = 1_000_000  # and at most
 
 
-class JobPart(_Part):
+class JobPart(Part):
     """The whole file."""
 
     model: Line | None = None  # a known name, a config.json, module.py:function; or a command below
@@ -175,13 +166,7 @@ def _job_of(
             where=document.where,
             hint="Write at least: model: llama-3-8b",
         )
-    try:
-        context = None if knows_gpus else _LEAVES_GPUS
-        part = JobPart.model_validate(document.value, context=context)
-    except ValidationError as error:
-        raise _first_error(error, document) from None
-    except RecursionError:
-        raise UnreadableFile("is nested too deeply", where=document.where) from None
+    part = read_part(document, JobPart, context=None if knows_gpus else _LEAVES_GPUS)
     _check_whole(part, document)
     return _training_job(part, document, folder=folder, owner=owner, name=name)
 
@@ -249,11 +234,7 @@ def _training_job(
         seq_len=train.sequence or 0,
         precision=train.precision,
         optimizer=train.optimizer,
-        learning_rate=train.learning_rate,
-        weight_decay=train.weight_decay,
-        clip=train.clip,
-        seed=train.seed,
-        checkpoint_every=train.checkpoint_every or 0,
+        train=_train_config(train),
         priority=part.priority,
         deadline_after_seconds=after,
         deadline_at_seconds=at,
@@ -267,6 +248,11 @@ def _training_job(
         environment=tuple(sorted(part.environment.items())),
         folder=str(folder),
     )
+
+
+def _train_config(part: TrainPart) -> TrainConfig:
+    given = {option.name: getattr(part, option.name) for option in fields(TrainConfig)}
+    return TrainConfig(**{name: value for name, value in given.items() if value is not None})
 
 
 def _deadline(
@@ -308,33 +294,3 @@ def _data_path(data: str, folder: Path, document: Document) -> str:
             hint="Give synthetic, or a file that ends in " + ", ".join(_PATH_ENDINGS),
         )
     return str(folder / data)
-
-
-def _first_error(error: ValidationError, document: Document) -> RequestError:
-    """The first thing that is wrong, with its place; how many more there are."""
-    problems = error.errors(include_url=False)
-    first = problems[0]
-    key: Key = tuple(
-        one for one in first["loc"] if isinstance(one, int) or not one.startswith(("str", "int("))
-    )
-    more = f"; and {len(problems) - 1} more" if len(problems) > 1 else ""
-    if first["type"] == "extra_forbidden":
-        return UnknownName("key", str(key[-1]), _known_keys(key), where=document.place(key[:-1]))
-    cause = first.get("ctx", {}).get("error")
-    if isinstance(cause, _Refused):
-        inner = cause.error
-        return InvalidSpec(inner.message + more, where=document.place(key), hint=inner.hint)
-    message = first["msg"].removeprefix("Value error, ")
-    given = f", not {_kind(first['input'])}" if "type" in first["type"] else ""
-    return InvalidSpec(message + given + more, where=document.place(key))
-
-
-def _known_keys(key: Key) -> tuple[str, ...]:
-    if len(key) > 1 and key[0] in ("train", "gpus"):
-        return tuple((TrainPart if key[0] == "train" else GpuPart).model_fields)
-    return tuple(JobPart.model_fields)
-
-
-def _kind(value: Any) -> str:
-    names = {dict: "a table", list: "a list", type(None): "nothing", bool: "true or false"}
-    return names.get(type(value), repr(value)[:60])

@@ -23,14 +23,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from drystone.describe.catalogue import all_or_none
 from drystone.describe.files.cluster import Emulation
 from drystone.describe.files.gpu_types import adopt_gpu_types
-from drystone.describe.files.yaml_reader import Document, Key, load_yaml, parse_yaml
+from drystone.describe.files.reader import Document, Part, load_yaml, parse_yaml, read_part
 from drystone.describe.market import Offer, PriceChange
-from drystone.errors import InvalidSpec, RequestError, UnknownName, UnreadableFile
+from drystone.errors import InvalidSpec, UnreadableFile
 from drystone.units import parse_bytes
 
 _HINT: Final = "Write it like: offers: [{gpu: A100, num_gpus: 8, price_dollars_per_hour: 16.0}]"
@@ -38,21 +38,17 @@ _Amount = Annotated[float, Field(ge=0, le=1e12)]
 _Name = Annotated[str, Field(min_length=1, max_length=80)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class _ChangePart(_Part):
+class _ChangePart(Part):
     at_seconds: _Amount  # from the start of a simulation
     price_dollars_per_hour: _Amount
 
 
-class _EmulatePart(_Part):
+class _EmulatePart(Part):
     speed: Annotated[float, Field(gt=0, le=1)] = 1e-4
     memory: str = "2GiB"
 
 
-class _OfferPart(_Part):
+class _OfferPart(Part):
     gpu: _Name
     num_gpus: Annotated[int, Field(ge=1, le=10_000)] = 1  # of a node
     price_dollars_per_hour: _Amount  # of a whole node
@@ -69,7 +65,7 @@ class _OfferPart(_Part):
     emulate: _EmulatePart | None = None
 
 
-class _MarketPart(_Part):
+class _MarketPart(Part):
     offers: Annotated[tuple[_OfferPart, ...], Field(strict=False, min_length=1)]
     gpu_types: Any = None  # GPU types of one's own, as in a cluster file
 
@@ -89,10 +85,7 @@ def _offers_of(document: Document) -> tuple[Offer, ...]:
     if not isinstance(document.value, dict):
         raise UnreadableFile("a market has a list `offers`", where=document.where, hint=_HINT)
     adopt_gpu_types(document)
-    try:
-        market = _MarketPart.model_validate(document.value)
-    except ValidationError as error:
-        raise _explain(document, error) from None
+    market = read_part(document, _MarketPart, hint=_HINT)
     offers: dict[str, Offer] = {}
     for index, part in enumerate(market.offers):
         where = document.place(("offers", index))
@@ -116,23 +109,3 @@ def _offer_of(part: _OfferPart, where: str) -> Offer:
         return Offer(**fields)
     except InvalidSpec as error:
         raise InvalidSpec(error.message, where=where, hint=error.hint) from None
-
-
-def _explain(document: Document, error: ValidationError) -> RequestError:
-    """One fault in our words: a misspelt key first, for it explains one that is missing."""
-    faults = error.errors(include_url=False)
-    first = min(faults, key=lambda fault: fault["type"] != "extra_forbidden")
-    key: Key = tuple(first["loc"])
-    where = document.place(key)
-    if first["type"] == "extra_forbidden":
-        return UnknownName("key", str(key[-1]), _known_keys(key), where=where)
-    if first["type"] == "missing":
-        return InvalidSpec(f"`{key[-1]}` is missing", where=document.place(key[:-1]), hint=_HINT)
-    message: str = first["msg"]
-    return InvalidSpec(f"{message[:1].lower()}{message[1:]}", where=where, hint=_HINT)
-
-
-def _known_keys(key: Key) -> list[str]:
-    """What could have been written where an unknown key stands."""
-    parts: dict[int, Any] = {1: _MarketPart, 3: _OfferPart, 4: _EmulatePart, 5: _ChangePart}
-    return list(parts[len(key)].model_fields)

@@ -1,4 +1,4 @@
-"""How long does a collective take among some GPUs of a machine?
+"""Seconds of collectives and messages among GPUs: groups inside a machine, rings through many.
 
 Theory of operation. Ranks are numbered as Megatron numbers them: tensor-parallel ranks are
 neighbours, then context, data and pipeline ranks. A group is `size` ranks that lie `stride` apart.
@@ -12,12 +12,13 @@ gather or a scatter, and twice for an all-reduce. Small messages take logarithmi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from drystone.describe.machine import Machine
+from drystone.describe.machine import Link, Machine
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
@@ -102,3 +103,46 @@ def send_seconds(
     )
     latency = np.where(crosses, machine.inter.latency_seconds, machine.intra.latency_seconds)
     return np.where(size > 1, num_bytes / bandwidth + latency + START_SECONDS, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ring:
+    """A ring through all GPUs of several types, for many numbers of them at once."""
+
+    bandwidth_bytes_per_second: FloatArray  # of its slowest part; infinite: nothing is sent
+    hops_seconds: FloatArray
+    inside_bytes_per_second: float  # of the slowest link inside a node
+
+    @property
+    def pace(self) -> FloatArray:
+        """Its bandwidth over that inside a node."""
+        return self.bandwidth_bytes_per_second / self.inside_bytes_per_second
+
+
+def make_ring(
+    machines: Sequence[Machine], counts: Sequence[FloatArray | int], between: Link | None = None
+) -> Ring:
+    """The ring through `counts` GPUs of each type. Between nodes all cards of a node work.
+
+    `between` joins the types; one type alone uses its own link between nodes.
+    """
+    slowest: FloatArray = np.asarray(np.inf)
+    hops: FloatArray = np.asarray(START_SECONDS)
+    for machine, count in zip(machines, counts, strict=True):
+        inside = np.minimum(count, machine.gpus_per_node)
+        nodes = np.ceil(count / np.asarray(machine.gpus_per_node))
+        link = machine.inter if between is None else between
+        card = min(link.bandwidth_bytes_per_second, machine.inter.bandwidth_bytes_per_second)
+        leaves = (nodes > 1) | (between is not None)
+        intra = np.where(inside > 1, machine.intra.bandwidth_bytes_per_second, np.inf)
+        inter = np.where(leaves, card * inside, np.inf)
+        slowest = np.minimum(slowest, np.minimum(intra, inter))
+        hops = hops + (count - nodes) * machine.intra.latency_seconds
+        hops = hops + leaves * nodes * link.latency_seconds
+    return Ring(
+        bandwidth_bytes_per_second=slowest,
+        hops_seconds=np.where(np.isinf(slowest), 0.0, hops),
+        inside_bytes_per_second=min(
+            machine.intra.bandwidth_bytes_per_second for machine in machines
+        ),
+    )

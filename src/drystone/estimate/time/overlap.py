@@ -1,4 +1,4 @@
-"""How much of the communication between data-parallel ranks shows, and how much do they compute?
+"""Exposed communication of data-parallel ranks, and the allowance for stragglers.
 
 Theory of operation. Gradients are reduced once a step (plain, ZeRO-1) or once a micro-batch (ZeRO-2
 and 3); ZeRO-3 also gathers the weights for the forward pass and, unless they are kept, again for
@@ -24,13 +24,40 @@ FloatArray = npt.NDArray[np.float64]
 
 # Of the time that a hidden transfer would take inside a node, what compute loses to it. Calibrated;
 # arXiv:2304.11277 section 5 reports the effect.
-CONTENTION_SHARE = 0.63
+_CONTENTION_SHARE = 0.63
+# Spread of the pace of equal GPUs; a step waits for the slowest of n, about sqrt(2 ln n) away.
+_STRAGGLER_SHARE = 0.02
+
+
+def straggler_share(num_gpus: FloatArray | float) -> FloatArray:
+    """Share of a step's busy time that waiting for the slowest of equal GPUs adds."""
+    share: FloatArray = _STRAGGLER_SHARE * np.sqrt(2.0 * np.log(num_gpus))
+    return share
+
+
+def exposed_seconds(
+    transfer: FloatArray | float, hiding: FloatArray | float, min_share: FloatArray | float
+) -> FloatArray:
+    """Seconds of a transfer that compute does not hide: at least `min_share` of it."""
+    return np.maximum(transfer - hiding, transfer * min_share)
+
+
+def min_exposed_share(
+    overlap_share: float, pace: FloatArray | float, *, num_layers: FloatArray | float = np.inf
+) -> FloatArray:
+    """Share of a transfer that is exposed even behind endless compute.
+
+    `pace` is the transfer's bandwidth over that inside a node. The first of `num_layers` transfers
+    has no compute to hide behind; infinitely many where that is counted elsewhere.
+    """
+    contention = overlap_share * _CONTENTION_SHARE
+    return np.maximum(1.0 / num_layers, 1.0 - overlap_share + contention * pace)
 
 
 def data_parallel_seconds(
     prepared: Prepared, layouts: Layouts, split: Split, stage: Stage, params: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Seconds that show, per micro-batch and per step; `params`: of one rank, before sharding."""
+    """Exposed seconds per micro-batch and per step; `params`: of one rank, before sharding."""
     nothing = np.zeros_like(split.tokens)
     ranks = split.dp * split.cp
     if (ranks == 1.0).all():
@@ -67,9 +94,9 @@ def _gathered_seconds(
     if (layouts.shard_size != split.dp * split.cp).any():
         scatter = scatter + _replica_seconds(prepared, layouts, split, gradient_bytes)
     again = np.where(layouts.keep_gathered, 0.0, gather)
-    least = _least_share(prepared, split, shard)
+    least = _min_share(prepared, split, shard)
     overlap = launcher.overlap_share
-    return _exposed(gather, overlap * stage.forward, least) + _exposed(
+    return exposed_seconds(gather, overlap * stage.forward, least) + exposed_seconds(
         again + scatter, overlap * stage.backward, least
     )
 
@@ -98,27 +125,21 @@ def _reduced_seconds(
     layers = split.layer_share * work.num_layers
     trained = params * work.trained_share
     hiding = prepared.launcher.overlap_share * stage.backward
-    least = _least_share(prepared, split, shard)
+    least = _min_share(prepared, split, shard)
     gradient_bytes = trained * work.reduce_bytes
-    reduce = _exposed(
-        allreduce_seconds(gradient_bytes, everyone, num_calls=layers), hiding, least
-    )  # fmt: skip
+    whole = allreduce_seconds(gradient_bytes, everyone, num_calls=layers)
+    reduce = exposed_seconds(whole, hiding, least)
     if not layouts.sharding.any():
         return np.zeros_like(reduce), reduce
-    scatter = _exposed(gather_seconds(gradient_bytes, shard, num_calls=layers), hiding, least)
+    parts = gather_seconds(gradient_bytes, shard, num_calls=layers)
+    scatter = exposed_seconds(parts, hiding, least)
     update = gather_seconds(trained * work.element_bytes, shard)
     every_micro = layouts.sharding == Sharding.ZERO2
     per_step = np.where(layouts.sharding == Sharding.NONE, reduce, scatter + update)
     return np.where(every_micro, scatter, 0.0), np.where(every_micro, update, per_step)
 
 
-def _least_share(prepared: Prepared, split: Split, group: Group) -> FloatArray:
-    """The part of a transfer that shows even behind endless compute."""
-    overlap = prepared.launcher.overlap_share
+def _min_share(prepared: Prepared, split: Split, group: Group) -> FloatArray:
     pace = group.bandwidth_bytes_per_second / prepared.machine.intra.bandwidth_bytes_per_second
-    first = 1.0 / (split.layer_share * prepared.work.num_layers)
-    return np.maximum(first, 1.0 - overlap + (overlap * CONTENTION_SHARE) * pace)
-
-
-def _exposed(transfer: FloatArray, hiding: FloatArray, least_share: FloatArray) -> FloatArray:
-    return np.maximum(transfer - hiding, transfer * least_share)
+    layers = split.layer_share * prepared.work.num_layers
+    return min_exposed_share(prepared.launcher.overlap_share, pace, num_layers=layers)

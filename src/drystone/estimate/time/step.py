@@ -1,10 +1,11 @@
-"""What does one training step of each layout spend its seconds on?
+"""Arithmetic of one training step, itemised: many layouts, or ranks that work layer by layer.
 
-The arithmetic behind `speed`: all layouts at once, one array an item. See `speed` for the theory.
+The formulas behind `speed`, which has the theory; the planner of unlike GPUs uses them too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,13 +24,16 @@ from drystone.estimate.time.network import (
     make_group,
     send_seconds,
 )
-from drystone.estimate.time.overlap import data_parallel_seconds
+from drystone.estimate.time.overlap import (
+    data_parallel_seconds,
+    exposed_seconds,
+    min_exposed_share,
+    straggler_share,
+)
 from drystone.estimate.time.work import Pass, Work, make_work
 
 FloatArray = npt.NDArray[np.float64]
 
-# Spread of the pace of equal GPUs; a step waits for the slowest of n, about sqrt(2 ln n) away.
-STRAGGLER_SHARE = 0.02
 # Memory bandwidth of a host, as one of eight GPUs sees it in an optimizer step on the host.
 _HOST_BYTES_PER_SECOND = 25e9
 _BACKWARD_HOST_SHARE = 1.0  # host time of a layer's backward pass over its forward pass
@@ -48,6 +52,11 @@ class Prepared:
     recipe: Recipe
     launcher: LauncherEfficiency
     host_slowness: float
+
+    @property
+    def step_host_seconds(self) -> float:
+        """The host's own work once a step: data, clipping, logging."""
+        return self.launcher.step_host_seconds * self.host_slowness
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,9 +178,9 @@ def step_seconds(prepared: Prepared, layouts: Layouts) -> StepSeconds:
     others = np.where(spreads_vocabulary, busy, body) + launch
     bubble = (split.pp - 1.0) * others / layouts.virtual_stages
     num_gpus = split.tp * split.cp * split.dp * split.pp
-    straggler = m * busy * (STRAGGLER_SHARE * np.sqrt(2.0 * np.log(num_gpus)))
-    optimizer = _optimizer_seconds(prepared, layouts, split, local_params)
-    host = np.full(len(m), prepared.launcher.step_host_seconds * prepared.host_slowness)
+    straggler = m * busy * straggler_share(num_gpus)
+    optimizer = _layout_optimizer_seconds(prepared, layouts, split, local_params)
+    host = np.full(len(m), prepared.step_host_seconds)
     return StepSeconds(
         matmul=m * (stage.matmul + head_matmul),
         attention=m * stage.attention,
@@ -193,23 +202,60 @@ def step_seconds(prepared: Prepared, layouts: Layouts) -> StepSeconds:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayeredStep:
+    """A step of ranks that run each layer for all their micro-batches, in seconds."""
+
+    layers: FloatArray  # compute
+    exposed: FloatArray  # gathers and scatters beyond what compute hides
+    busy: FloatArray  # both
+    straggler_share: FloatArray  # of `busy`
+    host: float
+
+
+def layered_step(
+    prepared: Sequence[Prepared],  # of each GPU type
+    *,
+    num_ranks: FloatArray | int,
+    forward: FloatArray | float,  # of one layer, on the slowest rank
+    backward: FloatArray | float,  # with recomputation
+    gather: FloatArray | float,  # a layer's weights, before each pass
+    scatter: FloatArray | float,  # its gradients
+    pace: FloatArray | float,  # bandwidth between all ranks over that inside a node
+) -> LayeredStep:
+    """Every layer at the pace of the slowest rank; the optimizer is not in it."""
+    launcher, num = prepared[0].launcher, prepared[0].work.num_layers
+    overlap = launcher.overlap_share
+    least = min_exposed_share(overlap, np.minimum(1.0, pace), num_layers=num)
+    exposed = exposed_seconds(gather, overlap * forward, least) + exposed_seconds(
+        gather + scatter, overlap * backward, least
+    )
+    return LayeredStep(
+        layers=np.asarray(num * (forward + backward)),
+        exposed=num * exposed,
+        busy=num * (forward + backward + exposed),
+        straggler_share=straggler_share(num_ranks),
+        host=max(each.step_host_seconds for each in prepared),
+    )
+
+
 def _pass_seconds(
-    prepared: Prepared, split: Split, one: Pass
+    prepared: Prepared, split: Split, direction: Pass
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Multiplications, attention and memory-bound work of all layers in one direction."""
-    matmul = one.matmul.seconds(split.tokens, split.inverse_tp)
+    matmul = direction.matmul.seconds(split.tokens, split.inverse_tp)
     if prepared.work.num_moe_layers:
         padding = PADDING_TOKENS * prepared.work.num_experts / split.ep
         routed = split.tokens * prepared.work.top_k + padding
-        matmul = matmul + one.experts.seconds(routed, split.inverse_tp)
-    attention = split.sequences * split.inverse_tp * one.attention_seconds
+        matmul = matmul + direction.experts.seconds(routed, split.inverse_tp)
+    attention = split.sequences * split.inverse_tp * direction.attention_seconds
     per_second = 1.0 / prepared.device.bandwidth_bytes_per_second
     memory = split.tokens * (
-        split.row_share * (one.hidden_bytes * per_second)
-        + split.inverse_tp * (one.split_bytes * per_second)
+        split.row_share * (direction.hidden_bytes * per_second)
+        + split.inverse_tp * (direction.split_bytes * per_second)
     )
-    if one.weight_bytes:
-        memory = memory + split.inverse_tp * (one.weight_bytes * per_second)
+    if direction.weight_bytes:
+        memory = memory + split.inverse_tp * (direction.weight_bytes * per_second)
     return matmul, attention, memory
 
 
@@ -274,12 +320,18 @@ def _send_seconds(prepared: Prepared, layouts: Layouts, split: Split) -> FloatAr
     row_bytes = split.tokens * split.row_share * (work.hidden_size * work.element_bytes)
     stride = split.tp * split.cp * split.dp
     once = send_seconds(row_bytes, split.pp, stride, prepared.machine)
-    # Without interleaving an exchange ends with a wait of the host, so the GPU runs dry meanwhile.
-    wait = (split.pp > 1.0) * prepared.launcher.send_host_seconds * prepared.host_slowness
     shown = 1.0 - prepared.launcher.send_hidden_share
-    interleaved = layouts.virtual_stages > 1
-    seconds = np.where(interleaved, layouts.virtual_stages * shown * once, once + wait)
-    return 2.0 * seconds
+    interleaved = 2.0 * (layouts.virtual_stages * shown * once)
+    plain = np.where(split.pp > 1.0, exchange_seconds(prepared, once), 0.0)
+    return np.where(layouts.virtual_stages > 1, interleaved, plain)
+
+
+def exchange_seconds(prepared: Prepared, send: FloatArray) -> FloatArray:
+    """Activations on and gradients back, with nothing interleaved; `send` is one message.
+
+    Each ends with a wait of the host, so the GPU runs dry meanwhile.
+    """
+    return 2.0 * (send + prepared.launcher.send_host_seconds * prepared.host_slowness)
 
 
 def _local_params(work: Work, split: Split) -> FloatArray:
@@ -289,13 +341,19 @@ def _local_params(work: Work, split: Split) -> FloatArray:
     return dense + outer + work.expert_params * split.layer_share / np.maximum(split.ep, split.tp)
 
 
-def _optimizer_seconds(
+def optimizer_seconds(prepared: Prepared, num_params: FloatArray | float) -> FloatArray:
+    """One GPU's update of so many trained parameters."""
+    per_param = prepared.work.optimizer_bytes / prepared.device.bandwidth_bytes_per_second
+    return np.asarray(num_params * per_param)
+
+
+def _layout_optimizer_seconds(
     prepared: Prepared, layouts: Layouts, split: Split, params: FloatArray
 ) -> FloatArray:
     work, recipe = prepared.work, prepared.recipe
     trained = params * work.trained_share
     mine = np.where(layouts.sharding > 0, trained / layouts.shard_size, trained)
-    seconds = mine * (work.optimizer_bytes / prepared.device.bandwidth_bytes_per_second)
+    seconds = optimizer_seconds(prepared, mine)
     if recipe.offload in (Offload.OPTIMIZER, Offload.STATE) and recipe.tuning is Tuning.FULL:
         # Gradients to the host, new weights back, and the host's own pass over its states.
         bus = prepared.machine.gpu.bus_bytes_per_second

@@ -1,4 +1,4 @@
-"""How does one job use GPUs of different kinds at once, as a pipeline over groups of equal ones?
+"""Plans that use GPUs of different kinds at once: a pipeline over groups of equal ones.
 
 For clusters whose groups are joined by slow links: only activations cross them, once a micro-batch.
 Each group has its own number of stages, its own tensor and data parallelism and its own layers (as
@@ -6,7 +6,7 @@ HexiScale, Metis and Zorse do). The space: 1, 2, 3, 4, 6, 8, 12 or 16 stages a g
 parallelism that stays in a node, the rest (or as much as is of use) data parallel with ZeRO-1,
 micro-batches that divide the batch, any recomputation, the groups in any order. For more than three
 groups it is smaller: 1, 2, 4 or 8 stages each, no GPU idle that could be one more data-parallel
-rank, those with most memory first. `group_search` finds the optimum of this space.
+rank, those with most memory first. `search` finds the optimum of this space.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from drystone.plan.cells.search import RECOMPUTES
 from drystone.plan.cells.space import divisors
 from drystone.plan.groups.search import (
     ALL_ORDERS,
-    BestPipeline,
+    Pipeline,
     PipelineSearch,
     group_orders,
 )
@@ -43,7 +43,7 @@ from drystone.plan.plan import GpuNeed, Plan, RankShare, StagePlan, Way
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-_MOST_MICRO_BATCH = 64
+_MAX_MICRO_BATCH = 64
 
 
 def plan_groups(model: ModelSpec, recipe: Recipe, pool: Pool) -> Plan | None:
@@ -60,7 +60,7 @@ def plan_groups(model: ModelSpec, recipe: Recipe, pool: Pool) -> Plan | None:
 
 def pipeline_search(model: ModelSpec, recipe: Recipe, pool: Pool) -> PipelineSearch:
     """The question for the search, from our estimates."""
-    sizes = tuple(one for one in divisors(recipe.global_batch) if one <= _MOST_MICRO_BATCH)
+    sizes = tuple(size for size in divisors(recipe.global_batch) if size <= _MAX_MICRO_BATCH)
     counts = np.array([group.count for group in pool.groups])
     settings = []
     for index, recompute in enumerate(RECOMPUTES):
@@ -69,11 +69,11 @@ def pipeline_search(model: ModelSpec, recipe: Recipe, pool: Pool) -> PipelineSea
             [group_splits(model, own, group, pool.between, sizes) for group in pool.groups]
         )
         # Not even at the end of the pipeline would each stage hold a layer: no need to try.
-        holds = splits.held_layers[np.arange(len(splits)), splits.num_stages]
+        holds = splits.held_layers[np.arange(len(splits.tp)), splits.num_stages]
         is_open = holds > 0
         if len(pool.groups) > ALL_ORDERS:
-            most = counts[splits.group_index] // (splits.num_stages * splits.tp)
-            is_open &= splits.dp == np.minimum(most, splits.micro_batch)
+            available = counts[splits.group_index] // (splits.num_stages * splits.tp)
+            is_open &= splits.dp == np.minimum(available, splits.micro_batch)
             is_open &= np.isin(splits.num_stages, STAGES_OF_MANY)
         settings += [
             Setting(
@@ -90,9 +90,10 @@ def pipeline_search(model: ModelSpec, recipe: Recipe, pool: Pool) -> PipelineSea
             for size in sizes
         ]
 
-    def accepts(setting: Setting, rows: IntArray, layers: IntArray) -> bool:
-        high = _stage_memory(model, recipe, pool, setting, rows, layers).required_range().high
-        usable = [pool.groups[one].gpu.usable_bytes for one in setting.splits.group_index[rows]]
+    def accepts(found: Pipeline) -> bool:
+        high = _stage_memory(model, recipe, pool, found).required_range().high
+        groups = found.setting.splits.group_index[found.rows]
+        usable = [pool.groups[index].gpu.usable_bytes for index in groups]
         return bool((high <= np.array(usable)).all())
 
     return PipelineSearch(
@@ -105,20 +106,12 @@ def pipeline_search(model: ModelSpec, recipe: Recipe, pool: Pool) -> PipelineSea
 
 
 def _host_seconds(model: ModelSpec, recipe: Recipe, group: GpuGroup) -> float:
-    prepared = prepare(model, recipe, group.machine, None)
-    return prepared.launcher.step_host_seconds * prepared.host_slowness
+    return prepare(model, recipe, group.machine, None).step_host_seconds
 
 
-def _stage_memory(
-    model: ModelSpec,
-    recipe: Recipe,
-    pool: Pool,
-    setting: Setting,
-    rows: IntArray,
-    layers: IntArray,
-) -> MemoryEstimates:
+def _stage_memory(model: ModelSpec, recipe: Recipe, pool: Pool, found: Pipeline) -> MemoryEstimates:
     """What a rank of each stage needs with the layers that it really has."""
-    splits = setting.splits
+    splits, rows, layers = found.setting.splits, found.rows, found.layers
     layouts = Layouts.build(
         dp=splits.dp[rows],
         tp=splits.tp[rows],
@@ -130,14 +123,14 @@ def _stage_memory(
     ends = np.cumsum(layers)
     # Architectures differ only in library workspaces; the largest stands for all.
     gpu = max((group.gpu for group in pool.groups), key=workspace_bytes)
-    own = replace(recipe, recompute=RECOMPUTES[setting.recompute_index])
+    own = replace(recipe, recompute=RECOMPUTES[found.setting.recompute_index])
     return estimate_memory(
         model, own, layouts, stage=np.arange(len(rows)), layers=(ends - layers, ends), gpu=gpu
     )
 
 
 def _make_plan(
-    model: ModelSpec, recipe: Recipe, pool: Pool, best: BestPipeline, host_seconds: float
+    model: ModelSpec, recipe: Recipe, pool: Pool, best: Pipeline, host_seconds: float
 ) -> Plan:
     splits, num_micro = best.setting.splits, best.setting.num_micro
     stages = tuple(
@@ -179,9 +172,9 @@ def _make_plan(
     )
 
 
-def _needs(model: ModelSpec, recipe: Recipe, pool: Pool, best: BestPipeline) -> tuple[GpuNeed, ...]:
+def _needs(model: ModelSpec, recipe: Recipe, pool: Pool, best: Pipeline) -> tuple[GpuNeed, ...]:
     splits = best.setting.splits
-    memory = _stage_memory(model, recipe, pool, best.setting, best.rows, best.layers)
+    memory = _stage_memory(model, recipe, pool, best)
     high, items = memory.required_range().high, memory.items()
     needs = []
     for index, group in enumerate(pool.groups):

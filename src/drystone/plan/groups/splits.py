@@ -1,6 +1,6 @@
-"""Which ways are there to cut a group of equal GPUs into pipeline stages? All of them, as arrays.
+"""Splits of a group of equal GPUs into pipeline stages: all of them, as arrays, with their costs.
 
-A way has a number of stages, a tensor-parallel degree and as many data-parallel ranks as the GPUs
+A split has a number of stages, a tensor-parallel degree and as many data-parallel ranks as the GPUs
 and the micro-batch allow. What a stage costs is a line in its number of layers: its time, the
 reduction of its gradients, and at each moment its memory, which also grows with the micro-batches
 in flight. Where layers differ in kind, a stage counts as if all its layers were of the hungriest.
@@ -8,9 +8,10 @@ in flight. Where layers differ in kind, a stage counts as if all its layers were
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +26,9 @@ from drystone.estimate.learned.residuals import memory_range
 from drystone.estimate.memory.stage import stage_memory
 from drystone.estimate.memory.terms import memory_terms
 from drystone.estimate.time.network import START_SECONDS, gather_seconds, make_group, send_seconds
-from drystone.estimate.time.overlap import CONTENTION_SHARE
+from drystone.estimate.time.overlap import exposed_seconds, min_exposed_share
 from drystone.estimate.time.speed import prepare
+from drystone.estimate.time.step import exchange_seconds, optimizer_seconds
 from drystone.plan.cells.space import tensor_degrees
 
 FloatArray = npt.NDArray[np.float64]
@@ -42,9 +44,73 @@ _ROLE_STAGES = np.array([1, 0, 2, 0])  # a stage of that role in a pipeline of .
 _ROLE_DEPTHS = np.array([3, 3, 3, 1])  # ... so many
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class GroupSplits:
-    """Ways to cut groups into stages, one row each. Seconds are of one micro-batch."""
+class StageSeconds(NamedTuple):
+    """Seconds of one micro-batch in a stage: layers x `layer`, and the rest by its place."""
+
+    layer: FloatArray
+    head: FloatArray
+    embedding: FloatArray
+    inner_send: FloatArray  # to the next stage of the same group
+    outer_send: FloatArray  # to a stage of another group
+
+
+class OnceSeconds(NamedTuple):
+    """Seconds once a step: gradients reduced as far as it shows, weights updated and gathered."""
+
+    reduce_layer: FloatArray
+    min_reduce: FloatArray
+    update_layer: FloatArray
+    update_fixed: FloatArray
+    outer_layers: FloatArray  # half of embedding and head, in layers
+
+    def seconds(self, rows: IntArray, layers: FloatArray) -> FloatArray:
+        """Of stages with so many layers."""
+        reduce = np.maximum(layers * self.reduce_layer[rows], self.min_reduce[rows])
+        return reduce + (layers * self.update_layer[rows] + self.update_fixed[rows])
+
+
+class StageBytes(NamedTuple):
+    """Memory of a stage, (rows, roles, moments), as lines in its layers.
+
+    fixed + layers x layer + in flight x (flight_fixed + layers x flight_layer)
+    """
+
+    room: FloatArray  # (rows,)
+    fixed: FloatArray
+    layer: FloatArray
+    flight_fixed: FloatArray
+    flight_layer: FloatArray
+
+    def max_layers(self, rows: IntArray, roles: IntArray, in_flight: IntArray) -> IntArray:
+        """How many layers a stage of each row holds in its role."""
+        flight = in_flight[:, None]
+        fixed = self.fixed[rows, roles] + flight * self.flight_fixed[rows, roles]
+        each = self.layer[rows, roles] + flight * self.flight_layer[rows, roles]
+        most = ((self.room[rows, None] - fixed) / np.maximum(each, 1.0)).min(axis=1)
+        whole: IntArray = np.floor(most + 1e-9).astype(np.int64)
+        return whole
+
+    def held_layers(self, num_micro: IntArray) -> FloatArray:
+        """What the last n stages of a pipeline hold at most, (rows, n from 0 to DEEPEST).
+
+        The n-th last keeps n micro-batches. Far below zero where it does not hold one layer.
+        """
+        flight = np.minimum(np.arange(1, DEEPEST + 1), num_micro[:, None])
+        least = np.full(flight.shape, np.inf)
+        for moment in range(self.fixed.shape[2]):
+            fixed = self.fixed[:, MIDDLE, moment, None]
+            each = self.layer[:, MIDDLE, moment, None]
+            if self.flight_layer[:, MIDDLE, moment].any():
+                fixed = fixed + flight * self.flight_fixed[:, MIDDLE, moment, None]
+                each = each + flight * self.flight_layer[:, MIDDLE, moment, None]
+            least = np.minimum(least, (self.room[:, None] - fixed) / np.maximum(each, 1.0))
+        most = np.floor(least + 1e-9)
+        held = np.cumsum(np.where(most >= 1, most, _NO_ROOM), axis=1)
+        return np.concatenate([np.zeros((len(held), 1)), held], axis=1)
+
+
+class GroupSplits(NamedTuple):
+    """Ways to cut groups into stages, one row each."""
 
     group_index: IntArray
     micro_batch: IntArray  # of the whole pipeline
@@ -52,43 +118,15 @@ class GroupSplits:
     tp: IntArray
     dp: IntArray
     local_micro: IntArray  # sequences of a micro-batch on one data-parallel rank
-    layer_seconds: FloatArray
-    head_seconds: FloatArray
-    embedding_seconds: FloatArray
-    inner_send_seconds: FloatArray  # to the next stage of the same group
-    outer_send_seconds: FloatArray  # to a stage of another group
-    # Once a step, by layers: max(layers x reduce, least reduce) + layers x update + fixed.
-    reduce_layer_seconds: FloatArray
-    reduce_least_seconds: FloatArray
-    update_layer_seconds: FloatArray
-    update_fixed_seconds: FloatArray
-    outer_layers: FloatArray  # half of embedding and head, in layers
-    # Memory, (rows, roles, moments): fixed + layers x layer + in flight x (fixed + layers x layer).
-    room_bytes: FloatArray  # (rows,)
-    fixed_bytes: FloatArray
-    layer_bytes: FloatArray
-    flight_fixed_bytes: FloatArray
-    flight_layer_bytes: FloatArray
-    # What the last n stages of a pipeline hold at most, (rows, 0 to DEEPEST): the n-th last keeps n
-    # micro-batches. Far below zero where it does not hold one layer.
-    held_layers: FloatArray
-
-    def __len__(self) -> int:
-        return len(self.tp)
+    held_layers: FloatArray  # see `StageBytes.held_layers`
+    seconds: StageSeconds
+    once: OnceSeconds
+    memory: StageBytes
 
     @property
     def num_gpus(self) -> IntArray:
         """GPUs that are used; the others of the group idle."""
         return self.num_stages * self.tp * self.dp
-
-    def most_layers(self, rows: IntArray, roles: IntArray, in_flight: IntArray) -> IntArray:
-        """How many layers a stage of each row holds in its role."""
-        flight = in_flight[:, None]
-        fixed = self.fixed_bytes[rows, roles] + flight * self.flight_fixed_bytes[rows, roles]
-        each = self.layer_bytes[rows, roles] + flight * self.flight_layer_bytes[rows, roles]
-        most = ((self.room_bytes[rows, None] - fixed) / np.maximum(each, 1.0)).min(axis=1)
-        whole: IntArray = np.floor(most + 1e-9).astype(np.int64)
-        return whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -103,12 +141,16 @@ class Setting:
 
 def join_splits(parts: list[GroupSplits]) -> GroupSplits:
     """The ways of several groups, numbered by their place in the list."""
-    columns = {
-        one.name: np.concatenate([getattr(part, one.name) for part in parts])
-        for one in fields(GroupSplits)
-    }
-    columns["group_index"] = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-    return GroupSplits(**columns)
+    joined: GroupSplits = _join(parts)
+    numbers = np.repeat(np.arange(len(parts)), [len(part.tp) for part in parts])
+    return joined._replace(group_index=numbers)
+
+
+def _join(parts: Sequence[Any]) -> Any:
+    """Rows of one after rows of the other, in tables and in the tables they are made of."""
+    if isinstance(parts[0], np.ndarray):
+        return np.concatenate(parts)
+    return type(parts[0])(*(_join(columns) for columns in zip(*parts, strict=True)))
 
 
 @lru_cache(maxsize=256)
@@ -125,49 +167,25 @@ def group_splits(
     local = -(-size // dp)
     cost = layer_seconds(model, recipe, group.machine, tp=tp, micro_batch=local)
     inner, outer = _send_seconds(model, recipe, group, between, (number, tp, dp, local))
-    tail = _tail(model, recipe, group, tp, dp, cost)
-    memory = _memory(model, recipe, group, tp, dp, local)
-    found = GroupSplits(
+    memory = _stage_bytes(model, recipe, group, tp, dp, local)
+    return GroupSplits(
         group_index=np.zeros_like(tp),
         micro_batch=size,
         num_stages=number,
         tp=tp,
         dp=dp,
         local_micro=local,
-        layer_seconds=cost.both,
-        head_seconds=cost.head,
-        embedding_seconds=cost.embedding,
-        inner_send_seconds=inner,
-        outer_send_seconds=outer,
-        reduce_layer_seconds=tail.reduce_layer,
-        reduce_least_seconds=tail.reduce_least,
-        update_layer_seconds=tail.update_layer,
-        update_fixed_seconds=tail.update_fixed,
-        outer_layers=tail.outer_layers,
-        room_bytes=memory.room,
-        fixed_bytes=memory.fixed,
-        layer_bytes=memory.layer,
-        flight_fixed_bytes=memory.flight_fixed,
-        flight_layer_bytes=memory.flight_layer,
-        held_layers=np.zeros((len(tp), 0)),
+        held_layers=memory.held_layers(recipe.global_batch // size),
+        seconds=StageSeconds(
+            layer=cost.both,
+            head=cost.head,
+            embedding=cost.embedding,
+            inner_send=inner,
+            outer_send=outer,
+        ),
+        once=_once_seconds(model, recipe, group, tp, dp, cost),
+        memory=memory,
     )
-    return replace(found, held_layers=_held_layers(found, recipe.global_batch // size))
-
-
-def _held_layers(splits: GroupSplits, num_micro: IntArray) -> FloatArray:
-    flight = np.minimum(np.arange(1, DEEPEST + 1), num_micro[:, None])
-    room = splits.room_bytes[:, None]
-    least = np.full(flight.shape, np.inf)
-    for moment in range(splits.fixed_bytes.shape[2]):
-        fixed = splits.fixed_bytes[:, MIDDLE, moment, None]
-        each = splits.layer_bytes[:, MIDDLE, moment, None]
-        if splits.flight_layer_bytes[:, MIDDLE, moment].any():
-            fixed = fixed + flight * splits.flight_fixed_bytes[:, MIDDLE, moment, None]
-            each = each + flight * splits.flight_layer_bytes[:, MIDDLE, moment, None]
-        least = np.minimum(least, (room - fixed) / np.maximum(each, 1.0))
-    most = np.floor(least + 1e-9)
-    held = np.cumsum(np.where(most >= 1, most, _NO_ROOM), axis=1)
-    return np.concatenate([np.zeros((len(splits), 1)), held], axis=1)
 
 
 def _shapes(
@@ -185,13 +203,13 @@ def _shapes(
     ]
 
 
-def _data_parallel(size: int, most: int, inside: int) -> list[int]:
+def _data_parallel(size: int, available: int, inside: int) -> list[int]:
     """Data-parallel ranks of a stage: all that there are, or fewer where that may be as good.
 
     Not more than a micro-batch has sequences; as few as have no more to do; and as many as are in a
     node, whose reductions do not cross the network.
     """
-    most = min(size, most)
+    most = min(size, available)
     enough = -(-size // -(-size // most))
     in_node = min(most, max(1, inside))
     return sorted({most, enough, -(-size // -(-size // in_node))})
@@ -209,77 +227,59 @@ def _send_seconds(
     prepared = prepare(model, recipe, group.machine, None)
     work = prepared.work
     row_bytes = local * work.tokens_per_sequence * (work.hidden_size * work.element_bytes) / tp
-    wait = prepared.launcher.send_host_seconds * prepared.host_slowness
     inner = send_seconds(row_bytes, stages.astype(float), (tp * dp).astype(float), group.machine)
     rate = min(between.bandwidth_bytes_per_second, group.machine.inter.bandwidth_bytes_per_second)
     outer = row_bytes / rate + between.latency_seconds + START_SECONDS
-    return 2.0 * np.where(stages > 1, inner + wait, 0.0), 2.0 * (outer + wait)
+    inside = np.where(stages > 1, exchange_seconds(prepared, inner), 0.0)
+    return inside, exchange_seconds(prepared, outer)
 
 
-class _Tail(NamedTuple):
-    reduce_layer: FloatArray
-    reduce_least: FloatArray
-    update_layer: FloatArray
-    update_fixed: FloatArray
-    outer_layers: FloatArray
-
-
-def _tail(
+def _once_seconds(
     model: ModelSpec,
     recipe: Recipe,
     group: GpuGroup,
     tp: IntArray,
     dp: IntArray,
     cost: LayerSeconds,
-) -> _Tail:
+) -> OnceSeconds:
     """Gradients reduced behind the backward pass, weights gathered and updated, as under ZeRO-1."""
     prepared = prepare(model, recipe, group.machine, None)
-    work, launcher = prepared.work, prepared.launcher
+    work = prepared.work
     ranks = make_group(dp.astype(np.float64), tp.astype(np.float64), group.machine)
     trained = work.layer_params / work.num_layers * work.trained_share / tp
     reduce = gather_seconds(trained * work.reduce_bytes, ranks)
     pace = ranks.bandwidth_bytes_per_second / group.machine.intra.bandwidth_bytes_per_second
-    overlap = launcher.overlap_share
-    least = 1.0 - overlap + overlap * CONTENTION_SHARE * pace
+    min_share = min_exposed_share(prepared.launcher.overlap_share, pace)
     fixed = np.where(dp > 1, ranks.ring_seconds + START_SECONDS, 0.0)
     gather = gather_seconds(trained * work.element_bytes, ranks) - fixed
-    update = trained / dp * work.optimizer_bytes / prepared.device.bandwidth_bytes_per_second
+    update = optimizer_seconds(prepared, trained / dp)
     outer = 0.5 * work.outer_params / (work.layer_params / work.num_layers)
-    return _Tail(
-        reduce_layer=np.maximum(reduce - cost.hiding, reduce * least),
-        reduce_least=reduce,
+    return OnceSeconds(
+        reduce_layer=exposed_seconds(reduce, cost.hiding, min_share),
+        min_reduce=reduce,
         update_layer=gather + update,
         update_fixed=fixed,
         outer_layers=np.full(len(tp), outer),
     )
 
 
-class _Memory(NamedTuple):
-    room: FloatArray
-    fixed: FloatArray
-    layer: FloatArray
-    flight_fixed: FloatArray
-    flight_layer: FloatArray
-
-
-def _memory(
+def _stage_bytes(
     model: ModelSpec, recipe: Recipe, group: GpuGroup, tp: IntArray, dp: IntArray, local: IntArray
-) -> _Memory:
+) -> StageBytes:
     """Lines of memory in the number of layers, from stages of one layer and of two."""
     if len(memory_terms(model, recipe).layers) == 1:
         kinds = [model]
     else:
-        kinds = [replace(model, stack=((one, model.num_layers),)) for one in model.blocks]
-    found = [_kind_memory(one, recipe, group, tp, dp, local) for one in kinds]
-    joined = [
-        np.concatenate(columns, axis=2) for columns in zip(*(one[1:] for one in found), strict=True)
-    ]
-    return _Memory(found[0].room, *joined)
+        kinds = [replace(model, stack=((block, model.num_layers),)) for block in model.blocks]
+    found = [_kind_bytes(kind, recipe, group, tp, dp, local) for kind in kinds]
+    lines = zip(*(each[1:] for each in found), strict=True)
+    joined = [np.concatenate(columns, axis=2) for columns in lines]
+    return StageBytes(found[0].room, *joined)
 
 
-def _kind_memory(
+def _kind_bytes(
     model: ModelSpec, recipe: Recipe, group: GpuGroup, tp: IntArray, dp: IntArray, local: IntArray
-) -> _Memory:
+) -> StageBytes:
     """Arrays of (rows, roles, moments) for a model whose layers are all alike."""
     num_rows, roles, numbers = len(tp), len(_ROLE_STAGES), 2
     layouts = Layouts.build(
@@ -307,11 +307,11 @@ def _kind_memory(
         lasting + np.broadcast_to(moment.total[0], len(stage)) - kept * flight * in_flight
         for moment, kept in zip(found.moments, kept_at, strict=True)
     ]
-    base = np.stack([one.reshape(shape) for one in bases], axis=-1)
+    base = np.stack([each.reshape(shape) for each in bases], axis=-1)
     flights = np.stack([kept * flight.reshape(shape) for kept in kept_at], axis=-1)
     _, high = memory_range()
     layer, flight_layer = base[:, :, 1] - base[:, :, 0], flights[:, :, 1] - flights[:, :, 0]
-    return _Memory(
+    return StageBytes(
         np.full(num_rows, group.gpu.usable_bytes / high - found.workspace),
         base[:, :, 0] - layer,
         layer,

@@ -31,10 +31,9 @@ from drystone.estimate.layer import (
     sharded_state_bytes,
 )
 from drystone.estimate.learned.residuals import memory_range
-from drystone.estimate.time.network import START_SECONDS
-from drystone.estimate.time.overlap import CONTENTION_SHARE
+from drystone.estimate.time.network import Ring, make_ring
 from drystone.estimate.time.speed import prepare
-from drystone.estimate.time.step import STRAGGLER_SHARE, Prepared
+from drystone.estimate.time.step import Prepared, layered_step, optimizer_seconds
 from drystone.plan.plan import GpuNeed, Plan, RankShare, StagePlan, Way
 from drystone.plan.uneven.assignment import Assignment, AssignmentShortfall, plan_assignment
 from drystone.plan.uneven.spec import (
@@ -102,28 +101,21 @@ def assignment_spec(model: ModelSpec, recipe: Recipe, pool: Pool) -> AssignmentS
     )
 
 
+def pool_ring(pool: Pool) -> Ring:
+    """The ring through all GPUs of the pool."""
+    between = pool.between if len(pool.groups) > 1 else None
+    machines = [group.machine for group in pool.groups]
+    return make_ring(machines, [group.count for group in pool.groups], between)
+
+
 def slowest_ring(pool: Pool) -> RingLink:
-    """The slowest part of a ring through all GPUs: between nodes all cards of a node work."""
-    rates: list[float] = []
-    hops_seconds = START_SECONDS
-    crosses = len(pool.groups) > 1
-    for group in pool.groups:
-        machine = group.machine
-        inside = min(group.count, machine.gpus_per_node)
-        nodes = -(-group.count // machine.gpus_per_node)
-        if inside > 1:
-            rates.append(machine.intra.bandwidth_bytes_per_second)
-            hops_seconds += (group.count - nodes) * machine.intra.latency_seconds
-        if crosses or nodes > 1:
-            link = pool.between if crosses else machine.inter
-            rate = min(link.bandwidth_bytes_per_second, machine.inter.bandwidth_bytes_per_second)
-            rates.append(rate * inside)
-            hops_seconds += nodes * link.latency_seconds
-    if not rates:
+    """The same as one slowest link between neighbours."""
+    ring = pool_ring(pool)
+    if np.isinf(ring.bandwidth_bytes_per_second):
         return RingLink(bandwidth_bytes_per_second=1e12)
     return RingLink(
-        bandwidth_bytes_per_second=min(rates),
-        latency_seconds=hops_seconds / max(1, pool.num_gpus - 1),
+        bandwidth_bytes_per_second=float(ring.bandwidth_bytes_per_second),
+        latency_seconds=float(ring.hops_seconds) / max(1, pool.num_gpus - 1),
     )
 
 
@@ -226,52 +218,30 @@ def _time_items(
         there = number * float(kind.forward_seconds[group.micro_batch])
         forward = max(forward, there)
         backward = max(backward, there + number * float(kind.backward_seconds[group.micro_batch]))
-    gather = found.regime.allgather_seconds
-    scatter = found.regime.reduce_scatter_seconds
-    first = prepared[0]
-    least = least_shown_share(first, pool)
-    overlap = first.launcher.overlap_share
-    shown = shown_seconds(gather, overlap * forward, least) + shown_seconds(
-        gather + scatter, overlap * backward, least
+    step = layered_step(
+        prepared,
+        num_ranks=pool.num_gpus,
+        forward=forward,
+        backward=backward,
+        gather=found.regime.allgather_seconds,
+        scatter=found.regime.reduce_scatter_seconds,
+        pace=pool_ring(pool).pace,
     )
-    num = model.num_layers
-    busy = num * (forward + backward + shown)
     return {
-        "layers": num * (forward + backward),
-        "data_parallel": num * shown,
-        "straggler": straggler_share(pool.num_gpus) * busy,
+        "layers": float(step.layers),
+        "data_parallel": float(step.exposed),
+        "straggler": float(step.straggler_share * step.busy),
         "optimizer": max(
-            group.state_share * _optimizer_seconds(prepared[group.kind_index])
+            group.state_share * full_update_seconds(prepared[group.kind_index])
             for group in found.groups
         ),
-        "host": max(one.launcher.step_host_seconds * one.host_slowness for one in prepared),
+        "host": step.host,
     }
 
 
-def shown_seconds(transfer: float, hiding: float, least_share: float) -> float:
-    """What shows of a transfer behind compute."""
-    return max(transfer - hiding, transfer * least_share)
-
-
-def straggler_share(num_gpus: int) -> float:
-    """What waiting for the slowest of equal GPUs adds to a step."""
-    return STRAGGLER_SHARE * float(np.sqrt(2.0 * np.log(num_gpus)))
-
-
-def least_shown_share(prepared: Prepared, pool: Pool) -> float:
-    """The part of a collective that shows even behind endless compute."""
-    overlap = prepared.launcher.overlap_share
-    inside = min(group.machine.intra.bandwidth_bytes_per_second for group in pool.groups)
-    pace = min(1.0, slowest_ring(pool).bandwidth_bytes_per_second / inside)
-    first = 1.0 / prepared.work.num_layers
-    return max(first, 1.0 - overlap + overlap * CONTENTION_SHARE * pace)
-
-
-def _optimizer_seconds(prepared: Prepared) -> float:
+def full_update_seconds(prepared: Prepared) -> float:
     """One GPU's update of all trained parameters."""
-    work = prepared.work
-    moved = work.trained_params * work.optimizer_bytes
-    return moved / prepared.device.bandwidth_bytes_per_second
+    return float(optimizer_seconds(prepared, prepared.work.trained_params))
 
 
 def _needs(

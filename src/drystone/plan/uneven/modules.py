@@ -22,9 +22,10 @@ from drystone.estimate.memory.stage import context_bytes, workspace_bytes
 from drystone.estimate.memory.terms import StateBytes, state_bytes
 from drystone.estimate.module.estimate import best_flops
 from drystone.estimate.time.efficiency import launcher_efficiency
+from drystone.estimate.time.overlap import straggler_share
 from drystone.plan.plan import GpuNeed, Plan, RankShare, StagePlan, Way
 from drystone.plan.uneven.assignment import Assignment, AssignmentShortfall, plan_assignment
-from drystone.plan.uneven.data_parallel import slowest_ring, straggler_share, uneven_recipe
+from drystone.plan.uneven.data_parallel import slowest_ring, uneven_recipe
 from drystone.plan.uneven.spec import AssignmentSpec, RankKind, ring_regimes
 
 FloatArray = npt.NDArray[np.float64]
@@ -153,7 +154,7 @@ def _time_items(
     launcher = launcher_efficiency(recipe.launcher)
     return {
         "layers": busy,
-        "straggler": straggler_share(pool.num_gpus) * busy,
+        "straggler": float(straggler_share(pool.num_gpus)) * busy,
         "host": launcher.step_host_seconds,
     }
 

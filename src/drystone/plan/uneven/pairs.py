@@ -19,11 +19,10 @@ from drystone.describe.machine import Link, Machine
 from drystone.describe.model import ModelSpec
 from drystone.describe.recipe import Recipe
 from drystone.estimate.layer import compute_memory_bytes, layer_seconds, sharded_state_bytes
-from drystone.estimate.time.network import START_SECONDS
-from drystone.estimate.time.overlap import CONTENTION_SHARE
+from drystone.estimate.time.network import Ring, make_ring
 from drystone.estimate.time.speed import prepare
-from drystone.estimate.time.step import STRAGGLER_SHARE, Prepared
-from drystone.plan.uneven.data_parallel import pass_seconds_of, uneven_recipe
+from drystone.estimate.time.step import Prepared, layered_step
+from drystone.plan.uneven.data_parallel import full_update_seconds, pass_seconds_of, uneven_recipe
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -41,16 +40,6 @@ class PairSpeeds:
     step_seconds: FloatArray  # infinite where it does not fit
     high_bytes: FloatArray  # of the fullest rank
     first_share: FloatArray  # of the batch that the first type computes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Ring:
-    """Of the ring through all ranks."""
-
-    bandwidth: FloatArray  # of its slowest part; infinite: nothing is sent
-    hops_seconds: FloatArray
-    reached_share: FloatArray | float  # of the bandwidth, by the launcher's gathers
-    inside_bandwidth: float  # of the slowest link inside a node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -90,24 +79,14 @@ def equal_speeds(
     )
     rounds = np.ceil(np.ceil(recipe.global_batch / ranks) / sizes)
     prepared = [prepare(model, mine, machine, None)]
-    nodes = np.ceil(ranks / machine.gpus_per_node)
-    within = np.minimum(ranks, machine.gpus_per_node)
     launcher = prepared[0].launcher
+    crosses = ranks > machine.gpus_per_node
     seconds = _step_seconds(
         prepared,
         passes=(rounds * forward, rounds * (forward + backward)),
         ranks=ranks.astype(np.float64),
-        ring=_Ring(
-            bandwidth=np.minimum(
-                np.where(within > 1, machine.intra.bandwidth_bytes_per_second, np.inf),
-                np.where(nodes > 1, machine.inter.bandwidth_bytes_per_second * within, np.inf),
-            ),
-            hops_seconds=(ranks > 1)
-            * (START_SECONDS + (ranks - nodes) * machine.intra.latency_seconds)
-            + (nodes > 1) * nodes * machine.inter.latency_seconds,
-            reached_share=np.where(nodes > 1, launcher.network_gather_share, launcher.gather_share),
-            inside_bandwidth=machine.intra.bandwidth_bytes_per_second,
-        ),
+        ring=make_ring([machine], [ranks.astype(np.float64)]),
+        reached_share=np.where(crosses, launcher.network_gather_share, launcher.gather_share),
         even=np.ones((1, 1)),
     )
     held = memory + state / ranks
@@ -155,7 +134,8 @@ def pair_speeds(
         prepared,
         passes=(passes[0], passes[1]),
         ranks=ranks,
-        ring=_ring(machines, between, sides, prepared[0].launcher.network_gather_share),
+        ring=make_ring(machines, [side.count for side in sides], between),
+        reached_share=prepared[0].launcher.network_gather_share,
         even=even,
     )
     seconds = np.where(fits, seconds, np.inf)
@@ -247,51 +227,25 @@ def _step_seconds(
     *,
     passes: tuple[FloatArray, FloatArray],  # of a layer: forward, and backward with recomputation
     ranks: FloatArray,
-    ring: _Ring,
+    ring: Ring,
+    reached_share: FloatArray | float,  # of the ring's bandwidth, by the launcher's gathers
     even: FloatArray,  # of the layers, the share that is cut evenly
 ) -> FloatArray:
-    """A step, as `uneven` has it."""
-    work, launcher = prepared[0].work, prepared[0].launcher
-    forward, backward = passes
+    """A step, as `data_parallel` has it."""
+    work = prepared[0].work
     params = (work.layer_params + work.outer_params) / work.num_layers
-    reached = ring.bandwidth * ring.reached_share
+    reached = ring.bandwidth_bytes_per_second * reached_share
     # Shards that are not even are sent one by one.
     part = even * (ranks - 1.0) / ranks + (1.0 - even)
-    gather = params * work.element_bytes / reached * part + ring.hops_seconds
-    scatter = params * work.trained_share * work.reduce_bytes / reached * part + ring.hops_seconds
-    overlap = launcher.overlap_share
-    pace = np.minimum(1.0, ring.bandwidth / ring.inside_bandwidth)
-    least = np.maximum(1.0 / work.num_layers, 1.0 - overlap + overlap * CONTENTION_SHARE * pace)
-    shown = np.maximum(gather - overlap * forward, gather * least)
-    shown = shown + np.maximum(gather + scatter - overlap * backward, (gather + scatter) * least)
-    layers = work.num_layers * (forward + backward + shown)
-    optimizer = max(
-        one.work.trained_params * one.work.optimizer_bytes / one.device.bandwidth_bytes_per_second
-        for one in prepared
+    hops = ring.hops_seconds
+    step = layered_step(
+        prepared,
+        num_ranks=ranks,
+        forward=passes[0],
+        backward=passes[1],
+        gather=params * work.element_bytes / reached * part + hops,
+        scatter=params * work.trained_share * work.reduce_bytes / reached * part + hops,
+        pace=ring.pace,
     )
-    host = max(one.launcher.step_host_seconds * one.host_slowness for one in prepared)
-    waits = STRAGGLER_SHARE * np.sqrt(2.0 * np.log(ranks))
-    seconds: FloatArray = layers * (1.0 + waits) + optimizer / ranks + host
-    return seconds
-
-
-def _ring(
-    machines: tuple[Machine, Machine], between: Link, sides: list[_Side], reached_share: float
-) -> _Ring:
-    """Through all ranks of both."""
-    slowest: FloatArray = np.full((1, 1, 1, 1), np.inf)
-    hops: FloatArray = np.full((1, 1, 1, 1), START_SECONDS)
-    for machine, side in zip(machines, sides, strict=True):
-        inside = np.minimum(side.count, machine.gpus_per_node)
-        nodes = np.ceil(side.count / machine.gpus_per_node)
-        rate = min(between.bandwidth_bytes_per_second, machine.inter.bandwidth_bytes_per_second)
-        link = np.where(inside > 1, machine.intra.bandwidth_bytes_per_second, np.inf)
-        slowest = np.minimum(slowest, np.minimum(link, rate * inside))
-        hops = hops + (side.count - nodes) * machine.intra.latency_seconds
-        hops = hops + nodes * between.latency_seconds
-    return _Ring(
-        bandwidth=slowest,
-        hops_seconds=hops,
-        reached_share=reached_share,
-        inside_bandwidth=min(machine.intra.bandwidth_bytes_per_second for machine in machines),
-    )
+    update = max(full_update_seconds(each) for each in prepared)
+    return step.busy * (1.0 + step.straggler_share) + update / ranks + step.host

@@ -20,12 +20,13 @@ from pathlib import Path
 from drystone.describe.files.cluster import ClusterSpec
 from drystone.describe.job import TrainingJob, make_spec
 from drystone.errors import DrystoneError, InvalidSpec, NothingFits, UnknownName
-from drystone.run.control.admission import Admission, check_hard_cap, options_within
+from drystone.run.control.admission import Admission, check_hard_cap
 from drystone.run.control.journal import Journal, node_added
 from drystone.run.control.notes import Decided, Described, Drained, Launched, Undrained
 from drystone.run.control.options import work_of
 from drystone.run.control.progress import Curves
-from drystone.run.control.reconcile import Patience, Reconciler
+from drystone.run.control.reconcile import Reconciler
+from drystone.run.control.runs import Patience
 from drystone.run.control.store import Lease, LeaseLost, Store
 from drystone.run.control.world import LiveWorld, Pace
 from drystone.run.engines.agent.client import AgentGone, AgentRefused
@@ -51,6 +52,7 @@ from drystone.schedule.decision import (
     Start,
     find_policy,
 )
+from drystone.schedule.limits import options_within
 from drystone.schedule.snapshot import Snapshot, StartupCost
 
 

@@ -68,7 +68,7 @@ def copy_present(journal: Journal, startup: StartupCost) -> Present | None:
             retry_seconds = live.jobs[job_id].retry_seconds
             if record.state is JobState.QUEUED and retry_seconds > now:
                 held.append((retry_seconds, copy(record)))
-            elif record.state is not JobState.PAUSED:
+            elif not journal.is_held_back(job_id, now):
                 state.jobs[job_id] = state.active[job_id] = copy(record)
                 state.num_running += record.state is JobState.RUNNING
         specs = [one.spec for one in (*state.jobs.values(), *(record for _, record in held))]

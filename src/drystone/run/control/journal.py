@@ -21,7 +21,7 @@ from drystone.describe.cluster import NodeSpec
 from drystone.describe.files.cluster import ClusterSpec
 from drystone.describe.job import JobSpec
 from drystone.describe.market import Offer
-from drystone.run.control.live_state import LiveState
+from drystone.run.control.live_state import Joining, LiveState
 from drystone.run.control.notes import (
     ClusterDescribed,
     Decided,
@@ -40,6 +40,7 @@ from drystone.run.control.store import (
     Store,
     StoreBusy,
 )
+from drystone.run.control.troubles import Troubles
 from drystone.run.events import (
     Event,
     Interrupted,
@@ -50,13 +51,12 @@ from drystone.run.events import (
     Progressed,
 )
 from drystone.run.job_rows import job_rows
-from drystone.run.lifecycle import JobState
+from drystone.run.lifecycle import TERMINAL, JobState
 from drystone.run.renting.provider import Renting, with_rentable
 from drystone.run.snapshots.maker import SnapshotMaker, take_jobs
-from drystone.schedule.snapshot import OptionSet, Snapshot, StartupCost
+from drystone.run.state import JobRecord
+from drystone.schedule.snapshot import OptionSet, Placement, Snapshot, StartupCost
 
-# The event of a node that joins, given its row and the time; None: it is not to be used.
-Joining = Callable[[int, NodeSpec, float], Event | None]
 _NO_CHANGE = (Progressed, Decided, Launched, Described, TokenMade, TokenRevoked)  # for policies
 
 
@@ -94,6 +94,8 @@ class Journal:
         self._actor = ""  # who is behind what is written now
         self._startup, self._clock, self._joining = startup or StartupCost(), clock, joining
         self._maker: SnapshotMaker | None = None
+        # Jobs whose options cannot be worked out, such as for want of their model's config.json.
+        self.unplannable = Troubles()
         self.renting = renting  # None: nothing can be rented
         for sequence, event in store.read():
             self.live.record(event)
@@ -150,8 +152,10 @@ class Journal:
         try:
             for event in events:
                 record = self.live.record(event)
-                if isinstance(event, Learned):
-                    self._maker = None  # other options
+                if record is not None and record.state in TERMINAL:
+                    self.unplannable.solve(record.spec.id)
+                if isinstance(event, Learned) or self._has_lost_options(record):
+                    self._maker = None
                 elif record is not None and self._maker is not None:
                     self._maker.update(record)
         except Exception as error:
@@ -160,6 +164,14 @@ class Journal:
         self.sequence = last
         self.version += any(not isinstance(event, _NO_CHANGE) for event in events)
         self.changed.notify_all()
+
+    def _has_lost_options(self, record: JobRecord | None) -> bool:
+        """Whether a job that cannot be planned does not run on what it had any more."""
+        return (
+            record is not None
+            and record.state is not JobState.RUNNING
+            and record.spec.id in self.unplannable.by_job
+        )
 
     @contextmanager
     def acting(self, actor: str) -> Iterator[None]:
@@ -180,21 +192,22 @@ class Journal:
         """What a policy sees: without jobs that are held back, and without drained nodes."""
         with self.lock:
             now = self.now()
-            state, jobs = self.live.state, self.live.jobs
-            made = self._ready_maker().make(state, now)
+            made = self._ready_maker().make(self.live.state, now)
             kept = np.array(
-                [
-                    state.jobs[spec.id].state is not JobState.PAUSED
-                    and jobs[spec.id].retry_seconds <= now
-                    for spec in made.jobs.specs
-                ],
-                dtype=bool,
+                [not self.is_held_back(spec.id, now) for spec in made.jobs.specs], dtype=bool
             )
             if not kept.all():
                 made = replace(made, jobs=take_jobs(made.jobs, np.flatnonzero(kept)))
-            if self.live.drained:
-                made = self._without_drained(made)
-            return self._without_taken(made) if self.taken else made
+            return self._without_unusable(made) if self.live.drained or self.taken else made
+
+    def is_held_back(self, job_id: str, now_seconds: float) -> bool:
+        """Whether a job is not to be started now: paused, failed just before, or unplannable."""
+        state = self.live.state.jobs[job_id].state
+        if state is JobState.RUNNING:
+            return False
+        is_unplannable = job_id in self.unplannable.by_job
+        is_too_early = self.live.jobs[job_id].retry_seconds > now_seconds
+        return state is JobState.PAUSED or is_unplannable or is_too_early
 
     def free_gpus(self, row: int) -> int:
         """GPUs of a node that nobody has, neither our jobs nor other people."""
@@ -210,9 +223,26 @@ class Journal:
                 self.changed.notify_all()
 
     def options_of(self, spec: JobSpec) -> OptionSet:
-        """What a job can choose from, with what was learned."""
+        """What a job can choose from, with what was learned.
+
+        Where that cannot be worked out, a job that runs has what it runs on, and one that waits has
+        nothing: it is held back, and tried again later.
+        """
         job = self.live.jobs[spec.id].job
-        return self.book.options(job, self.live.lessons.get(work_of(job)))
+        try:
+            options = self.book.options(job, self.live.lessons.get(work_of(job)))
+        except Exception as error:
+            self.unplannable.put_aside(spec.id, error)
+            record = self.live.state.jobs[spec.id]
+            num_options = int(record.state is JobState.RUNNING)
+            counts = np.array([*self._gpus_by_type(record.placement).values()], dtype=np.int64)
+            return OptionSet(
+                counts=np.tile(counts, (num_options, 1)),
+                samples_per_second=np.full(num_options, record.samples_per_second),
+                memory_bytes=np.zeros(num_options),
+            )
+        self.unplannable.solve(spec.id)
+        return options
 
     def offers(self) -> tuple[Offer, ...]:
         """What can be rented, at the prices of now."""
@@ -230,7 +260,7 @@ class Journal:
         return min(waits, default=float("inf"))
 
     def _ready_maker(self) -> SnapshotMaker:
-        if self._maker is None:
+        if self._maker is None or self.unplannable.is_any_due:
             rent = self.renting
             self._maker = SnapshotMaker(
                 tuple(self.live.state.nodes),
@@ -249,39 +279,28 @@ class Journal:
         self._maker.gpu_dollars_per_hour = dict(self.live.described.dollars_per_gpu_hour)
         return self._maker
 
-    def _row_of_placement(
-        self, spec: JobSpec, placement: tuple[tuple[int, int], ...], speed: float = 0.0
-    ) -> int:
+    def _row_of_placement(self, spec: JobSpec, placement: Placement, speed: float = 0.0) -> int:
         """The option that a running job has: after a restart rows may stand elsewhere."""
-        job = self.live.jobs[spec.id].job
+        self.options_of(spec)
+        if spec.id in self.unplannable.by_job:
+            return 0
+        counts = self._gpus_by_type(placement)
+        return self.book.row_of(self.live.jobs[spec.id].job, tuple(counts.values()), speed)
+
+    def _gpus_by_type(self, placement: Placement) -> dict[str, int]:
         counts = dict.fromkeys(self.gpu_types, 0)
         for node, count in placement:
             counts[self.live.state.nodes[node].gpu] += count
-        self.options_of(spec)
-        return self.book.row_of(job, tuple(counts.values()), speed)
+        return counts
 
-    def _without_drained(self, made: Snapshot) -> Snapshot:
-        rows = [row for row, name in enumerate(made.nodes.ids) if name in self.live.drained]
-        num_gpus, free = made.nodes.num_gpus.copy(), made.nodes.free.copy()
-        num_gpus[rows], free[rows] = 0, 0
-        return replace(made, nodes=replace(made.nodes, num_gpus=num_gpus, free=free))
-
-    def _without_taken(self, made: Snapshot) -> Snapshot:
-        """What runs stays, whatever others have."""
-        taken = np.array([self.taken.get(name, 0) for name in made.nodes.ids], dtype=np.int64)
-        lacking = np.minimum(made.nodes.free, taken)
-        free, num_gpus = made.nodes.free - lacking, made.nodes.num_gpus - lacking
-        return replace(made, nodes=replace(made.nodes, num_gpus=num_gpus, free=free))
-
-    def missing_rows(self, cluster: ClusterSpec) -> list[int]:
-        """The nodes of the log that are not in a cluster any more."""
-        there = {(one.id, one.gpu, one.num_gpus) for one in cluster.nodes}
-        state = self.live.state
-        return [
-            row
-            for row, one in enumerate(state.nodes)
-            if row not in state.gone and (one.id, one.gpu, one.num_gpus) not in there
-        ]
+    def _without_unusable(self, made: Snapshot) -> Snapshot:
+        """Without drained nodes, and without GPUs that others use; what runs there stays."""
+        nodes = made.nodes
+        taken = np.array([self.taken.get(name, 0) for name in nodes.ids], dtype=np.int64)
+        is_usable = np.array([name not in self.live.drained for name in nodes.ids], dtype=bool)
+        lacking = np.minimum(nodes.free, taken)
+        num_gpus, free = (nodes.num_gpus - lacking) * is_usable, (nodes.free - lacking) * is_usable
+        return replace(made, nodes=replace(nodes, num_gpus=num_gpus, free=free))
 
     def adopt(
         self, cluster: ClusterSpec, *, reason: str, left: Mapping[str, str] | None = None
@@ -292,7 +311,7 @@ class Journal:
         """
         with self.lock:
             now, state = self.now(), self.live.state
-            missing = self.missing_rows(cluster)
+            missing = self.live.missing_rows(cluster)
             events: list[Event] = [
                 Interrupted(
                     time_seconds=now,
@@ -310,33 +329,12 @@ class Journal:
                 if row in state.rentals.rented:
                     kind = NodeReleased if row in state.closing else NodeReclaimed
                 events.append(kind(time_seconds=now, node=row, reason=why))
-            self.commit([*events, *self._joins(cluster, now)])
+            self.commit([*events, *self.live.joining_events(cluster, self._joining, now)])
             used = {one.id for row, one in enumerate(state.nodes) if row not in state.gone}
             kept = tuple(one for one in cluster.nodes if one.id in used)
             self.cluster = replace(cluster, nodes=kept)
-            if tuple(sorted(cluster.dollars_per_gpu_hour.items())) != self._known_prices():
-                self._describe(self.live.described.nodes)
+            self._describe(self.live.described.nodes)
             self._open_book()
-
-    def _joins(self, cluster: ClusterSpec, now: float) -> list[Event]:
-        """An event for every node that the log does not have; rows that are gone are used first."""
-        state = self.live.state
-        known = {one.id for row, one in enumerate(state.nodes) if row not in state.gone}
-        spare, next_row = sorted(state.gone), len(state.nodes)
-        events = []
-        for spec in cluster.nodes:
-            if spec.id in known:
-                continue
-            row = next((one for one in spare if state.nodes[one].gpu == spec.gpu), next_row)
-            event = self._joining(row, spec, now)
-            if event is None:
-                continue
-            events.append(event)
-            if row == next_row:
-                next_row += 1
-            else:
-                spare.remove(row)
-        return events
 
     def _open_book(self) -> None:
         """Other options, where the nodes make a difference; running jobs keep the one they have."""
@@ -362,18 +360,13 @@ class Journal:
         """The nodes that a job could get: those there are, and those that could be rented."""
         return with_rentable(cluster, self.renting.offers) if self.renting else cluster
 
-    def _known_prices(self) -> tuple[tuple[str, float], ...]:
-        return self.live.described.dollars_per_gpu_hour
-
     def _describe(self, nodes: tuple[tuple[str, str, int], ...]) -> None:
+        """Write down which nodes there are and what their GPUs cost, where that is new."""
         prices = tuple(sorted(self.cluster.dollars_per_gpu_hour.items()))
-        if (nodes, prices) != (self.live.described.nodes, self._known_prices()):
+        known, now = self.live.described, self.now()
+        if (nodes, prices) != (known.nodes, known.dollars_per_gpu_hour):
             self.commit(
-                [
-                    ClusterDescribed(
-                        time_seconds=self.now(), nodes=nodes, dollars_per_gpu_hour=prices
-                    )
-                ]
+                [ClusterDescribed(time_seconds=now, nodes=nodes, dollars_per_gpu_hour=prices)]
             )
 
 

@@ -32,8 +32,6 @@ from drystone.run.engines.agent.launches import PYTHON, read_json, write_whole
 from drystone.run.engines.contract import Engine, Rendezvous, Seen
 from drystone.run.state import JobRecord
 
-# Steps between checkpoints are chosen so that about this much work can be lost.
-CHECKPOINT_SECONDS: Final = 30.0
 COLLECTIVE_TIMEOUT_SECONDS: Final = 120.0
 
 
@@ -209,13 +207,10 @@ def _runtime_arguments(
     job: TrainingJob, plan_file: Path, plan: Plan | None, num_steps: int, checkpoints: Path
 ) -> list[str]:
     assert plan is not None  # a job without a command names a model
-    every = job.checkpoint_every or max(1, round(CHECKPOINT_SECONDS / plan.step_seconds))
     return [
         PYTHON, "-m", "drystone.run.train", str(plan_file),
-        "--steps", str(num_steps), "--lr", str(job.learning_rate),
-        "--weight-decay", str(job.weight_decay), "--clip", str(job.clip), "--data", job.data,
-        "--checkpoints", str(checkpoints), "--checkpoint-every", str(every),
-        "--seed", str(job.seed), "--timeout", str(COLLECTIVE_TIMEOUT_SECONDS),
+        "--steps", str(num_steps), "--data", job.data, "--checkpoints", str(checkpoints),
+        "--timeout", str(COLLECTIVE_TIMEOUT_SECONDS), *job.train.arguments(),
     ]  # fmt: skip
 
 

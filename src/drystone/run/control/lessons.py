@@ -18,10 +18,11 @@ _MEMORY_STEP: Final = 1.1
 _LARGEST_STEP: Final = 1.25
 
 
-def speed_lesson(
-    journal: Journal, job_id: str, record: JobRecord, samples_per_second: float
-) -> list[Event]:
+def speed_lesson(journal: Journal, record: JobRecord, samples_per_second: float) -> list[Event]:
     """A measured speed, if it says something new."""
+    job_id = record.spec.id
+    if job_id in journal.unplannable.by_job:
+        return []  # there is no estimate to compare it with
     book, job = journal.book, journal.live.jobs[job_id].job
     counts = book.counts_of(job, record.option)
     estimated = book.estimated_speed(job, counts)
@@ -43,8 +44,11 @@ def speed_lesson(
     ]
 
 
-def memory_lesson(journal: Journal, job_id: str, record: JobRecord) -> list[Event]:
+def memory_lesson(journal: Journal, record: JobRecord) -> list[Event]:
     """The plan needed more than there is: the estimates of all plans are taken as too low."""
+    job_id = record.spec.id
+    if job_id in journal.unplannable.by_job:
+        return []
     job = journal.live.jobs[job_id].job
     counts = journal.book.counts_of(job, record.option)
     lesson = journal.live.lessons.get(work_of(job))

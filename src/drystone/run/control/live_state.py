@@ -8,7 +8,7 @@ runs have taught. All of it comes from the log, so a controller that starts agai
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -59,6 +59,8 @@ from drystone.run.state import ClusterState, JobRecord
 from drystone.schedule.snapshot import Placement
 from drystone.units import HOUR_SECONDS
 
+# The event of a node that joins, given its row and the time; None: it is not to be used.
+Joining = Callable[[int, NodeSpec, float], Event | None]
 # Faults that say nothing about the job: they do not count against it.
 BLAMELESS: Final = frozenset({"node-lost", "preempted", "cluster-changed"})
 
@@ -159,6 +161,34 @@ class LiveState:
         elif live is not None and record is not None:
             self._after(live, record, event)
         return record
+
+    def missing_rows(self, cluster: ClusterSpec) -> list[int]:
+        """The nodes of the log that are not in a cluster any more."""
+        there = {(node.id, node.gpu, node.num_gpus) for node in cluster.nodes}
+        return [
+            row
+            for row, node in enumerate(self.state.nodes)
+            if row not in self.state.gone and (node.id, node.gpu, node.num_gpus) not in there
+        ]
+
+    def joining_events(self, cluster: ClusterSpec, joining: Joining, now: float) -> list[Event]:
+        """An event for every node that the log does not have; rows that are gone are used first."""
+        nodes, spare = self.state.nodes, sorted(self.state.gone)
+        known = {node.id for row, node in enumerate(nodes) if row not in self.state.gone}
+        next_row, events = len(nodes), []
+        for spec in cluster.nodes:
+            if spec.id in known:
+                continue
+            row = next((gone for gone in spare if nodes[gone].gpu == spec.gpu), next_row)
+            event = joining(row, spec, now)
+            if event is None:
+                continue
+            events.append(event)
+            if row == next_row:
+                next_row += 1
+            else:
+                spare.remove(row)
+        return events
 
     def dollars_at(self, job_id: str, now_seconds: float) -> float:
         """Spent on a job by now."""

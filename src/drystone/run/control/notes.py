@@ -6,13 +6,14 @@ job's description, a node that is drained, what was learned. Both go into one lo
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 
 from drystone.describe.files.json_shapes import to_plain
-from drystone.describe.job import TrainingJob
+from drystone.describe.job import TrainConfig, TrainingJob
 from drystone.describe.model import ModuleSpec
 from drystone.errors import InvalidSpec, UnreadableFile
 from drystone.run.events import Event, dump_line, load_line, parse_event, render_event
@@ -162,12 +163,18 @@ def _read_job(table: dict[str, Any]) -> TrainingJob:
 
     Keys that a later version has are an error all the same.
     """
-    environment = tuple((name, value) for name, value in table["environment"])
-    tuples = {name: tuple(table[name]) for name in ("allowed_gpus", "denied_gpus", "command")}
-    module = table.get("module")  # older logs have none
+    given = dict(table)
+    if "train" not in given:  # older logs have these options beside the others
+        names = [option.name for option in dataclasses.fields(TrainConfig)]
+        given["train"] = {name: given.pop(name) for name in names if name in given}
     try:
-        given = {"environment": environment, "module": ModuleSpec(**module) if module else None}
-        return TrainingJob(**(table | tuples | given))
+        given["train"] = TrainConfig(**given["train"])
+        module = given.get("module")  # older logs have none
+        given["module"] = ModuleSpec(**module) if module else None
+        given["environment"] = tuple((name, value) for name, value in given["environment"])
+        for name in ("allowed_gpus", "denied_gpus", "command"):
+            given[name] = tuple(given[name])
+        return TrainingJob(**given)
     except TypeError as error:
         raise UnreadableFile(f"not a description of a job: {error}") from None
 

@@ -27,7 +27,7 @@ from drystone.describe.job import (
 )
 from drystone.describe.model import ModelSpec, ModuleSpec
 from drystone.describe.pool import GpuGroup, Pool, make_pool
-from drystone.describe.recipe import Precision, Recipe
+from drystone.describe.recipe import Recipe
 from drystone.describe.trainable import refuse_untrainable
 from drystone.errors import NothingFits
 from drystone.estimate.module.tracer import probe_module
@@ -107,16 +107,9 @@ class OptionBook:
             refuse_untrainable(shape)
 
     def recipe(self, job: TrainingJob, shape: Shape | None) -> Recipe:
-        """How it is trained, wherever it runs: the precision is chosen once for all its options.
-
-        Where some device it may use knows no bf16, or is emulated on a processor, that is fp32.
-        """
-        recipe = recipe_of(job, shape)
-        if job.precision == "auto":
-            gpus = [self.cluster.gpu(name) for name in self._usable_types(job)]
-            knows = all(gpu.bf16_flops for gpu in gpus) and not self.cluster.is_emulated
-            recipe = replace(recipe, precision=Precision.BF16_MIXED if knows else Precision.FP32)
-        return recipe
+        """How it is trained, wherever it runs: the precision is chosen once for all its options."""
+        gpus = [self.cluster.gpu(name) for name in self._usable_types(job)]
+        return recipe_of(job, shape, gpus, is_emulated=self.cluster.is_emulated)
 
     def settled(self, job: TrainingJob) -> TrainingJob:
         """The job with its precision decided: nodes that join or leave later do not change it."""

@@ -1,13 +1,37 @@
-"""A launch that should be there, as it is known; and how long to wait for what."""
+"""Launches that should run: ordered, locked, made, listened to, and judged when they end.
+
+`RunSupervisor.supervise` is one step for one job, in that order. A launch is ordered in a file
+before it is made, and agents make each only once, so a step may be cut off anywhere.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from drystone.run.control.failures import Fault, FaultKind
-from drystone.run.control.launches import LaunchOrder
+from drystone.errors import DrystoneError, NothingFits
+from drystone.run.control.failures import (
+    Fault,
+    FaultKind,
+    ending_events,
+    judge,
+    read_log_ends,
+)
+from drystone.run.control.journal import Journal
+from drystone.run.control.launches import LaunchOrder, busy_devices, load_order, order_launch
+from drystone.run.control.lessons import speed_lesson
+from drystone.run.control.notes import Launched, job_of
 from drystone.run.control.progress import RunProgress
+from drystone.run.control.store import LeaseLost, StoreBusy
+from drystone.run.control.troubles import Troubles
+from drystone.run.engines.agent.client import AgentGone, AgentRefused
+from drystone.run.engines.agent.network import RefusalKind
+from drystone.run.engines.contract import Engine, Key, Poll, Seen
+from drystone.run.events import Event, Finished, Progressed, Stopped
+from drystone.run.state import JobRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,22 +53,256 @@ class Run:
     """A launch that should be there."""
 
     order: LaunchOrder
-    ordered: float  # by the monotonic clock
+    ordered_at: float  # by the monotonic clock; from when the lock is held, since then
     has_lock: bool = False
     progress: RunProgress = field(default_factory=RunProgress)
-    told_seconds: float = 0.0
-    told_step: int = -1
-    told_checkpoint: int = -1
+    written_seconds: float = 0.0  # when its progress was last written to the log
+    written_step: int = -1
+    written_checkpoint: int = -1
     exits: dict[int, int | None] = field(default_factory=dict)
     note: str = ""
     fault: Fault | None = None  # why we end it
+
+    @property
+    def key(self) -> Key:
+        """Job and epoch."""
+        return self.order.job_id, self.order.epoch
+
+
+class Observation:
+    """What all agents said in one round."""
+
+    def __init__(self, poll: Poll) -> None:
+        self.poll, self.silent = poll, poll.silent
+        self.launches: dict[Key, list[Seen]] = {}
+        for part in poll.launches:
+            self.launches.setdefault((part.job_id, part.epoch), []).append(part)
+
+
+class RoundWriter:
+    """Writes to the log in one round: reports of progress are collected, and written together."""
+
+    def __init__(self, journal: Journal, troubles: Troubles) -> None:
+        self._journal, self._troubles = journal, troubles
+        self._later: list[Event] = []
+
+    def begin_round(self) -> None:
+        """Drop what a round that failed has left: agents report it again."""
+        self._later = []
+
+    def write_later(self, events: Iterable[Event]) -> None:
+        """Write these with the next commit, before its events."""
+        self._later += events
+
+    def commit(self, *events: Event) -> None:
+        """Write these, after all that was put off."""
+        later, self._later = self._later, []
+        try:
+            self._journal.commit([*later, *events])
+        except (LeaseLost, StoreBusy):
+            raise
+        except Exception:
+            if not later:
+                raise
+            # What one job reported may be what cannot be written: each by itself, then.
+            for job_id in dict.fromkeys(job_of(event) for event in later):
+                with self._troubles.guard(job_id):
+                    self._journal.commit([event for event in later if job_of(event) == job_id])
+            self._journal.commit(events)
+
+
+class RunSupervisor:
+    """Brings launches that should run one step further."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        engine: Engine,
+        folder: Path,
+        patience: Patience,
+        writer: RoundWriter,
+        runs: dict[str, Run],
+    ) -> None:
+        self._journal, self._engine, self._folder = journal, engine, folder
+        self._patience, self._writer = patience, writer
+        self._runs = runs  # by job; shared with the reconciler, which retires them
+
+    def supervise(self, record: JobRecord, seen: Observation) -> None:
+        """One step for a job that should run."""
+        job_id = record.spec.id
+        if job_id not in self._runs:
+            order = self._find_order(record, seen)
+            if order is None:
+                return
+            self._runs[job_id] = Run(order=order, ordered_at=time.monotonic())
+        run = self._runs[job_id]
+        parts = {part.node: part for part in seen.launches.get(run.key, ())}
+        if run.has_lock or self._take_lock(run):
+            for node in run.order.requests:
+                if node not in parts and node not in seen.silent:
+                    self._launch(run, node)
+        self._read_reports(record, run, parts.values())
+        self._judge(record, run, parts)
+
+    # --- ordering -------------------------------------------------------------------------------
+
+    def _find_order(self, record: JobRecord, seen: Observation) -> LaunchOrder | None:
+        """Decide once which rank runs where; None while that cannot be decided."""
+        job_id, epoch = record.spec.id, record.num_starts
+        for key, parts in seen.launches.items():
+            is_earlier = key[0] == job_id and key[1] != epoch
+            if is_earlier and not all(part.is_over for part in parts):
+                return None  # two launches of one job must never run at the same time
+        path = self._folder / job_id / f"epoch-{epoch}" / "launch.json"
+        order = load_order(path)
+        if order is None:
+            order = self._make_order(record, seen)
+            if order is None:
+                return None
+            order.save(path)
+        if self._journal.live.jobs[job_id].launched_epoch != epoch:
+            # Also for an order that was saved before: what was to be written then may be lost.
+            self._writer.commit(
+                Launched(
+                    time_seconds=self._journal.now(),
+                    job_id=job_id,
+                    epoch=epoch,
+                    plan=order.plan,
+                    devices=tuple((seat.node, seat.device) for seat in order.seats),
+                )
+            )
+        return order
+
+    def _make_order(self, record: JobRecord, seen: Observation) -> LaunchOrder | None:
+        """None while devices or an agent are not there yet; what cannot be ordered ends the run."""
+        job_id = record.spec.id
+        trouble = self._journal.unplannable.by_job.get(job_id)
+        if trouble is not None:
+            now, reason = self._journal.now(), f"it cannot be planned: {trouble.text}"
+            self._writer.commit(Stopped(time_seconds=now, job_id=job_id, reason=reason))
+            return None
+        try:
+            return order_launch(
+                self._journal,
+                record,
+                self._engine,
+                busy=busy_devices(
+                    seen.launches.values(), [run.order for run in self._runs.values()]
+                ),
+                folder=self._folder / job_id,
+                lease_seconds=self._patience.lease_seconds,
+            )
+        except AgentGone:
+            return None  # of the node where the ranks are to meet
+        except NothingFits as error:
+            fault = Fault(kind=FaultKind.OUT_OF_MEMORY, reason=str(error))
+        except DrystoneError as error:
+            fault = Fault(kind=FaultKind.USER_ERROR, reason=str(error))
+        except OSError as error:
+            fault = Fault(kind=FaultKind.DISK, reason=str(error))
+        self._writer.commit(*ending_events(self._journal, record, fault, None))
+        return None
+
+    # --- starting -------------------------------------------------------------------------------
+
+    def _take_lock(self, run: Run) -> bool:
+        """Whether the GPUs are ours also in the eyes of the cluster."""
+        gpus = {node: len(request["ranks"]) for node, request in run.order.requests.items()}
+        try:
+            run.has_lock = self._engine.reserve(run.key, gpus)
+        except DrystoneError as error:
+            kind = FaultKind.CRASH if isinstance(error, AgentGone) else FaultKind.USER_ERROR
+            run.fault = run.fault or Fault(kind=kind, reason=str(error))
+        waited = time.monotonic() - run.ordered_at
+        if run.has_lock:
+            run.ordered_at = time.monotonic()
+        elif waited > self._patience.lock_seconds:
+            reason = f"others hold the GPUs of {', '.join(gpus)}: no lock within {waited:.0f} s"
+            run.fault = run.fault or Fault(kind=FaultKind.PREEMPTED, reason=reason)
+        return run.has_lock
+
+    def _launch(self, run: Run, node: str) -> None:
+        try:
+            self._engine.ask(node, "launch", **run.order.requests[node])
+        except AgentGone:
+            pass  # it is started again, and asked again
+        except AgentRefused as error:
+            if error.kind in (RefusalKind.BUSY, RefusalKind.NODE_LOST):
+                return  # asked again until the devices are free, or the node is lost
+            is_full = error.kind is RefusalKind.DISK_FULL
+            kind = FaultKind.DISK if is_full else FaultKind.USER_ERROR
+            run.fault = run.fault or Fault(kind=kind, reason=f"{node}: {error}")
+
+    # --- listening ------------------------------------------------------------------------------
+
+    def _read_reports(self, record: JobRecord, run: Run, parts: Iterable[Seen]) -> None:
+        """Reports become progress; at checkpoints, and now and then, progress becomes events."""
+        progress = run.progress
+        for part in parts:
+            run.exits.update(part.exits)
+            run.note = run.note or part.note
+            if part.reports:
+                progress.read(part.reports, time.time())
+            progress.offset = max(progress.offset, part.offset)
+        if progress.step < 0:
+            return
+        now = self._journal.now()
+        is_first = run.written_step < 0
+        is_saved = progress.checkpoint_step > run.written_checkpoint
+        is_due = now - run.written_seconds >= self._patience.progress_seconds
+        if not (is_first or is_saved or (is_due and progress.step > run.written_step)):
+            return
+        job_id, seconds = record.spec.id, progress.step_seconds
+        speed = record.spec.global_batch / seconds if seconds > 0 else record.samples_per_second
+        done = min(float(progress.step * record.spec.global_batch), record.spec.total_samples)
+        lesson = speed_lesson(self._journal, record, speed if seconds > 0 else 0.0)
+        progressed = Progressed(
+            time_seconds=now, job_id=job_id, done_samples=done, samples_per_second=speed
+        )
+        self._writer.write_later([progressed, *lesson])
+        run.written_step, run.written_seconds = progress.step, now
+        run.written_checkpoint = max(run.written_checkpoint, progress.checkpoint_step)
+
+    # --- judging --------------------------------------------------------------------------------
+
+    def _judge(self, record: JobRecord, run: Run, parts: Mapping[str, Seen]) -> None:
+        """Whether the run has finished or failed, or must be ended."""
+        job_id = record.spec.id
+        codes = {rank: code for rank, code in run.exits.items() if code is not None}
+        is_over = len(codes) == len(run.order.seats) and len(parts) == len(run.order.requests)
+        has_failed = any(codes.values())
+        is_command = self._journal.live.jobs[job_id].job.is_command
+        # A script that was asked to leave, not by us, has not finished because it left well.
+        is_done = run.progress.is_finished or (is_command and not run.note)
+        if is_over and run.fault is None and not has_failed and is_done:
+            self._writer.commit(Finished(time_seconds=self._journal.now(), job_id=job_id))
+            return
+        is_ended = run.fault is not None and all(part.is_over for part in parts.values())
+        if is_over or is_ended:
+            logs = read_log_ends(self._engine, run.order) if has_failed else {}
+            fault = run.fault or judge(codes, logs, run.note)
+            self._writer.commit(*ending_events(self._journal, record, fault, run.progress))
+            return
+        run.fault = run.fault or silence_fault(run, self._patience, is_command=is_command)
+        if run.fault is not None:
+            self._stop(run, 0.0)
+        elif has_failed:
+            self._stop(run, 2.0)  # the others wait for a rank that will not come
+
+    def _stop(self, run: Run, grace_seconds: float) -> None:
+        job_id, epoch = run.key
+        for node in run.order.requests:
+            with suppress(AgentGone, AgentRefused):
+                self._engine.ask(
+                    node, "stop", job_id=job_id, epoch=epoch, grace_seconds=grace_seconds, note=""
+                )
 
 
 def silence_fault(run: Run, patience: Patience, *, is_command: bool) -> Fault | None:
     """Whether it has been silent for too long; a script need not say anything at all."""
     progress = run.progress
     if progress.step < 0:
-        waited = time.monotonic() - run.ordered
+        waited = time.monotonic() - run.ordered_at
         if is_command or waited <= patience.start_seconds:
             return None
         return Fault(kind=FaultKind.HANG, reason=f"it did not start within {waited:.0f} s")

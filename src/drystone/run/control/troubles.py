@@ -1,4 +1,4 @@
-"""One job's trouble is that job's alone: it is put aside, counted, shown, and tried again later."""
+"""Errors of single jobs: such a job is put aside, counted, shown, and tried again later."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LOG: Final = logging.getLogger("drystone.controller")
 
 @dataclass(slots=True)
 class Trouble:
-    """Why a job could not be looked after."""
+    """Why a job was put aside."""
 
     text: str
     num_times: int  # in a row
@@ -29,19 +29,31 @@ class Trouble:
 
 
 class Troubles:
-    """Jobs that were put aside."""
+    """Jobs that were put aside; `also` are others to be shown and counted with them."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, *, also: Troubles | None = None
+    ) -> None:
+        self._clock, self._also = clock, also
         self._by_job: dict[str, Trouble] = {}
         self._tried: set[str] = set()  # in this round
         self._failed: set[str] = set()  # of those
-        self.num_in_all = 0  # since the controller started
+        self._num_in_all = 0
 
     @property
     def by_job(self) -> Mapping[str, Trouble]:
         """Those that are put aside now."""
-        return self._by_job
+        return self._by_job if self._also is None else {**self._also.by_job, **self._by_job}
+
+    @property
+    def num_in_all(self) -> int:
+        """How often a job was put aside since the controller started."""
+        return self._num_in_all + (self._also.num_in_all if self._also is not None else 0)
+
+    @property
+    def is_any_due(self) -> bool:
+        """Whether some job is to be tried again now."""
+        return any(self._clock() >= trouble.retry_at for trouble in self._by_job.values())
 
     def is_waiting(self, job_id: str) -> bool:
         """Whether a job is not to be looked at yet."""
@@ -60,7 +72,7 @@ class Troubles:
         except (LeaseLost, StoreBusy):
             raise
         except Exception as error:
-            self._put_aside(job_id, error)
+            self.put_aside(job_id, error)
 
     def end_round(self, job_ids: Container[str]) -> None:
         """Those that went well have no trouble any more, nor those that are over."""
@@ -70,7 +82,12 @@ class Troubles:
         self._tried.clear()
         self._failed.clear()
 
-    def _put_aside(self, job_id: str, error: Exception) -> None:
+    def solve(self, job_id: str) -> None:
+        """A job has no trouble any more."""
+        self._by_job.pop(job_id, None)
+
+    def put_aside(self, job_id: str, error: Exception) -> None:
+        """Count, show and log what went wrong with a job; it is tried again after a while."""
         is_known = isinstance(error, DrystoneError)
         told = str(error) if is_known else f"{type(error).__name__}: {error}"
         text = clean_text(told, _MAX_TEXT_CHARS)
@@ -81,4 +98,4 @@ class Troubles:
             _LOG.warning("job %s is put aside: %s", job_id, text, exc_info=not is_known)
         self._by_job[job_id] = Trouble(text, number, self._clock() + wait)
         self._failed.add(job_id)
-        self.num_in_all += 1
+        self._num_in_all += 1

@@ -15,14 +15,14 @@ import torch.distributed as dist
 
 from drystone.errors import DrystoneError, InvalidSpec
 from drystone.run.train.collectives import Wire, ends_within
+from drystone.run.train.config import TIMEOUT_SECONDS
 from drystone.run.train.step_report import write_event
 
-DEFAULT_TIMEOUT_SECONDS = 300.0
 OUT_OF_MEMORY_EXIT_CODE = 12  # as errno has ENOMEM; the exit code of a rank that ran out of it
 
 
 @contextmanager
-def joined(*, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS) -> Iterator[Wire]:
+def joined(*, timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator[Wire]:
     """The group of all ranks: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; alone without them."""
     if "WORLD_SIZE" not in os.environ:
         try:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TextIO
 
 import torch
@@ -19,6 +17,7 @@ from drystone.run.fence import check_lease
 from drystone.run.train.cells.engine import CellTrainer
 from drystone.run.train.cells.layout import cell_layout, is_cell
 from drystone.run.train.collectives import Wire
+from drystone.run.train.config import RankConfig
 from drystone.run.train.data.batch import rank_works
 from drystone.run.train.data.tokens import open_tokens
 from drystone.run.train.emulate import VARIABLE, EmulatedDevice, rank_gpus, read_emulation
@@ -36,25 +35,7 @@ _DTYPES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainSettings:
-    """What a plan leaves open."""
-
-    num_steps: int = 10
-    learning_rate: float = 3e-4
-    weight_decay: float = 0.1
-    clip: float = 1.0
-    data: str = "synthetic"
-    tokenizer: Path | None = None  # of a text; None: its bytes
-    checkpoints: Path | None = None
-    checkpoint_every: int = 100  # steps
-    keep: int = 3
-    waits_for_saves: bool = False  # else checkpoints are written while training goes on
-    rebalances: bool = False  # move samples away from stragglers, between steps
-    seed: int = 0
-
-
-def train(plan: Plan, settings: TrainSettings, wire: Wire, stream: TextIO) -> None:
+def train(plan: Plan, config: RankConfig, wire: Wire, stream: TextIO) -> None:
     """Train to the last step, or until asked to leave; rank 0 writes a line for each step."""
     emulation = read_emulation(os.environ.get(VARIABLE, ""), plan)
     device = None
@@ -62,17 +43,17 @@ def train(plan: Plan, settings: TrainSettings, wire: Wire, stream: TextIO) -> No
         device = emulation.device_of(wire.rank, rank_gpus(plan)[wire.rank])
     with (device.make_ledger() if device else None) or nullcontext():
         seconds = emulation.seconds if emulation else {}
-        trainer = prepare(plan, settings, wire, emulated=device, section_seconds=seconds)
-        _run(trainer, plan, settings, stream)
+        trainer = prepare(plan, config, wire, emulated=device, section_seconds=seconds)
+        _run(trainer, plan, config, stream)
 
 
-def _run(trainer: Trainer, plan: Plan, settings: TrainSettings, stream: TextIO) -> None:
+def _run(trainer: Trainer, plan: Plan, config: RankConfig, stream: TextIO) -> None:
     source = open_tokens(
-        settings.data,
+        config.data,
         seq_len=plan.recipe.seq_len,
         vocab_size=plan.model.vocab_size,
-        seed=settings.seed,
-        tokenizer=settings.tokenizer,
+        seed=config.seed,
+        tokenizer=config.tokenizer,
     )
     trainer.leave_on_sigterm()
     trainer.resume()
@@ -82,25 +63,25 @@ def _run(trainer: Trainer, plan: Plan, settings: TrainSettings, stream: TextIO) 
         write_event(stream, "started", step=trainer.progress.step, ranks=wire.num_ranks)
     model = trainer.model
     read = model.read_from(source) if isinstance(model, UserModule) else source.read
-    for batches in trainer.iterate(read, num_steps=settings.num_steps):
+    for batches in trainer.iterate(read, num_steps=config.num_steps):
         check_lease()  # a process that was given up stops itself
         report = trainer.step(batches)
         if is_speaker:
             write_report(stream, report)
-        is_last = trainer.is_leaving or report.step == settings.num_steps
-        if is_last or report.step % settings.checkpoint_every == 0:
+        is_last = trainer.is_leaving or report.step == config.num_steps
+        if is_last or config.saves_after(report.step, step_seconds=plan.step_seconds):
             trainer.start_save()
-        for step, path in trainer.take_saved(wait=is_last or settings.waits_for_saves):
+        for step, path in trainer.take_saved(wait=is_last or config.waits_for_saves):
             if is_speaker:
                 write_event(stream, "checkpoint", step=step, path=str(path))
     if is_speaker:
-        event = "left" if trainer.progress.step < settings.num_steps else "finished"
+        event = "left" if trainer.progress.step < config.num_steps else "finished"
         write_event(stream, event, step=trainer.progress.step)
 
 
 def prepare(
     plan: Plan,
-    settings: TrainSettings,
+    config: RankConfig,
     wire: Wire,
     *,
     emulated: EmulatedDevice | None = None,
@@ -109,20 +90,15 @@ def prepare(
     """Everything that the plan says, checked and built."""
     recipe = plan.recipe
     _check_recipe(recipe)
-    model = _build(plan, settings)
+    model = _build(plan, config)
     given: dict[str, Any] = {
         "optimizer": choose_optimizer(
-            recipe.optimizer, settings.learning_rate, kernel=recipe.step_kernel
+            recipe.optimizer, config.learning_rate, kernel=recipe.step_kernel
         ),
         "wire": wire,
         "dtype": _DTYPES[recipe.precision],
         "offload": recipe.offload is Offload.ACTIVATIONS,
-        "clip": settings.clip,
-        "weight_decay": settings.weight_decay,
-        "checkpoints": settings.checkpoints,
-        "keep": settings.keep,
-        "seed": settings.seed,
-        "rebalances": settings.rebalances,
+        "config": config,
         "emulated": emulated,
         "section_seconds": section_seconds,
     }
@@ -141,12 +117,12 @@ def prepare(
     return Trainer(model, works, **given)
 
 
-def _build(plan: Plan, settings: TrainSettings) -> Transformer | UserModule:
+def _build(plan: Plan, config: RankConfig) -> Transformer | UserModule:
     if isinstance(plan.model, ModuleSpec):
-        return build_user_module(plan.model, seed=settings.seed)
-    model = build_model(plan.model, seed=settings.seed, on_meta=True)
+        return build_user_module(plan.model, seed=config.seed)
+    model = build_model(plan.model, seed=config.seed, on_meta=True)
     if plan.recipe.tuning is Tuning.LORA:
-        add_adapters(model, plan.recipe.lora, seed=settings.seed)
+        add_adapters(model, plan.recipe.lora, seed=config.seed)
     return model
 
 

@@ -26,6 +26,7 @@ from drystone.errors import InvalidSpec
 from drystone.run.train.checkpoint.background import BackgroundSaves
 from drystone.run.train.checkpoint.checkpoint import Progress, load_latest, save_checkpoint
 from drystone.run.train.collectives import Wire
+from drystone.run.train.config import RankConfig
 from drystone.run.train.data.batch import RankWork, micro_batches
 from drystone.run.train.emulate import SLOWDOWN, EmulatedDevice
 from drystone.run.train.group import this_device
@@ -51,30 +52,26 @@ class Trainer:
         device: torch.device | None = None,  # None: the GPU of this rank, or the processor
         dtype: torch.dtype = torch.float32,
         offload: bool = False,
-        clip: float = 0.0,  # the largest gradient norm; 0: any
-        weight_decay: float = 0.0,
-        checkpoints: Path | None = None,
-        keep: int = 3,
-        seed: int = 0,
-        rebalances: bool = False,  # move samples away from stragglers, between steps
+        config: RankConfig | None = None,
         emulated: EmulatedDevice | None = None,  # what this rank pretends to be
         section_seconds: Mapping[str, float] | None = None,  # of emulated devices: `Pacer`
+        **options: Any,  # fields of the configuration, over those that it has
     ) -> None:
-        self.model, self.works, self._clip = model, tuple(works), clip
+        self.model, self.works = model, tuple(works)
+        self.config = config = replace(config or RankConfig(), **options)
         if not any(work.batch for work in works):
             raise InvalidSpec("no rank has a batch")
         self._emulated = emulated or EmulatedDevice()
         self._pacer = self._emulated.make_pacer(section_seconds or {})
         self.engine = self._make_engine(
-            model, wire=wire, device=device or this_device(), dtype=dtype, offload=offload,
-            seed=seed,
-        )  # fmt: skip
-        self.optimizer = optimizer(self.engine.parameter_groups(weight_decay=weight_decay))
-        self._checkpoints, self._keep = checkpoints, keep
+            model, wire=wire, device=device or this_device(), dtype=dtype, offload=offload
+        )
+        self.optimizer = optimizer(self.engine.parameter_groups(weight_decay=config.weight_decay))
+        self._checkpoints, self._keep = config.checkpoints, config.keep
         self._background: BackgroundSaves | None = None
-        self.progress = Progress(seed=seed)
+        self.progress = Progress(seed=config.seed)
         self._scale = LossScale() if dtype is torch.float16 else None
-        self._watch, self._rebalances = StragglerWatch(len(self.works)), rebalances
+        self._watch = StragglerWatch(len(self.works))
         self.is_leaving = False
         self._data_seconds = 0.0
         self._started = time.perf_counter()
@@ -175,8 +172,8 @@ class Trainer:
         is_skipped = self._scale is not None and not math.isfinite(result.gradient_norm)
         if self._scale is not None:
             self._scale = self._scale.after(result.gradient_norm)
-        if self._clip and not is_skipped:
-            self.engine.clip_gradients(result, self._clip)
+        if self.config.clip and not is_skipped:
+            self.engine.clip_gradients(result, self.config.clip)
         updating = time.perf_counter()
         if not is_skipped:
             self.optimizer.step()
@@ -214,7 +211,6 @@ class Trainer:
         device: torch.device,
         dtype: torch.dtype,
         offload: bool,
-        seed: int,
     ) -> Stepper:
         return Engine(
             model,
@@ -223,7 +219,7 @@ class Trainer:
             device=device,
             dtype=dtype,
             offload=offload,
-            seed=seed,
+            seed=self.config.seed,
             pacer=self._pacer,
         )
 
@@ -236,7 +232,7 @@ class Trainer:
     ) -> tuple[Straggler, ...]:
         """Who is slower than planned; where that is wanted, others take over from the next step."""
         self._watch.see(batches, result.compute_seconds)
-        if self._rebalances:
+        if self.config.rebalances:
             better = better_batches(batches, self._watch.sample_seconds)
             if better is not None:
                 self.rebalance(better)

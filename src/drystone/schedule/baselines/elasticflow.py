@@ -27,7 +27,13 @@ import numpy as np
 
 from drystone.schedule.baselines.cells.search import CellTable, make_cells
 from drystone.schedule.baselines.queues import rigid_options
-from drystone.schedule.decision import Decision, Memory, Move, Preempt, Refuse, Resize, Start
+from drystone.schedule.decision import (
+    Decision,
+    Memory,
+    Preempt,
+    Refuse,
+    change_job,
+)
 from drystone.schedule.packing import Room, make_room
 from drystone.schedule.snapshot import IntArray, Placement, Snapshot
 
@@ -134,7 +140,7 @@ class _Flow:
     def decisions(self) -> list[Decision]:
         """Everything that changes."""
         found = (self._decide(row) for row in range(len(self._jobs)))
-        return [one for one in found if one is not None]
+        return [decision for decision in found if decision is not None]
 
     def _decide(self, row: int) -> Decision | None:
         jobs, job_id = self._jobs, self._jobs.specs[row].id
@@ -148,19 +154,15 @@ class _Flow:
             "least_gpus": float(self._table.levels[self._least[row]]),
             "gpus": float(self._table.levels[self._levels[row]]),
         }
-        reason = "its least share fits, and what is left goes to who gains most"
-        if not runs:
-            return Start(
-                job_id=job_id, option=option, placement=placement, reason=reason, numbers=numbers
-            )
-        if option != jobs.option[row]:
-            return Resize(
-                job_id=job_id, option=option, placement=placement, reason=reason, numbers=numbers
-            )
-        if placement != jobs.placements[row]:
-            reason = "others fit only if all of this type are placed anew"
-            return Move(job_id=job_id, placement=placement, reason=reason, numbers=numbers)
-        return None
+        return change_job(
+            jobs,
+            row,
+            option,
+            placement,
+            reason="its least share fits, and what is left goes to who gains most",
+            move_reason="others fit only if all of this type are placed anew",
+            numbers=numbers,
+        )
 
     def _refusal(self, row: int) -> Decision:
         reason = "it has no option with GPUs of one type"

@@ -1,11 +1,12 @@
-"""First come, first served: jobs in order of arrival, each on the GPUs its owner named.
+"""Queues of jobs on the GPUs their owners named: first come, shortest first, least attained first.
 
-A job that does not fit holds back the later ones that want the same GPU type, never those that want
-another. Nothing is preempted. This is the FCFS baseline of Crius/Arena (arXiv:2403.16125), which
-puts a job on the emptiest nodes and drops one whose request cannot run at all.
+`fifo` preempts nothing. A job that does not fit holds back the later ones that want the same GPU
+type, never those that want another. This is the FCFS baseline of Crius/Arena (arXiv:2403.16125),
+which puts a job on the emptiest nodes and drops one whose request cannot run at all. It remembers,
+by GPU type, before which job nobody waits, and so looks at the first of each queue and at those who
+are new, however long the queues are.
 
-It remembers, by GPU type, before which job nobody waits, and so looks at the first of each queue
-and at those who are new, however long the queues are.
+`shortest` and `least_attained` preempt: they differ only in the rank that they give each job.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from drystone.schedule.decision import Decision, Memory, Preempt, Refuse, Start
-from drystone.schedule.packing import Room, Style, make_room
+from drystone.schedule.decision import Decision, Memory, Preempt, Refuse, Start, change_job
+from drystone.schedule.packing import Room, make_room
 from drystone.schedule.snapshot import FloatArray, IntArray, Placement, Snapshot
 from drystone.units import HOUR_SECONDS
 
@@ -54,14 +55,6 @@ def rigid_option(snapshot: Snapshot, option_set: int, requested: int) -> int:
     return int(np.argmax(np.where(per_gpu >= per_gpu.max() * (1 - 1e-9), speeds, -1.0)))
 
 
-def refuse_impossible(snapshot: Snapshot, options: IntArray) -> list[Decision]:
-    """Refuse the waiting jobs that have no option."""
-    return [
-        refuse(snapshot.jobs.specs[row].id)
-        for row in np.flatnonzero((options < 0) & ~snapshot.jobs.is_running)
-    ]
-
-
 def refuse(job_id: str) -> Refuse:
     """Refuse a job that has no option."""
     return Refuse(
@@ -71,19 +64,17 @@ def refuse(job_id: str) -> Refuse:
 
 
 def give_by_rank(
-    snapshot: Snapshot,
-    *,
-    rank: FloatArray,
-    options: IntArray,
-    reason: str,
-    style: Style = "tight",
+    snapshot: Snapshot, rank: FloatArray, options: IntArray, *, reason: str
 ) -> list[Decision]:
     """Preemptive: the jobs of least rank get their option, whoever runs now; later ones may pass.
 
     A running job that keeps its turn keeps its nodes. Who gets GPUs is settled by counts first;
-    then whoever lost them is stopped, and whoever won them is placed.
+    then whoever lost them is stopped, and whoever won them is placed. Jobs without an option are
+    refused.
     """
     jobs = snapshot.jobs
+    hopeless = np.flatnonzero((options < 0) & ~jobs.is_running)
+    decisions: list[Decision] = [refuse(jobs.specs[row].id) for row in hopeless.tolist()]
     order = np.lexsort((np.arange(len(jobs)), rank))
     order = order[options[order] >= 0]
     left: list[int] = snapshot.capacity.tolist()
@@ -94,27 +85,20 @@ def give_by_rank(
             left = list(map(sub, left, counts))
             chosen.append(row)
     keeps = set(chosen)
-    decisions: list[Decision] = []
     room = make_room(snapshot)
-    for row in np.flatnonzero(jobs.is_running):
-        if int(row) not in keeps:
+    for row in snapshot.running.tolist():
+        if row not in keeps:
             room.give_back(jobs.placements[row])
-            decisions.append(
-                Preempt(job_id=jobs.specs[row].id, reason=f"others come first: {reason}")
-            )
+            why = f"others come first: {reason}"
+            decisions.append(Preempt(job_id=jobs.specs[row].id, reason=why))
     for row in chosen:
-        if not jobs.is_running[row]:
-            placement = room.place(snapshot.counts(row, int(options[row])), style)
-            if placement is not None:
-                decisions.append(
-                    Start(
-                        job_id=jobs.specs[row].id,
-                        option=int(options[row]),
-                        placement=placement,
-                        reason=reason,
-                        numbers={"rank": float(rank[row])},
-                    )
-                )
+        option = int(options[row])
+        placement = None if jobs.is_running[row] else room.place(snapshot.counts(row, option))
+        if placement is not None:
+            numbers = {"rank": float(rank[row])}
+            start = change_job(jobs, row, option, placement, reason=reason, numbers=numbers)
+            if start is not None:
+                decisions.append(start)
     return decisions
 
 
@@ -174,7 +158,8 @@ def _start(
         placement: Placement | None = None
         if is_open:
             room = room or make_room(snapshot)
-            placement = room.place(_counts(snapshot, job), "scatter")
+            counts = snapshot.options.counts[job.option_set, job.option]
+            placement = room.place(counts, "scatter")
         if placement is not None:
             decisions.append(
                 Start(job_id=job.job_id, option=job.option, placement=placement, reason=_REASON)
@@ -200,7 +185,7 @@ def _queue(snapshot: Snapshot, kind: int, sequence: int, num_seen: int) -> Itera
             option = rigid_option(snapshot, job.option_set, job.requested)
             facts = snapshot.options.facts(job.option_set, option)
             if facts is not None and facts.counts[kind] > 0:
-                kinds = tuple(one for one, count in enumerate(facts.counts) if count > 0)
+                kinds = tuple(index for index, count in enumerate(facts.counts) if count > 0)
                 yield _Candidate(job.sequence, job.spec.id, job.option_set, option, kinds)
         if len(found) < chunk:
             return  # those were all
@@ -208,23 +193,15 @@ def _queue(snapshot: Snapshot, kind: int, sequence: int, num_seen: int) -> Itera
         chunk *= 2
 
 
-def _counts(snapshot: Snapshot, job: _Candidate) -> np.ndarray:
-    counts: np.ndarray = snapshot.options.counts[job.option_set, job.option]
-    return counts
-
-
 def shortest(snapshot: Snapshot, memory: Memory) -> tuple[list[Decision], Memory]:
     """Rank by seconds left; a job that must start first pays for its start."""
     options = rigid_options(snapshot)
-    rows = np.arange(len(snapshot.jobs))
-    known = np.maximum(options, 0)
+    rows, known = np.arange(len(snapshot.jobs)), np.maximum(options, 0)
     speeds = snapshot.job_speeds[rows, known]
     left = snapshot.jobs.remaining_samples / np.where(speeds > 0, speeds, 1.0)
     startup = snapshot.startup_seconds[rows, known]
     left = left + np.where(snapshot.jobs.is_running, 0.0, startup)
-    decisions = refuse_impossible(snapshot, options)
-    decisions += give_by_rank(snapshot, rank=left, options=options, reason="the least time is left")
-    return decisions, memory
+    return give_by_rank(snapshot, left, options, reason="the least time is left"), memory
 
 
 # Where one queue ends and the next begins, in GPU seconds; Tiresias' simulator uses two queues
@@ -234,13 +211,6 @@ QUEUE_BOUNDS: Final = (1 * HOUR_SECONDS, 10 * HOUR_SECONDS)
 
 def least_attained(snapshot: Snapshot, memory: Memory) -> tuple[list[Decision], Memory]:
     """Rank by queue; of one queue, by submission."""
-    options = rigid_options(snapshot)
     queue = np.searchsorted(np.array(QUEUE_BOUNDS), snapshot.jobs.attained_gpu_seconds, "right")
-    decisions = refuse_impossible(snapshot, options)
-    decisions += give_by_rank(
-        snapshot,
-        rank=queue.astype(np.float64),
-        options=options,
-        reason="it has had the fewest GPU hours",
-    )
-    return decisions, memory
+    rank, reason = queue.astype(np.float64), "it has had the fewest GPU hours"
+    return give_by_rank(snapshot, rank, rigid_options(snapshot), reason=reason), memory

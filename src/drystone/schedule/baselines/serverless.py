@@ -4,7 +4,7 @@ After Frenzy (arXiv:2412.14479). Its predictor lists the plans of a job by memor
 training efficiency; here the plans are the job's options, whose memory and speed were estimated
 (`plan/options.py`) or measured, and whose order is samples a second of each GPU, fewer GPUs, less
 memory left over. Its scheduler takes the first plan that fits and places it by best fit
-(`serverless_placement.py`). Jobs come in order of submission; one that does not fit lets
+(`place_request`). Jobs come in order of submission; one that does not fit lets
 others pass. What runs is never touched.
 
 The body of the paper was not to be had: the order of plans and the queue are our reconstruction
@@ -15,7 +15,6 @@ is not taken, since an option's speed is that of few nodes. A job without option
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,7 +29,7 @@ class GpuRequest:
     """What a plan needs: so many GPUs with so much memory, in groups that share a node."""
 
     num_gpus: int
-    least_memory_bytes: float = 0.0
+    min_memory_bytes: float = 0.0
     group_size: int = 1
 
 
@@ -43,21 +42,10 @@ class FreeNodes:
     memory_bytes: FloatArray
 
 
-def place_first_that_fits(
-    requests: Sequence[GpuRequest], nodes: FreeNodes
-) -> tuple[int, Placement] | None:
-    """The position of the first request that fits, and where; None if none does."""
-    for position, request in enumerate(requests):
-        placement = place_request(request, nodes)
-        if placement is not None:
-            return position, placement
-    return None
-
-
 def place_request(request: GpuRequest, nodes: FreeNodes) -> Placement | None:
     """Where a request goes; None if it does not fit."""
     whole = nodes.free - nodes.free % request.group_size
-    whole = np.where(nodes.memory_bytes >= request.least_memory_bytes, whole, 0)
+    whole = np.where(nodes.memory_bytes >= request.min_memory_bytes, whole, 0)
     if int(whole.sum()) < request.num_gpus:
         return None
     enough = np.flatnonzero(whole >= request.num_gpus)
@@ -141,7 +129,7 @@ def _place(snapshot: Snapshot, room: Room, row: int, option: int) -> Placement |
         rows = nodes.rows_by_type[kind]
         memory = nodes.memory_bytes[rows]
         part = place_request(
-            GpuRequest(num_gpus=count, least_memory_bytes=need),
+            GpuRequest(num_gpus=count, min_memory_bytes=need),
             FreeNodes(
                 rows=rows,
                 free=room.free[rows],

@@ -25,7 +25,16 @@ from typing import Final
 
 import numpy as np
 
-from drystone.schedule.decision import Decision, Move, Preempt, Refuse, Resize, Start, Wake
+from drystone.schedule.decision import (
+    Decision,
+    Move,
+    Preempt,
+    Refuse,
+    Resize,
+    Start,
+    Wake,
+    change_job,
+)
 from drystone.schedule.packing import Room
 from drystone.schedule.programme import choose_exactly
 from drystone.schedule.snapshot import BoolArray, FloatArray, IntArray, Placement, Snapshot
@@ -48,21 +57,17 @@ def reassign(
                 text = f"others make more of its GPUs: {reason}"
                 decisions.append(Preempt(job_id=spec.id, reason=text, numbers=given))
             continue
-        if not jobs.is_running[row]:
-            decisions.append(
-                Start(
-                    job_id=spec.id, option=option, placement=placement, reason=reason, numbers=given
-                )
-            )
-        elif option != jobs.option[row]:
-            decisions.append(
-                Resize(
-                    job_id=spec.id, option=option, placement=placement, reason=reason, numbers=given
-                )
-            )
-        elif placement != jobs.placements[row]:
-            text = f"it makes way for a larger job: {reason}"
-            decisions.append(Move(job_id=spec.id, placement=placement, reason=text, numbers=given))
+        change = change_job(
+            jobs,
+            row,
+            option,
+            placement,
+            reason=reason,
+            move_reason=f"it makes way for a larger job: {reason}",
+            numbers=given,
+        )
+        if change is not None:
+            decisions.append(change)
     return decisions
 
 
@@ -148,17 +153,17 @@ class _Reassignment:
         best, best_free = -1, -1
         for node in rows.tolist():
             free = int(self._room.free[node])
-            small = [one for one in self._on_node.get(node, ()) if self._size(one) < size]
-            held = sum(count for one in small for at, count in self._placements[one] if at == node)
+            small = [job for job in self._on_node.get(node, ()) if self._size(job) < size]
+            held = sum(count for job in small for at, count in self._placements[job] if at == node)
             if node not in ready and free + held >= need and free > best_free:
                 best, best_free = node, free
         if best < 0:
             return -1
-        for one in sorted(self._on_node.get(best, ()), key=lambda one: (self._size(one), one)):
+        for job in sorted(self._on_node.get(best, ()), key=lambda job: (self._size(job), job)):
             if self._room.free[best] >= need:
                 break
-            if self._size(one) < size:
-                self._evict(one)
+            if self._size(job) < size:
+                self._evict(job)
         return best
 
 
@@ -213,12 +218,12 @@ def wake_after_startup(snapshot: Snapshot, decisions: Sequence[Decision]) -> lis
     running = np.flatnonzero(jobs.is_running)
     startup = snapshot.startup_seconds[running, jobs.option[running]]
     ready = (jobs.running_since_seconds[running] + startup).tolist()
-    for one in decisions:
-        if isinstance(one, Start | Resize | Move):
-            row = jobs.row_of[one.job_id]
-            option = int(jobs.option[row]) if isinstance(one, Move) else one.option
+    for decision in decisions:
+        if isinstance(decision, Start | Resize | Move):
+            row = jobs.row_of[decision.job_id]
+            option = int(jobs.option[row]) if isinstance(decision, Move) else decision.option
             ready.append(snapshot.now_seconds + float(snapshot.startup_seconds[row, option]))
-    coming = [one for one in ready if one >= snapshot.now_seconds]
+    coming = [time for time in ready if time >= snapshot.now_seconds]
     if not coming:
         return []
     at = (math.floor(min(coming) / ROUND_SECONDS) + 1) * ROUND_SECONDS

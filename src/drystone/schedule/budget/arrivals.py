@@ -17,7 +17,7 @@ import numpy as np
 
 from drystone.schedule.budget.blocks import BlockClasses, trace_paths
 from drystone.schedule.budget.frontier import JobClasses, classes_from_speeds
-from drystone.schedule.snapshot import FloatArray, IntArray, Snapshot
+from drystone.schedule.snapshot import BoolArray, FloatArray, IntArray, Snapshot
 
 # Seconds and dollars of a job on each path, by class, size, startup and prices.
 Paths = Mapping[tuple[int, float, float, bytes], tuple[FloatArray, FloatArray]]
@@ -91,8 +91,8 @@ def believed_classes(
     if not len(rows):
         return None, paths
     number = arrivals.num_jobs[rows]
-    least_seconds = FIRST_JOB_SECONDS / np.sqrt(arrivals.num_jobs.sum())
-    elapsed = max(snapshot.now_seconds - arrivals.since_seconds, least_seconds)
+    min_seconds = FIRST_JOB_SECONDS / np.sqrt(arrivals.num_jobs.sum())
+    elapsed = max(snapshot.now_seconds - arrivals.since_seconds, min_seconds)
     own = (arrivals.startups[rows] / number)[:, None]
     told = np.where(own >= 0, own, snapshot.startup.seconds(options.num_gpus[rows]))
     startups = np.maximum(told + extra_start_seconds, 0.0)
@@ -125,7 +125,7 @@ def _trace(
     size: float,
     prices: FloatArray,
     startups: FloatArray,
-    usable: np.ndarray[tuple[int, ...], np.dtype[np.bool_]],
+    usable: BoolArray,
 ) -> tuple[FloatArray, FloatArray]:
     """Seconds and dollars of one job on each path of the hull."""
     options, chain = snapshot.options, [row]

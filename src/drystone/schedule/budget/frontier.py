@@ -284,29 +284,3 @@ def trace_frontier(classes: JobClasses) -> Frontier:
         mean_completion_seconds=np.cumsum(jobs) / float(weighted.sum()),
         job_hours_per_dollar=slopes[row, column],
     )
-
-
-def spend_deviation_dollars_per_hour(classes: JobClasses, allocation: Allocation) -> float:
-    """How far the spend of an instant strays from its mean, where arrivals are Poisson.
-
-    The number of jobs present is then Poisson, so the variance of the spend is the sum of price
-    squared times jobs present (boa.md 2.3, extensions). For headroom under a hard cap.
-    """
-    rows = np.arange(len(allocation.choice))
-    variance = 0.0
-    for choice, share in (
-        (allocation.choice, 1.0 - allocation.larger_share),
-        (allocation.larger, allocation.larger_share),
-    ):
-        seconds, dollars = classes.job_seconds[rows, choice], classes.job_dollars[rows, choice]
-        prices = HOUR_SECONDS * dollars / seconds
-        variance += float((classes.arrivals_per_second * share * seconds) @ prices**2)
-    return float(np.sqrt(variance))
-
-
-def takes_larger(job_number: int, larger_share: float) -> bool:
-    """Whether the n-th job of a class (from 0) is one of the share that gets the larger choice.
-
-    Spread as evenly as whole jobs allow: of the first n, within one of n x share.
-    """
-    return int((job_number + 1) * larger_share) > int(job_number * larger_share)

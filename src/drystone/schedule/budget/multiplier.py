@@ -19,7 +19,7 @@ for nodes that join, wait for the others of a job, start it, stand idle or leave
 starts. A start that is told wrong, as where a machine is quicker or busier than was thought, shifts
 the whole frontier, and the balance would have to stay away from 0 to make up for that.
 
-Debt is never forgiven. Credit is kept up to `MOST_CREDIT_HORIZONS` budgets of a horizon: what a
+Debt is never forgiven. Credit is kept up to `MAX_CREDIT_HORIZONS` budgets of a horizon: what a
 quiet week did not need is not all thrown at the next busy hour.
 """
 
@@ -37,10 +37,10 @@ from drystone.schedule.decision import Decision, Resize, Start
 from drystone.schedule.snapshot import Placement, Snapshot
 from drystone.units import HOUR_SECONDS
 
-MOST_CREDIT_HORIZONS: Final = 2.0
+MAX_CREDIT_HORIZONS: Final = 2.0
 # What is told of starts weighs as much as so many that were seen.
 TOLD_STARTS: Final = 16.0
-_MOST_EXPONENT: Final = 30.0  # e^30: beyond it the cheapest option is everybody's choice anyway
+_MAX_EXPONENT: Final = 30.0  # e^30: beyond it the cheapest option is everybody's choice anyway
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class BudgetBalance:
     def correction(self) -> float:
         """What the frontier's multiplier is to be multiplied with."""
         whole = self.budget_dollars_per_hour * self.horizon_seconds / HOUR_SECONDS
-        return math.exp(min(-self.balance_dollars / whole, _MOST_EXPONENT))
+        return math.exp(min(-self.balance_dollars / whole, _MAX_EXPONENT))
 
 
 def update_balance(
@@ -85,7 +85,7 @@ def update_balance(
         raise InvalidSpec("time can only grow")
     hours = (now_seconds - balance.time_seconds) / HOUR_SECONDS
     earned = balance.budget_dollars_per_hour * hours
-    most = MOST_CREDIT_HORIZONS * balance.budget_dollars_per_hour
+    most = MAX_CREDIT_HORIZONS * balance.budget_dollars_per_hour
     most *= balance.horizon_seconds / HOUR_SECONDS
     new = balance.balance_dollars + earned - (spent_dollars - balance.spent_dollars)
     return replace(
@@ -150,14 +150,14 @@ def count_training(costs: StartCosts, snapshot: Snapshot, idle_dollars: float = 
     return replace(
         costs,
         trained_dollars=costs.trained_dollars + trained + idle_dollars,
-        told_dollars=costs.told_dollars + sum(one.told_dollars for one in started),
+        told_dollars=costs.told_dollars + sum(job.told_dollars for job in started),
         started_dollars_per_hour=costs.started_dollars_per_hour
-        + sum(one.start_dollars_per_hour for one in started),
+        + sum(job.start_dollars_per_hour for job in started),
         num_starts=costs.num_starts + len(started),
         time_seconds=now,
         held={
-            job_id: one._replace(start_dollars_per_hour=0.0, told_dollars=0.0)
-            for job_id, one in held.items()
+            job_id: job._replace(start_dollars_per_hour=0.0, told_dollars=0.0)
+            for job_id, job in held.items()
         },
     )
 
@@ -166,9 +166,14 @@ def expect_starts(
     costs: StartCosts, snapshot: Snapshot, decisions: Sequence[Decision]
 ) -> StartCosts:
     """Take down who is told to start: it may have ended by the next look."""
-    made = [one for one in decisions if isinstance(one, Start | Resize)]
-    rows = [snapshot.jobs.row_of[one.job_id] for one in made]
-    new = _held(snapshot, rows, [one.option for one in made], [one.placement for one in made])
+    made = [decision for decision in decisions if isinstance(decision, Start | Resize)]
+    rows = [snapshot.jobs.row_of[decision.job_id] for decision in made]
+    new = _held(
+        snapshot,
+        rows,
+        [decision.option for decision in made],
+        [decision.placement for decision in made],
+    )
     return replace(costs, held={**costs.held, **new}) if made else costs
 
 
@@ -179,7 +184,7 @@ def _held(
     jobs = snapshot.jobs
     if not rows or not len(snapshot.rentals.nodes):
         return {}
-    prices = np.array([one.price_dollars_per_hour / one.num_gpus for one in snapshot.offers])
+    prices = np.array([offer.price_dollars_per_hour / offer.num_gpus for offer in snapshot.offers])
     by_node = np.zeros(len(snapshot.nodes))
     by_node[snapshot.rentals.nodes] = prices[snapshot.rentals.offer]
     speeds, startups = snapshot.job_speeds[rows, options], snapshot.startup_seconds[rows, options]

@@ -1,4 +1,4 @@
-"""What is to be rented, and what given back?
+"""Nodes to rent and to give back for the policy `budget`.
 
 A node is rented when a job is to run on it, and given back at the first decision at which nobody
 uses it or waits for the rest of its nodes: they come one by one, and the first ones are not idle.
@@ -17,8 +17,16 @@ import numpy as np
 
 from drystone.describe.market import Offer
 from drystone.schedule.decision import Release, Rent
-from drystone.schedule.hard_cap import gpu_price, rounded_cap
 from drystone.schedule.packing import Room
+from drystone.schedule.renting import (
+    gpu_price,
+    idle_rentals,
+    num_coming,
+    num_here,
+    rented_dollars,
+    rents_under_cap,
+    rounded_cap,
+)
 from drystone.schedule.snapshot import FloatArray, IntArray, Snapshot
 
 
@@ -35,24 +43,25 @@ class Wanted:
 
     In order of the jobs, each counts on nodes that are on their way; what these do not suffice for
     is taken of the idle nodes that are here, which are kept for it (in `room`), and then rented,
-    if the hard cap has room for all of it. `most_jobs` is for how many of them nodes may be rented.
+    if the hard cap has room for all of it. Nodes are rented for at most `max_jobs` of them.
     """
 
     def __init__(
-        self, snapshot: Snapshot, offers: Mapping[int, Offer], room: Room, most_jobs: float
+        self, snapshot: Snapshot, offers: Mapping[int, Offer], room: Room, max_jobs: float
     ) -> None:
         self._snapshot, self.offers, self._room = snapshot, offers, room
-        self._jobs_left = most_jobs
+        self._jobs_left = max_jobs
         self._free: dict[int, list[int]] = {kind: [] for kind in offers}  # by type, by node
         self._num_kept = dict.fromkeys(offers, 0)  # of those, by type: idle ones that are here
         # On their way or still to be asked for: how many there may be of each.
         self._limit, self._coming = {}, {}
         for kind, offer in offers.items():
-            here = int((snapshot.rentals.offer == snapshot.offers.index(offer)).sum())
             of_type = snapshot.nodes.num_gpus[snapshot.nodes.type_index == kind]
             # Larger nodes of the type would make packing ask for whole ones of their size.
             fits = int(of_type.max(initial=0)) <= offer.num_gpus
-            self._limit[kind] = offer.most_nodes - here if fits and not offer.is_short else 0
+            self._limit[kind] = (
+                offer.most_nodes - num_here(snapshot, offer) if fits and not offer.is_short else 0
+            )
             self._coming[kind] = num_coming(snapshot, offer)
         self._cap_left = rounded_cap(snapshot.hard_cap_dollars_per_hour) - _staying_dollars(
             snapshot
@@ -99,9 +108,9 @@ class Wanted:
         if lacking_dollars <= 0:
             return True
         spoken_for = {row for rows in kept.values() for row in rows}
-        idle = _idle_rentals(self._snapshot, self._room)
+        idle = idle_rentals(self._snapshot, self._room)
         prices = {
-            row: _rented_dollars(self._snapshot, row)
+            row: rented_dollars(self._snapshot, row)
             for rows in idle.values()
             for row in rows
             if row not in spoken_for
@@ -139,28 +148,12 @@ class Wanted:
         return free
 
 
-def _rented_dollars(snapshot: Snapshot, row: int) -> float:
-    """Dollars an hour of a rented node, at the price of now."""
-    offer = snapshot.offers[int(snapshot.node_offer[row])]
-    return offer.price_dollars_per_hour
-
-
 def _staying_dollars(snapshot: Snapshot) -> float:
     """What nodes cost an hour, here or on their way, without those that are being given back."""
     rows: list[int] = snapshot.rentals.offer.tolist()
     held = sum(snapshot.offers[row].price_dollars_per_hour for row in rows)
     leaving = snapshot.rentals.dollars_per_hour - held
     return snapshot.committed_dollars_per_hour - max(leaving, 0.0)
-
-
-def num_coming(snapshot: Snapshot, offer: Offer) -> int:
-    """Nodes like those of an offer that are on their way, whatever offer they are of."""
-    offers, kind = snapshot.offers, (offer.gpu, offer.num_gpus)
-    return sum(
-        one.num_nodes
-        for one in snapshot.rentals.coming
-        if (offers[one.offer].gpu, offers[one.offer].num_gpus) == kind
-    )
 
 
 def rent_and_release(
@@ -176,9 +169,9 @@ def rent_and_release(
     come: nothing is rented ahead meanwhile, and nothing kept that stands in the way of a job.
     """
     cap_left = rounded_cap(snapshot.hard_cap_dollars_per_hour) - snapshot.committed_dollars_per_hour
-    cap_left += sum(_rented_dollars(snapshot, row) for row in wanted.making_way)
+    cap_left += sum(rented_dollars(snapshot, row) for row in wanted.making_way)
     num_wanted, offers = wanted.num_nodes(), wanted.offers
-    idle = _idle_rentals(snapshot, room)
+    idle = idle_rentals(snapshot, room)
     needs_dollars = sum(
         max(num_wanted.get(kind, 0) - num_coming(snapshot, offer), 0) * offer.price_dollars_per_hour
         for kind, offer in offers.items()
@@ -187,38 +180,25 @@ def rent_and_release(
     if is_capped:
         spares = {}
     rents_ahead = not math.isfinite(cap_left) or (needs_dollars == 0 and not is_capped)
-    decisions: list[Rent | Release] = []
+    rents: list[tuple[Offer, Rent]] = []
     for kind, offer in sorted(offers.items()):
-        price, coming = offer.price_dollars_per_hour, num_coming(snapshot, offer)
+        coming = num_coming(snapshot, offer)
         needed, spare = num_wanted.get(kind, 0), spares.get(kind, 0)
-        here = int((snapshot.rentals.offer == snapshot.offers.index(offer)).sum())
-        ahead = max(min(spare - len(idle.get(kind, ())), offer.most_nodes - here - needed), 0)
-        ahead = ahead if rents_ahead else 0
+        most = offer.most_nodes - num_here(snapshot, offer) - needed
+        ahead = max(min(spare - len(idle.get(kind, ())), most), 0) if rents_ahead else 0
         number = 0 if offer.is_short else needed + ahead - coming
-        if price > 0 and math.isfinite(cap_left):
-            number = min(number, int(max(cap_left, 0.0) / price))
-        if number <= 0:
-            continue
-        cap_left -= number * price
         reason = f"jobs need {needed} more nodes, {coming} are on their way"
         if spare:
             reason += f", and the budget pays for {spare} that wait for the next jobs"
-        numbers = {"price_dollars_per_hour": price}
-        decisions.append(Rent(offer=offer.name, num_nodes=number, reason=reason, numbers=numbers))
+        numbers = {"price_dollars_per_hour": offer.price_dollars_per_hour}
+        rent = Rent(offer=offer.name, num_nodes=number, reason=reason, numbers=numbers)
+        rents.append((offer, rent))
     num_kept = {kind: min(spares[kind], len(idle.get(kind, ()))) for kind in spares}
     unused = [row for kind, rows in idle.items() for row in rows[num_kept.get(kind, 0) :]]
     releases = dict.fromkeys(unused, "nobody uses it, and it costs money")
     releases |= dict.fromkeys(
         wanted.making_way, "the hard cap has no room for it beside the nodes that a job waits for"
     )
+    decisions: list[Rent | Release] = [*rents_under_cap(rents, cap_left)]
     decisions += [Release(node=row, reason=reason) for row, reason in releases.items()]
     return decisions, num_kept
-
-
-def _idle_rentals(snapshot: Snapshot, room: Room) -> dict[int, list[int]]:
-    """Rented nodes that nobody uses, by GPU type."""
-    idle: dict[int, list[int]] = {}
-    for row in snapshot.rentals.nodes.tolist():
-        if room.free[row] >= snapshot.nodes.num_gpus[row]:
-            idle.setdefault(int(snapshot.nodes.type_index[row]), []).append(row)
-    return idle

@@ -14,7 +14,7 @@ sum for its remaining work, restart and later phases included, but not within `K
 what its start cost.
 
 Where lengths are not known, mu is what makes the jobs that are present spend the budget, and nobody
-is resized. While more than `MOST_DEBT_HORIZONS` of budget is owed, nodes are rented for no job that
+is resized. While more than `MAX_DEBT_HORIZONS` of budget is owed, nodes are rented for no job that
 could wait for another to end: jobs queue where a budget is below what their cheapest options cost.
 """
 
@@ -35,6 +35,7 @@ from drystone.schedule.budget.arrivals import (
     count_arrivals,
     first_arrivals,
 )
+from drystone.schedule.budget.blocks import RestOfJobs, weigh_rest
 from drystone.schedule.budget.frontier import Frontier, trace_frontier
 from drystone.schedule.budget.multiplier import (
     BudgetBalance,
@@ -48,7 +49,6 @@ from drystone.schedule.budget.nodes import (
     rent_and_release,
     type_prices,
 )
-from drystone.schedule.budget.paths import RestOfJobs, weigh_rest
 from drystone.schedule.budget.spares import (
     Spares,
     Starts,
@@ -57,8 +57,8 @@ from drystone.schedule.budget.spares import (
     plan_spares,
 )
 from drystone.schedule.decision import Decision, Memory, Refuse, Resize, Start, Wake
-from drystone.schedule.hard_cap import cheapest_offers, option_rents, own_gpus, rounded_cap
 from drystone.schedule.packing import Room, make_room
+from drystone.schedule.renting import cheapest_offers, option_rents, own_gpus, rounded_cap
 from drystone.schedule.snapshot import BoolArray, FloatArray, IntArray, Placement, Snapshot
 from drystone.units import HOUR_SECONDS
 
@@ -66,12 +66,12 @@ from drystone.units import HOUR_SECONDS
 # come, within bounds. What few jobs cost strays by itself, and to follow that costs time.
 HORIZON_COMPLETIONS: Final = 4.0
 HORIZON_ARRIVALS: Final = 16.0
-LEAST_HORIZON_SECONDS: Final = HOUR_SECONDS
-MOST_HORIZON_SECONDS: Final = 24 * HOUR_SECONDS
+MIN_HORIZON_SECONDS: Final = HOUR_SECONDS
+MAX_HORIZON_SECONDS: Final = 24 * HOUR_SECONDS
 # A job keeps its option for so many times what a start costs, so that restarts take a small share.
 KEEP_STARTUPS: Final = 4.0
 KEEP_SECONDS: Final = 60.0  # and at least for so long
-MOST_DEBT_HORIZONS: Final = 1.0
+MAX_DEBT_HORIZONS: Final = 1.0
 _NUM_HALVINGS: Final = 40
 
 
@@ -176,7 +176,7 @@ def _most_rentals(snapshot: Snapshot, balance: BudgetBalance | None) -> float:
     if balance is None:
         return np.inf
     whole = balance.budget_dollars_per_hour * balance.horizon_seconds / HOUR_SECONDS
-    if balance.balance_dollars >= -MOST_DEBT_HORIZONS * whole:
+    if balance.balance_dollars >= -MAX_DEBT_HORIZONS * whole:
         return np.inf
     return 0.0 if snapshot.jobs.is_running.any() else 1.0
 
@@ -224,14 +224,14 @@ def _believed_frontier(
 def _horizon_seconds(snapshot: Snapshot, frontier: Frontier | None) -> float:
     """Within which a debt is to be made good: some completion times, and some jobs."""
     if frontier is None:
-        return MOST_HORIZON_SECONDS if snapshot.knows_lengths else 6 * LEAST_HORIZON_SECONDS
+        return MAX_HORIZON_SECONDS if snapshot.knows_lengths else 6 * MIN_HORIZON_SECONDS
     try:
         mean = frontier.at_budget(snapshot.budget_dollars_per_hour).mean_completion_seconds
     except NothingFits:  # more arrives than the budget can carry: the cheapest for everyone
         mean = float(frontier.mean_completion_seconds[0])
     some_jobs = HORIZON_ARRIVALS / float(frontier.classes.arrivals_per_second.sum())
-    wanted = max(HORIZON_COMPLETIONS * mean, some_jobs, LEAST_HORIZON_SECONDS)
-    return min(wanted, MOST_HORIZON_SECONDS)
+    wanted = max(HORIZON_COMPLETIONS * mean, some_jobs, MIN_HORIZON_SECONDS)
+    return min(wanted, MAX_HORIZON_SECONDS)
 
 
 def _multiplier(

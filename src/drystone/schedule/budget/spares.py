@@ -14,8 +14,8 @@ What is left is what was saved so far, and no more than the budget less what job
 of n jobs is off by a share of 1 / sqrt(n), so by that share they may use more than is believed:
 without it places that were bought early were repaid by jobs that came later, on narrower options.
 
-Nobody is waited for at night: places are kept for `MOST_GAPS` mean times between arrivals after
-the last one, and no place is kept that would be taken for less than `LEAST_USE` of the time.
+Nobody is waited for at night: places are kept for `MAX_GAPS` mean times between arrivals after
+the last one, and no place is kept that would be taken for less than `MIN_USE` of the time.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from drystone.schedule.decision import Decision, Start
 from drystone.schedule.snapshot import Snapshot
 from drystone.units import HOUR_SECONDS
 
-MOST_GAPS: Final = 4.0  # e^-4: so rarely does a Poisson process pause for longer
-LEAST_USE: Final = 0.02
+MAX_GAPS: Final = 4.0  # e^-4: so rarely does a Poisson process pause for longer
+MIN_USE: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -76,7 +76,7 @@ def plan_spares(
     unspent = balance.target_dollars_per_hour - balance.budget_dollars_per_hour
     left = min(balance.budget_dollars_per_hour - usable, unspent)
     rate = float(frontier.classes.arrivals_per_second.sum())
-    until = starts.last_arrival_seconds + MOST_GAPS / rate
+    until = starts.last_arrival_seconds + MAX_GAPS / rate
     if left <= 0 or until <= snapshot.now_seconds:
         return Spares({})
     steps = list[tuple[float, float, int, int]]()
@@ -107,7 +107,7 @@ def place_steps(load: float) -> list[tuple[float, float]]:
     while load > 0:
         before, lost = lost, load * lost / (len(steps) + 1 + load * lost)
         taken = load * (before - lost)
-        if taken < LEAST_USE:
+        if taken < MIN_USE:
             break
         steps.append((taken, 1.0 - taken))
     return steps
@@ -123,10 +123,10 @@ def count_starts(
 ) -> Starts:
     """Add the jobs that are started now, by the nodes that they take of each type."""
     num_jobs, num_nodes = dict(starts.num_jobs), dict(starts.num_nodes)
-    for one in decisions:
-        if not isinstance(one, Start):
+    for decision in decisions:
+        if not isinstance(decision, Start):
             continue
-        counts = snapshot.counts(snapshot.jobs.row_of[one.job_id], one.option)
+        counts = snapshot.counts(snapshot.jobs.row_of[decision.job_id], decision.option)
         for kind in np.flatnonzero(counts).tolist():
             if kind in offers:
                 num_jobs[kind] = num_jobs.get(kind, 0) + 1

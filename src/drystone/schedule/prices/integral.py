@@ -18,14 +18,14 @@ import numpy as np
 from drystone.schedule.prices.shadow_prices import Market, Menu, Prices, weighted_sum
 from drystone.schedule.snapshot import FloatArray, IntArray
 
-_MOST_ROUNDS: Final = 12
-_MOST_EXCHANGES: Final = 8
-_MOST_CANDIDATES: Final = 128
+_MAX_ROUNDS: Final = 12
+_MAX_EXCHANGES: Final = 8
+_MAX_CANDIDATES: Final = 128
 _NUM_OTHER_STARTS: Final = 5
 _OFF: Final = 0.04
 _NEAR: Final = 5e-3  # this near to the bound, no other start is tried
-_MOST_CELLS_TRIED: Final = 20_000  # jobs x options; the more jobs, the smaller the gap
-_MOST_JOBS_TRIED: Final = 2_000
+_MAX_CELLS_TRIED: Final = 20_000  # jobs x options; the more jobs, the smaller the gap
+_MAX_JOBS_TRIED: Final = 2_000
 _TINY: Final = 1e-9
 _GOOD_ENOUGH: Final = 1e-3  # this near to the bound, no exchange is looked for
 
@@ -36,12 +36,7 @@ class Picks:
 
     options: IntArray
     # By numbers alone no job could gain more than this with what is left over.
-    most_gain: float = math.inf
-
-
-def choose_within(market: Market, solution: Prices) -> IntArray:
-    """The option of each job, -1 for none."""
-    return choose(market, solution).options
+    max_gain: float = math.inf
 
 
 def choose(market: Market, solution: Prices) -> Picks:
@@ -49,7 +44,7 @@ def choose(market: Market, solution: Prices) -> Picks:
     if market.values.shape[1] == 0:
         return Picks(options=np.full(len(market.values), -1, dtype=np.int64))
     best = _choose_at(market, solution.prices)
-    if len(market.values) <= _MOST_JOBS_TRIED and market.values.size <= _MOST_CELLS_TRIED:
+    if len(market.values) <= _MAX_JOBS_TRIED and market.values.size <= _MAX_CELLS_TRIED:
         for factors in _other_factors(len(solution.prices)):
             if best.worth >= (1 - _NEAR) * solution.bound:
                 break
@@ -57,7 +52,7 @@ def choose(market: Market, solution: Prices) -> Picks:
             best = other if other.worth > best.worth else best
     if best.exchange(solution) or not best.is_done:
         best.step_up()
-    return Picks(options=best.picks(), most_gain=_TINY * best.worth if best.is_done else math.inf)
+    return Picks(options=best.picks(), max_gain=_TINY * best.worth if best.is_done else math.inf)
 
 
 def _choose_at(market: Market, prices: FloatArray) -> _Choice:
@@ -74,12 +69,6 @@ def _other_factors(num_types: int) -> FloatArray:
     steps = np.arange(1, _NUM_OTHER_STARTS + 1)[:, None] * np.sqrt(2.0 + np.arange(num_types))
     factors: FloatArray = np.exp(_OFF * (2.0 * (steps % 1.0) - 1.0))
     return factors
-
-
-def value_of(market: Market, picks: IntArray) -> float:
-    """What these picks are worth together."""
-    rows = np.flatnonzero(picks >= 0)
-    return float(market.values[rows, picks[rows]].sum())
 
 
 class _Choice:
@@ -118,7 +107,7 @@ class _Choice:
 
     def step_back(self) -> None:
         """Until everything fits, let those step back that lose least for what they set free."""
-        for _ in range(_MOST_ROUNDS):
+        for _ in range(_MAX_ROUNDS):
             over = np.maximum(-self._slack, 0.0)
             if over.max(initial=0.0) <= _TINY:
                 return
@@ -138,7 +127,7 @@ class _Choice:
     def step_up(self) -> None:
         """Let jobs take what is left over, the most gain for each GPU's price first."""
         self.is_done = False
-        for _ in range(_MOST_ROUNDS):
+        for _ in range(_MAX_ROUNDS):
             gain = self._gain()
             choices = (gain > _TINY * self.worth).nonzero()[0]
             more = self._more(choices)
@@ -189,7 +178,7 @@ class _Choice:
 
     def exchange(self, solution: Prices) -> bool:
         """Let one job step back for another while the two together gain; whether any did."""
-        for number in range(_MOST_EXCHANGES):
+        for number in range(_MAX_EXCHANGES):
             if self.worth >= (1 - _GOOD_ENOUGH) * solution.bound or not self._exchange_once(
                 solution
             ):
@@ -208,8 +197,8 @@ class _Choice:
         loss = np.maximum.reduceat(at_prices, starts).take(row) - at_prices
         loss[self._now] = np.inf
         near = (loss <= solution.bound - self.worth).nonzero()[0]
-        if len(near) > _MOST_CANDIDATES:
-            near = near[np.argpartition(loss[near], _MOST_CANDIDATES)[:_MOST_CANDIDATES]]
+        if len(near) > _MAX_CANDIDATES:
+            near = near[np.argpartition(loss[near], _MAX_CANDIDATES)[:_MAX_CANDIDATES]]
             near.sort()
         row, gain, more = row.take(near), self._gain().take(near), self._more(near)
         net = gain[:, None] + gain

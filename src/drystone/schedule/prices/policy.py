@@ -4,7 +4,7 @@ One decision in four steps. (1) What is each option of each job worth (`worth.py
 speeds corrected by what was seen (`corrected.py`), among options within the job's limits
 (`../limits.py`), for owners with shares (`../fair_shares.py`)? (2) Prices from the dual
 (`shadow_prices.py`), from the last prices on. (3) Every job picks, and the picks are made to fit
-(`integral.py`) and packed onto nodes (`hand_out.py`), moving smaller jobs off a node where that
+(`integral.py`) and packed onto nodes (`place.py`), moving smaller jobs off a node where that
 pays. (4) What is left over goes to whoever still waits or gains most from more.
 
 Nobody starves. A job that was just started keeps its GPUs for `KEEP_SECONDS`. A job that has waited
@@ -32,11 +32,12 @@ from drystone.schedule.belief import (
 )
 from drystone.schedule.decision import Decision, Memory, Policy, Refuse, Start, Wake
 from drystone.schedule.limits import Limits, Used, check_limits
-from drystone.schedule.prices.hand_out import HandOut, Worth
 from drystone.schedule.prices.integral import choose
+from drystone.schedule.prices.place import begin_assignment, hand_out, serve_overdue
 from drystone.schedule.prices.rent_or_wait import RentMemory, plan_rent, rent_and_release
 from drystone.schedule.prices.shadow_prices import Market, solve_prices
-from drystone.schedule.prices.worth import seconds_late, worth_of_options
+from drystone.schedule.prices.worth import Worth, seconds_late, worth_of_options
+from drystone.schedule.renting import gpu_price
 from drystone.schedule.snapshot import FloatArray, IntArray, Snapshot
 from drystone.schedule.teams import owner_weights, type_values, update_usage
 from drystone.units import HOUR_SECONDS
@@ -120,43 +121,41 @@ def _decide(
     view = _look(snapshot, before, settings)
     worth, start = _find_worth(snapshot, view, before)
     protected = _still_protected(snapshot, before)
-    left_alone = _left_alone(snapshot, worth, protected)
+    pinned = _pinned(snapshot, worth, protected)
     rent, closed = None, []
     if rents:
         rent = plan_rent(
             snapshot,
             make_market(snapshot, worth.values),
             before.rent if before is not None else None,
-            {node for row in left_alone.tolist() for node, _ in snapshot.jobs.placements[row]},
+            {node for row in pinned.tolist() for node, _ in snapshot.jobs.placements[row]},
         )
         closed = rent.closed.tolist()
-    hand_out = HandOut(
-        snapshot, worth, spread_speed_share=settings.spread_speed_share, closed=closed
-    )
-    hand_out.leave_alone(left_alone)
+    given = begin_assignment(snapshot, worth, pinned=pinned, closed=closed)
     waits_too_long = overdue(snapshot)
     for row in waits_too_long:
-        if hand_out.serve(row, _OVERDUE):
+        if serve_overdue(given, row, _OVERDUE):
             until = snapshot.now_seconds + PROTECTED_SECONDS
             protected[snapshot.jobs.specs[row].id] = until
-    is_settled = len(left_alone) > 0 or len(waits_too_long) > 0
-    settled = hand_out.settled() if is_settled else None
-    market = make_market(snapshot, worth.values, settled, closed)
-    settled_value = hand_out.value() if is_settled else 0.0
+    is_settled = len(pinned) > 0 or len(waits_too_long) > 0
+    market = make_market(snapshot, worth.values, given.option if is_settled else None, closed)
+    settled_value = given.value() if is_settled else 0.0
     solution = solve_prices(market, start)
-    hand_out.price(solution.prices)
-    picks = choose(market, solution)
-    hand_out.place(picks.options)
-    hand_out.leave_nothing_over(picks.most_gain)
-    decisions = [_with_warning(one, row, snapshot, view) for row, one in hand_out.decisions()]
+    changes = hand_out(
+        given,
+        choose(market, solution),
+        solution.prices,
+        spread_speed_share=settings.spread_speed_share,
+    )
+    decisions = [_with_warning(change, row, snapshot, view) for row, change in changes]
     if rent is not None:
-        decisions += rent_and_release(snapshot, rent, hand_out.room())
-    decisions += _wakes(snapshot, view, protected, hand_out.settled())
+        decisions += rent_and_release(snapshot, rent, given.final_room())
+    decisions += _wakes(snapshot, view, protected, given.option)
     return [*decisions, *_refusals(snapshot, view)], PricesMemory(
         prices=solution.prices,
         now_seconds=snapshot.now_seconds,
         protected=protected,
-        value=hand_out.value(),
+        value=given.value(),
         bound=solution.bound + settled_value,
         ratios=view.ratios,
         used=view.limits.used,
@@ -171,7 +170,7 @@ def _look(snapshot: Snapshot, before: PricesMemory | None, settings: Settings) -
     elapsed = snapshot.now_seconds - before.now_seconds if before is not None else 0.0
     ratios = update_ratios(snapshot, before.ratios if before is not None else {})
     speeds = corrected_speeds(snapshot, ratios)
-    dollars = {one.gpu: one.price_dollars_per_hour / one.num_gpus for one in snapshot.offers}
+    dollars = {offer.gpu: gpu_price(offer) for offer in snapshot.offers}
     dollars |= snapshot.gpu_dollars_per_hour
     dollars |= settings.dollars_per_gpu_hour
     limits = check_limits(
@@ -260,13 +259,13 @@ def _wakes(
     waits = (given < 0).nonzero()[0]
     waits = waits[(view.speeds[waits] > 0).any(axis=1)]
     since = jobs.waiting_since_seconds[waits].tolist()
-    times = [now + one for one in view.limits.left_seconds]
-    times += [(now if math.isnan(one) else one) + PATIENCE_SECONDS for one in since]
+    times = [now + left for left in view.limits.left_seconds]
+    times += [(now if math.isnan(start) else start) + PATIENCE_SECONDS for start in since]
     if since:
         if min(times[-len(since) :]) <= now:
             times.append(now + KEEP_SECONDS)
         times += protected.values()
-    coming = [one for one in times if now < one < math.inf]
+    coming = [time for time in times if now < time < math.inf]
     if not coming:
         return []
     return [Wake(at_seconds=min(coming), reason="somebody has waited or run long enough then")]
@@ -308,7 +307,7 @@ def _still_protected(snapshot: Snapshot, memory: PricesMemory | None) -> dict[st
     }
 
 
-def _left_alone(snapshot: Snapshot, worth: Worth, protected: Mapping[str, float]) -> IntArray:
+def _pinned(snapshot: Snapshot, worth: Worth, protected: Mapping[str, float]) -> IntArray:
     """Rows of running jobs that keep what they have, as long as they may have it at all."""
     jobs = snapshot.jobs
     ran = snapshot.now_seconds - jobs.running_since_seconds  # of who waits: not a number

@@ -1,4 +1,4 @@
-"""Own GPUs, and rented ones when the queue is worth it: how many nodes of each offer?
+"""Rent or wait: how many nodes of each offer the queue is worth to the policy `prices`.
 
 A rented GPU of type k has the price mu * dollars an hour, with mu the job hours that a dollar must
 save (BOA's multiplier). A GPU costs the smaller of its shadow price and that: where own GPUs alone
@@ -8,7 +8,7 @@ good within `_MAKE_GOOD_SECONDS`.
 
 Nodes that are not wanted any more are closed: nobody is put on them, and they go once they are
 idle. Long jobs would keep them for days, so where the nodes that are here cost more than
-`_MOST_OVER` times what is allowed, those beyond it are closed at once, and whoever runs there
+`_MAX_OVER` times what is allowed, those beyond it are closed at once, and whoever runs there
 moves, shrinks or waits. So a debt stays within an hour or two of the budget.
 """
 
@@ -25,16 +25,22 @@ from drystone.describe.market import Offer
 from drystone.schedule.decision import Decision, Release, Rent, Wake
 from drystone.schedule.packing import Room
 from drystone.schedule.prices.shadow_prices import Market, choose_options, solve_prices
+from drystone.schedule.renting import (
+    cheapest_offers,
+    gpu_price,
+    rented_dollars,
+    rents_under_cap,
+)
 from drystone.schedule.snapshot import BoolArray, FloatArray, IntArray, Snapshot
 from drystone.units import HOUR_SECONDS
 
 _MAKE_GOOD_SECONDS: Final = 6 * 3600.0
 _STEP: Final = 1.3  # mu is raised or lowered by this factor at a time
-_MOST_STEPS: Final = 1  # at one decision; the next goes on from there
-_MOST_FIRST_STEPS: Final = 16
-_LEAST: Final = 0.01
+_MAX_STEPS: Final = 1  # at one decision; the next goes on from there
+_MAX_FIRST_STEPS: Final = 16
+_MIN_SHARE: Final = 0.01
 _WAKE_SECONDS: Final = 300.0  # how often it is looked whether nodes cost too much
-_MOST_OVER: Final = 1.25  # of what is allowed; the room keeps jobs from being moved to and fro
+_MAX_OVER: Final = 1.25  # of what is allowed; the room keeps jobs from being moved to and fro
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -70,15 +76,18 @@ def plan_rent(
     """
     now, spent = snapshot.now_seconds, snapshot.spent_dollars
     memory = before or RentMemory(since_seconds=now, spent_before_dollars=spent)
+    cheapest = cheapest_offers(
+        snapshot.offers, snapshot.gpu_types, snapshot.hard_cap_dollars_per_hour
+    )
     offers = {
         kind: offer
-        for kind, offer in _cheapest_offers(snapshot).items()
+        for kind, offer in cheapest.items()
         # With larger nodes of its type about, a job would ask for whole ones of their size.
-        if _largest_node(snapshot, kind) <= offer.num_gpus
+        if not offer.is_short and _largest_node(snapshot, kind) <= offer.num_gpus
     }
     dollars = np.full(len(snapshot.gpu_types), np.inf)
     for kind, offer in offers.items():
-        dollars[kind] = _gpu_dollars(offer)
+        dollars[kind] = gpu_price(offer)
     capacity = _fixed_capacity(snapshot, offers)
     own = replace(market, capacity=capacity)
     wants = _Wants(own, offers, dollars, memory.own_prices)
@@ -90,9 +99,9 @@ def plan_rent(
     else:
         known, usual = memory.job_hours_per_dollar, len(snapshot.jobs) / allowance
         # Where money is ample it falls and falls; not so far that it takes long to come back.
-        start = max(known, _LEAST * usual) if known else usual
-        most_steps = _MOST_STEPS if known else _MOST_FIRST_STEPS
-        mu, nodes = _move_multiplier(wants, allowance, start, most_steps)
+        start = max(known, _MIN_SHARE * usual) if known else usual
+        max_steps = _MAX_STEPS if known else _MAX_FIRST_STEPS
+        mu, nodes = _move_multiplier(wants, allowance, start, max_steps)
     here = _here(snapshot, offers)
     return RentPlan(
         offers=offers,
@@ -119,25 +128,21 @@ def rent_and_release(snapshot: Snapshot, plan: RentPlan, room: Room) -> list[Dec
     ]
 
 
-def _rents(snapshot: Snapshot, plan: RentPlan) -> list[Decision]:
-    found: list[Decision] = []
-    mu = plan.memory.job_hours_per_dollar
-    cap_left = snapshot.hard_cap_dollars_per_hour - snapshot.committed_dollars_per_hour
+def _rents(snapshot: Snapshot, plan: RentPlan) -> list[Rent]:
+    mu, rents = plan.memory.job_hours_per_dollar, []
     for kind, offer in sorted(plan.offers.items()):
         row, price = snapshot.offers.index(offer), offer.price_dollars_per_hour
-        coming = sum(one.num_nodes for one in snapshot.rentals.coming if one.offer == row)
-        number = plan.num_wanted.get(kind, 0) - coming
-        if price > 0 and math.isfinite(cap_left):
-            number = min(number, int(max(cap_left, 0.0) / price))
-        if number > 0:
-            cap_left -= number * price
-            reason = (
-                f"jobs want {plan.num_wanted[kind]} more nodes where a dollar must save "
-                f"{mu:.3g} job hours; {coming} are on their way"
-            )
-            numbers = {"price_dollars_per_hour": price, "job_hours_per_dollar": mu}
-            found.append(Rent(offer=offer.name, num_nodes=number, reason=reason, numbers=numbers))
-    return found
+        coming = sum(nodes.num_nodes for nodes in snapshot.rentals.coming if nodes.offer == row)
+        wanted = plan.num_wanted.get(kind, 0)
+        reason = (
+            f"jobs want {wanted} more nodes where a dollar must save "
+            f"{mu:.3g} job hours; {coming} are on their way"
+        )
+        numbers = {"price_dollars_per_hour": price, "job_hours_per_dollar": mu}
+        rent = Rent(offer=offer.name, num_nodes=wanted - coming, reason=reason, numbers=numbers)
+        rents.append((offer, rent))
+    cap_left = snapshot.hard_cap_dollars_per_hour - snapshot.committed_dollars_per_hour
+    return rents_under_cap(rents, cap_left)
 
 
 def _releases(snapshot: Snapshot, plan: RentPlan, room: Room) -> list[Decision]:
@@ -176,7 +181,7 @@ def _wake_when_dear(snapshot: Snapshot, memory: RentMemory) -> list[Decision]:
     if math.isinf(budget) or rate <= budget:
         return []
     make_good_hours = _MAKE_GOOD_SECONDS / HOUR_SECONDS
-    saved_then = make_good_hours * (rate / _MOST_OVER - budget)
+    saved_then = make_good_hours * (rate / _MAX_OVER - budget)
     hours = (_saved_dollars(snapshot, memory) - saved_then) / (rate - budget)
     # On whole steps of time, so that decisions do not each ask for a moment of their own.
     steps = (snapshot.now_seconds + max(hours, 0.0) * HOUR_SECONDS) // _WAKE_SECONDS + 1
@@ -189,24 +194,6 @@ def _idle_since(snapshot: Snapshot, before: Mapping[str, float]) -> dict[str, fl
     nodes, rows = snapshot.nodes, snapshot.rentals.nodes
     idle = rows[nodes.free[rows] == nodes.num_gpus[rows]].tolist()
     return {nodes.ids[row]: before.get(nodes.ids[row], snapshot.now_seconds) for row in idle}
-
-
-def _cheapest_offers(snapshot: Snapshot) -> dict[int, Offer]:
-    """By GPU type: the cheapest GPU that is in stock and that the hard cap allows at all."""
-    best: dict[int, Offer] = {}
-    for offer in snapshot.offers:
-        is_dear = offer.price_dollars_per_hour > snapshot.hard_cap_dollars_per_hour
-        is_out = is_dear or offer.is_short
-        if offer.gpu not in snapshot.gpu_types or is_out or not offer.most_nodes:
-            continue
-        kind = snapshot.gpu_types.index(offer.gpu)
-        if kind not in best or _gpu_dollars(offer) < _gpu_dollars(best[kind]):
-            best[kind] = offer
-    return best
-
-
-def _gpu_dollars(offer: Offer) -> float:
-    return offer.price_dollars_per_hour / offer.num_gpus
 
 
 def _largest_node(snapshot: Snapshot, kind: int) -> int:
@@ -331,29 +318,24 @@ class _Wants:
                 break
         picks, _ = choose_options(replace(market, values=values), np.where(fixed, 0.0, prices))
         rows = np.flatnonzero(picks >= 0)
-        wanted = [one[rows, picks[rows]].sum() for one in market.counts]
+        wanted = [counts[rows, picks[rows]].sum() for counts in market.counts]
         return np.where(fixed, np.array(wanted), 0.0)
 
 
 def _move_multiplier(
-    wants: _Wants, allowance: float, mu: float, most_steps: int
+    wants: _Wants, allowance: float, mu: float, max_steps: int
 ) -> tuple[float, dict[int, int]]:
     """Raise or lower mu until the nodes wanted cost what is allowed, or nearly."""
     nodes = wants.nodes_at(mu)
     is_dear = wants.cost(nodes) > allowance
-    for _ in range(most_steps):
+    for _ in range(max_steps):
         other = mu * _STEP if is_dear else mu / _STEP
         changed = wants.nodes_at(other)
         if (wants.cost(changed) > allowance) != is_dear:
             # Between the two: as many of the larger number as can be paid.
-            return (
-                (other, wants.within(nodes, allowance))
-                if is_dear
-                else (
-                    mu,
-                    wants.within(changed, allowance),
-                )
-            )
+            if is_dear:
+                return other, wants.within(nodes, allowance)
+            return mu, wants.within(changed, allowance)
         mu, nodes = other, changed
     return mu, wants.within(nodes, allowance)
 
@@ -376,7 +358,7 @@ def _surplus_nodes(
     rows, used = snapshot.rentals.nodes, _used_share(snapshot)
     kinds = snapshot.nodes.type_index[rows]
     cost = snapshot.rentals.dollars_per_hour - _kept_dollars(snapshot, offers)
-    is_too_much = cost > _MOST_OVER * allowance
+    is_too_much = cost > _MAX_OVER * allowance
     # The dearest GPUs first: of them the fewest have to be left.
     for kind in sorted(offers, key=lambda kind: -offers[kind].price_dollars_per_hour):
         here = rows[kinds == kind]
@@ -388,7 +370,7 @@ def _surplus_nodes(
             if used[row] > 0 and (not is_too_much or cost <= allowance or row in left_alone):
                 continue
             found.append(row)
-            cost -= snapshot.offers[int(snapshot.node_offer[row])].price_dollars_per_hour
+            cost -= rented_dollars(snapshot, row)
     return np.array(sorted(found), dtype=np.int64)
 
 

@@ -1,4 +1,4 @@
-"""What is a GPU of each type worth? Shadow prices from the dual, with a certificate.
+"""Shadow prices: what a GPU of each type is worth, from the dual, with a certificate.
 
 The problem: every job takes one option or none, worth `values[job, option]`; the GPUs of each type
 are limited. Given a price for each type, every job picks for itself the option that is worth most
@@ -25,7 +25,7 @@ import numpy as np
 from drystone.schedule.snapshot import FloatArray, IntArray
 
 # For more numbers than this BLAS starts threads, which cost far more than they save here.
-_MOST_FOR_BLAS: Final = 4_000
+_MAX_FOR_BLAS: Final = 4_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -72,7 +72,7 @@ def make_menu(values: FloatArray, counts: Sequence[FloatArray]) -> Menu:
 
 def weighted_sum(weights: FloatArray, rows: FloatArray) -> FloatArray:
     """The sum of all rows, each times its weight."""
-    if rows.shape[1] > _MOST_FOR_BLAS:
+    if rows.shape[1] > _MAX_FOR_BLAS:
         total: FloatArray = np.einsum("k,kc->c", weights, rows)
         return total
     return weights @ rows
@@ -80,7 +80,7 @@ def weighted_sum(weights: FloatArray, rows: FloatArray) -> FloatArray:
 
 def inner_products(rows: FloatArray, others: FloatArray) -> FloatArray:
     """Of every row with every other row."""
-    if rows.shape[1] > _MOST_FOR_BLAS:
+    if rows.shape[1] > _MAX_FOR_BLAS:
         products: FloatArray = np.einsum("kc,lc->kl", rows, others)
         return products
     return rows @ others.T
@@ -90,14 +90,14 @@ def inner_products(rows: FloatArray, others: FloatArray) -> FloatArray:
 # from before are near enough to begin late in the list.
 _SHARES: Final = (0.3, 0.1, 0.03, 0.01)
 _FIRST_SHARE_WHEN_KNOWN: Final = 2
-_MOST_STEPS: Final = 6
-_MOST_HALVINGS: Final = 6
+_MAX_STEPS: Final = 6
+_MAX_HALVINGS: Final = 6
 _STEP_CUT: Final = 0.25
 # A step that improves the smooth bound by less than this part of its share is the last.
 _GOOD_ENOUGH: Final = 1e-3
 _DAMPING: Final = 1e-3
-_MOST_PLAIN: Final = 8  # types for which plain numbers are quicker than a library
-_LEAST_HEAT: Final = 1e-280  # its inverse, times squares of counts of GPUs, is still a number
+_MAX_PLAIN: Final = 8  # types for which plain numbers are quicker than a library
+_MIN_HEAT: Final = 1e-280  # its inverse, times squares of counts of GPUs, is still a number
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -184,11 +184,11 @@ class _SmoothDual:
         # Above these nobody takes any of a type, so that no bound is least there.
         worth = np.zeros(menu.counts.shape)
         np.divide(menu.values, menu.counts, out=worth, where=menu.counts > 0)
-        self.most_prices: FloatArray = worth.max(axis=1, initial=0.0)
+        self.max_prices: FloatArray = worth.max(axis=1, initial=0.0)
 
     def cool(self, share: float) -> None:
         """From now on, smooth by this share of the best value of each job."""
-        self._heat = np.maximum(share * self._best, _LEAST_HEAT)
+        self._heat = np.maximum(share * self._best, _MIN_HEAT)
         self._cold = 1.0 / self._heat
         cold = self._cold.take(self._row)
         # What a choice is worth and takes, by the heat of its job.
@@ -220,25 +220,25 @@ class _SmoothDual:
 
 
 def _descend(smooth: _SmoothDual, prices: FloatArray, share: float) -> FloatArray:
-    """Newton's method for one share of smoothing; prices stay between 0 and `most_prices`.
+    """Newton's method for one share of smoothing; prices stay between 0 and `max_prices`.
 
     Where every job is sure of its option nothing curves, and a step would be endless: it then ends
     at the most that anybody pays, and is cut from there.
     """
-    most = smooth.most_prices.tolist()  # plain numbers: for a handful of types they are quicker
-    prices = np.minimum(prices, smooth.most_prices)
+    limits = smooth.max_prices.tolist()  # plain numbers: for a handful of types they are quicker
+    prices = np.minimum(prices, smooth.max_prices)
     value = smooth.value(prices)
-    for _ in range(_MOST_STEPS):
+    for _ in range(_MAX_STEPS):
         now = prices.tolist()
         step = _newton_step(now, *smooth.curve())
         if step is None:
             break
         before, length = value, 1.0
-        for _ in range(_MOST_HALVINGS):
+        for _ in range(_MAX_HALVINGS):
             trial = np.array(
                 [
                     min(max(price + length * change, 0.0), limit)
-                    for price, change, limit in zip(now, step, most, strict=True)
+                    for price, change, limit in zip(now, step, limits, strict=True)
                 ]
             )
             value = smooth.value(trial)
@@ -258,7 +258,7 @@ def _newton_step(
 ) -> list[float] | None:
     """Where to, for the prices that can move; None where none can."""
     down, rows = (-slope).tolist(), curvature.tolist()
-    is_free = [price > 0 or one > 0 for price, one in zip(prices, down, strict=True)]
+    is_free = [price > 0 or fall > 0 for price, fall in zip(prices, down, strict=True)]
     if not any(is_free):
         return None
     most = max(rows[kind][kind] for kind, can_move in enumerate(is_free) if can_move)
@@ -278,21 +278,21 @@ def _newton_step(
 def _solve(rows: list[list[float]], right: list[float]) -> list[float]:
     """Gauss's elimination: all rows are dominated by what is on the diagonal, or nearly so."""
     size = len(rows)
-    if size > _MOST_PLAIN:
+    if size > _MAX_PLAIN:
         found: list[float] = np.linalg.solve(rows, right).tolist()
         return found
-    for one in range(size):
-        row, pivot = rows[one], rows[one][one]
-        for other in range(one + 1, size):
-            factor = rows[other][one] / pivot
+    for step in range(size):
+        row, pivot = rows[step], rows[step][step]
+        for other in range(step + 1, size):
+            factor = rows[other][step] / pivot
             if factor:
                 below = rows[other]
-                for at in range(one + 1, size):
-                    below[at] -= factor * row[at]
-                right[other] -= factor * right[one]
-    for one in range(size - 1, -1, -1):
-        row = rows[one]
-        for at in range(one + 1, size):
-            right[one] -= row[at] * right[at]
-        right[one] /= row[one]
+                for column in range(step + 1, size):
+                    below[column] -= factor * row[column]
+                right[other] -= factor * right[step]
+    for step in range(size - 1, -1, -1):
+        row = rows[step]
+        for column in range(step + 1, size):
+            right[step] -= row[column] * right[column]
+        right[step] /= row[step]
     return right

@@ -19,11 +19,11 @@ job. What a job runs already has no start to pay for: a change must pay for itse
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from drystone.schedule.prices.hand_out import Worth
 from drystone.schedule.snapshot import FloatArray, Snapshot
 
 # How long a decision is expected to hold; a restart must pay for itself in that time.
@@ -33,6 +33,18 @@ _SHORTEST_SECONDS: Final = 60.0
 # An option that keeps the deadline is worth up to this much more, the less time there is to spare.
 DEADLINE_FACTOR: Final = 10.0
 _AMPLE: Final = 4.0  # times the time that is needed at the fastest: no hurry yet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Worth:
+    """What the options of each job are worth, (jobs, options); 0 where there is none."""
+
+    values: FloatArray  # what a job runs now has no start to pay for
+    after_start: FloatArray  # every option, its start paid
+
+    def cost_of_move(self, row: int, option: int) -> float:
+        """What a job loses if it starts again with the same option elsewhere."""
+        return float(self.values[row, option] - self.after_start[row, option])
 
 
 def worth_of_options(

@@ -1,5 +1,6 @@
 import math
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from drystone.describe.files.amounts import parse_count, parse_duration
 from drystone.describe.files.cluster import ClusterSpec, load_cluster_file, parse_cluster
 from drystone.describe.files.job import JobPart, TrainPart, load_job, make_job, parse_job
 from drystone.describe.files.json_shapes import from_plain, to_plain
-from drystone.describe.job import TrainingJob, find_shape, make_spec
+from drystone.describe.job import TrainConfig, TrainingJob, find_shape, make_spec
 from drystone.errors import RequestError
 
 HERE = Path("/somewhere")
@@ -50,8 +51,26 @@ environment: {A: "1"}
     assert found.allowed_gpus == ("A100-80GB-SXM", "T4-16GB")
     assert found.deadline_after_seconds == 6 * 3600
     assert found.max_duration_seconds == 36 * 3600
-    assert found.learning_rate == 1e-3
+    assert found.train.learning_rate == 1e-3
     assert from_plain(TrainingJob, to_plain(found), where="") == found
+
+
+def test_every_training_option_is_a_key_of_the_file_with_the_one_default():
+    names = {option.name for option in fields(TrainConfig)}
+
+    assert names <= set(TrainPart.model_fields)
+    assert job("model: gpt2\ntrain: {steps: 1}").train == TrainConfig()
+    given = job("model: gpt2\ntrain: {steps: 1, clip: 0, weight_decay: 2, checkpoint_every: 1k}")
+    assert given.train == TrainConfig(clip=0.0, weight_decay=2.0, checkpoint_every=1000)
+
+
+def test_a_training_option_out_of_its_range_is_refused_wherever_it_comes_from():
+    with pytest.raises(RequestError, match=r"train\.clip"):
+        job("model: gpt2\ntrain: {steps: 1, clip: -1}")
+    with pytest.raises(RequestError, match=r"clip is -1.*at least 0"):
+        TrainConfig(clip=-1.0)
+    with pytest.raises(RequestError, match=r"learning_rate is nan.*above 0"):
+        TrainConfig(learning_rate=math.nan)
 
 
 def test_a_time_is_a_deadline_too():

@@ -10,13 +10,13 @@ from drystone.describe.model_source import find_model
 from drystone.describe.pool import make_pool, parse_pool
 from drystone.describe.recipe import Offload, Precision, Recipe, RecomputeKind, Tuning
 from drystone.estimate.memory.peak import estimate_memory
+from drystone.estimate.time.overlap import exposed_seconds
 from drystone.estimate.time.speed import estimate_speed
 from drystone.plan.plan import Plan, Way
 from drystone.plan.uneven.assignment import AssignmentShortfall
 from drystone.plan.uneven.data_parallel import (
     assignment_spec,
     plan_uneven,
-    shown_seconds,
     slowest_ring,
     uneven_recipe,
 )
@@ -148,4 +148,4 @@ def test_one_gpu_alone():
     ("transfer", "hiding", "shown"), [(1.0, 0.0, 1.0), (1.0, 0.9, 0.25), (0.0, 1.0, 0.0)]
 )
 def test_a_part_of_a_transfer_always_shows(transfer, hiding, shown):
-    assert shown_seconds(transfer, hiding, 0.25) == pytest.approx(shown)
+    assert exposed_seconds(transfer, hiding, 0.25) == pytest.approx(shown)

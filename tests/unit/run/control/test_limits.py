@@ -7,7 +7,7 @@ import pytest
 
 from drystone.describe.job import JobSpec
 from drystone.errors import NothingFits
-from drystone.run.control.admission import options_within
+from drystone.schedule.limits import options_within
 from drystone.schedule.snapshot import OptionSet
 
 TYPES = ("A100", "T4")

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+import drystone
 from drystone.describe.files.cluster import parse_cluster
 from drystone.describe.files.job import make_job
 from drystone.describe.recipe import Precision
@@ -121,11 +122,36 @@ def test_the_precision_is_the_same_wherever_a_job_runs(tmp_path):
     real = parse_cluster("nodes: [{gpu: A100, gpus_per_node: 8}, {gpu: V100, gpus_per_node: 4}]")
     for cluster, more, expected in (
         (CLUSTER, {}, Precision.FP32),
-        (real, {}, Precision.FP32),
+        (real, {}, Precision.FP16_MIXED),
         (real, {"gpus": {"deny": ["V100"]}}, Precision.BF16_MIXED),
     ):
         book, job = OptionBook(cluster), a_job(tmp_path, **more)
         assert book.recipe(job, book.shape(job)).precision is expected
+
+
+@pytest.mark.parametrize("gpus", ["V100", "A100", "P40", "A100,T4"])
+def test_submit_and_plan_mean_the_same_by_auto(tmp_path, gpus):
+    types = gpus.split(",")
+    book = OptionBook(
+        parse_cluster("nodes: [" + ",".join(f"{{gpu: {gpu}}}" for gpu in types) + "]")
+    )
+    job = a_job(tmp_path, model="gpt2")
+
+    submitted = book.recipe(job, book.shape(job)).precision
+    pool = ",".join(f"1x{gpu}" for gpu in types)
+    planned = [p for p in drystone.plan("gpt2", pool).plans if len(p.gpus) == len(types)]
+
+    assert {plan.recipe.precision for plan in planned} == {submitted}
+
+
+def test_one_old_gpu_in_the_cluster_does_not_slow_the_others_down(tmp_path):
+    job = a_job(tmp_path, model="llama-3-8b")
+    speeds = []
+    for nodes in ("{gpu: A100, gpus_per_node: 8}", "{gpu: A100, gpus_per_node: 8}, {gpu: T4}"):
+        book = OptionBook(parse_cluster(f"nodes: [{nodes}]"))
+        speeds.append(book.options(job).samples_per_second.max())
+
+    assert speeds[1] == pytest.approx(speeds[0], rel=0.05)
 
 
 def test_a_row_that_was_not_listed_can_be_added(tmp_path):
@@ -169,5 +195,5 @@ def test_the_precision_is_decided_once(tmp_path):
     job = a_job(tmp_path, model="gpt2")
     early, late = OptionBook(both).settled(job), OptionBook(alone).settled(job)
 
-    assert (early.precision, late.precision) == ("fp32", "bf16-mixed")
+    assert (early.precision, late.precision) == ("fp16-mixed", "bf16-mixed")
     assert OptionBook(alone).settled(early) == early

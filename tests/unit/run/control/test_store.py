@@ -1,3 +1,5 @@
+import dataclasses
+import json
 import sqlite3
 import subprocess
 import sys
@@ -5,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from drystone.describe.job import JobSpec, TrainingJob
+from drystone.describe.job import JobSpec, TrainConfig, TrainingJob
 from drystone.errors import RequestError
 from drystone.run.control.notes import NOTES, Decided, Described, Drained, Launched, parse, render
 from drystone.run.control.store import JobRow, LeaseLost, Store, StoreBusy
 from drystone.run.events import Cancelled, Submitted
 
+DATA = Path(__file__).parents[3] / "data"
 JOB = TrainingJob(name="a", model="mini-gpt", num_steps=5, environment=(("A", "1"),))
 
 
@@ -49,6 +52,23 @@ def store(url):
     made = Store(url)
     yield made
     made.close()
+
+
+def test_descriptions_of_jobs_in_older_logs_are_read_back():
+    lines = (DATA / "described_flat.jsonl").read_text(encoding="utf-8").splitlines()
+
+    full, script = (parse(line) for line in lines)
+
+    assert full.job.train == TrainConfig(
+        learning_rate=1e-3, weight_decay=0.25, clip=2.5, seed=7, checkpoint_every=40
+    )
+    assert (full.client_key, full.job.num_epochs, full.job.max_gpus) == ("k", 1.5, 4)
+    assert full.job.environment == (("A", "1"),)
+    assert script.job.train == TrainConfig()
+    assert (script.job.team, script.job.command) == ("vision", ("python", "train.py", "--fast"))
+    for note in (full, script):
+        assert parse(render(note)) == note
+        assert json.loads(render(note))["job"]["train"] == dataclasses.asdict(note.job.train)
 
 
 def test_what_is_appended_is_read_back_in_order(store):
@@ -148,7 +168,7 @@ for number in range(100000):
     for kill_after in (3, 8, 20):
         writer = subprocess.Popen(
             [sys.executable, "-c", code, url], stdout=subprocess.PIPE, text=True,
-            cwd=Path(__file__).parents[1],
+            cwd=Path(__file__).parent,
         )  # fmt: skip
         told = [int(writer.stdout.readline()) for _ in range(kill_after)]
         writer.kill()

@@ -1,23 +1,25 @@
 """The budget's frontier: the published example, its shape, and what it refuses."""
 
 import math
+import sys
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+sys.path.insert(0, str(Path(__file__).parents[3] / "oracles"))
+from speedup_laws import AmdahlLaw, LawClass, PowerLaw, solve_widths
+
 from drystone.errors import InvalidSpec, NothingFits
 from drystone.schedule.budget.frontier import (
     JobClasses,
     classes_from_speeds,
     lower_hulls,
-    spend_deviation_dollars_per_hour,
-    takes_larger,
     trace_frontier,
 )
-from drystone.schedule.budget.speedups import AmdahlLaw, LawClass, PowerLaw, solve_widths
 
 AMDAHL, ROOT = AmdahlLaw(0.8), PowerLaw(0.5)
 FIGURE = tuple(
@@ -307,24 +309,6 @@ def test_more_money_than_helps_is_not_spent():
 
     assert found.job_hours_per_dollar == 0
     assert found.spend_dollars_per_hour < 3
-
-
-def test_the_spend_of_an_instant_strays_as_a_poisson_number_does():
-    classes = figure_table(np.array([6.0, 9.0]))
-    found = trace_frontier(classes).at_budget(2.0)
-    prices = np.array([6.0, 9.0])[found.choice]
-    present = 0.4 * classes.job_seconds[[0, 1], found.choice]
-
-    expected = math.sqrt((present * prices**2).sum())
-    assert (found.larger_share < 1e-9).all()
-    assert spend_deviation_dollars_per_hour(classes, found) == pytest.approx(expected)
-
-
-@given(share=st.floats(0, 1), number=st.integers(1, 300))
-def test_the_larger_choice_is_spread_evenly_over_arriving_jobs(share, number):
-    taken = sum(takes_larger(job, share) for job in range(number))
-
-    assert abs(taken - number * share) <= 1
 
 
 # What is refused

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from drystone.errors import InvalidSpec
 from drystone.schedule.budget.frontier import classes_from_speeds, trace_frontier
 from drystone.schedule.budget.multiplier import (
-    MOST_CREDIT_HORIZONS,
+    MAX_CREDIT_HORIZONS,
     TOLD_STARTS,
     BudgetBalance,
     StartCosts,
@@ -52,7 +52,7 @@ def test_debt_is_never_forgiven_and_credit_is_kept_for_a_while_only():
 
     assert deep.balance_dollars == pytest.approx(100 - 1e9)
     assert math.isfinite(deep.correction)
-    assert rich.balance_dollars == MOST_CREDIT_HORIZONS * 100
+    assert rich.balance_dollars == MAX_CREDIT_HORIZONS * 100
 
 
 @given(

@@ -10,7 +10,7 @@ import pytest
 from drystone.describe.cluster import make_nodes
 from drystone.describe.job import JobSpec
 from drystone.run.simulate.world import SimulatedWorld
-from drystone.schedule.budget.paths import weigh_rest
+from drystone.schedule.budget.blocks import weigh_rest
 from drystone.schedule.phases import PhasedOptions
 from drystone.schedule.snapshot import OptionSet, Snapshot, StartupCost
 

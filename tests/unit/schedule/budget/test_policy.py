@@ -23,7 +23,7 @@ from drystone.schedule.budget.nodes import Wanted, rent_and_release
 from drystone.schedule.budget.policy import (
     HORIZON_COMPLETIONS,
     KEEP_SECONDS,
-    MOST_DEBT_HORIZONS,
+    MAX_DEBT_HORIZONS,
     budget,
 )
 from drystone.schedule.check import check_decisions
@@ -532,5 +532,5 @@ def test_a_budget_below_the_load_makes_jobs_wait_and_not_the_spend_grow():
     assert world.has_ended()
     # The debt at which renting stops, and what the jobs that run then still cost.
     horizon_hours = HORIZON_COMPLETIONS * MEAN_SAMPLES / HOUR
-    assert owed <= 1.5 * MOST_DEBT_HORIZONS * horizon_hours * 30.0
+    assert owed <= 1.5 * MAX_DEBT_HORIZONS * horizon_hours * 30.0
     assert world.mean_completion_seconds() > MEAN_SAMPLES

@@ -12,7 +12,7 @@ import pytest
 from drystone.describe.market import Offer
 from drystone.schedule.budget.frontier import classes_from_speeds, trace_frontier
 from drystone.schedule.budget.multiplier import BudgetBalance
-from drystone.schedule.budget.spares import LEAST_USE, Starts, place_steps, plan_spares
+from drystone.schedule.budget.spares import MIN_USE, Starts, place_steps, plan_spares
 
 
 def erlang_b(num_places: int, load: float) -> float:
@@ -29,7 +29,7 @@ def test_places_are_taken_as_often_as_erlang_says(load):
         assert taken == pytest.approx(load * (1 - erlang_b(number, load)), rel=1e-9)
         assert sum(idle for _, idle in steps[:number]) == pytest.approx(number - taken)
     assert [taken for taken, _ in steps] == sorted((one for one, _ in steps), reverse=True)
-    assert all(taken >= LEAST_USE for taken, _ in steps)
+    assert all(taken >= MIN_USE for taken, _ in steps)
 
 
 def test_no_arrivals_need_no_places():

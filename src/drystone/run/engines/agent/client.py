@@ -12,11 +12,18 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from drystone.errors import DrystoneError
-from drystone.run.engines.agent.network import proof_of, short_path
+from drystone.run.engines.agent.network import RefusalKind, proof_of, short_path
 from drystone.run.engines.contract import Key, Seen
+
+_KINDS_BY_TEXT: Final = {
+    "still runs": RefusalKind.BUSY,
+    "is lost": RefusalKind.NODE_LOST,
+    "No space": RefusalKind.DISK_FULL,
+    "gave orders after you": RefusalKind.SUPERSEDED,
+}
 
 
 class AgentGone(DrystoneError):
@@ -24,7 +31,11 @@ class AgentGone(DrystoneError):
 
 
 class AgentRefused(DrystoneError):
-    """The agent answered that it does not do that."""
+    """The agent answered that it does not do that, and why: a kind to act on, a text to read."""
+
+    def __init__(self, message: str, kind: RefusalKind = RefusalKind.INVALID) -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +92,7 @@ class AgentClient:
         except (OSError, ValueError) as error:
             self._give_up(error)
         if not answer.pop("ok", False):
-            raise AgentRefused(str(answer.get("error", "refused")))
+            raise _refusal(answer)
         return answer
 
     def close(self) -> None:
@@ -128,6 +139,18 @@ class AgentClient:
         return answer
 
 
+def _refusal(answer: Mapping[str, Any]) -> AgentRefused:
+    text = str(answer.get("error", "refused"))
+    if "kind" in answer:
+        known = answer["kind"] in set(RefusalKind)  # a later agent may know more kinds
+        return AgentRefused(text, RefusalKind(answer["kind"]) if known else RefusalKind.INVALID)
+    # Agents outlive controllers, and those of earlier versions send the text alone.
+    for phrase, kind in _KINDS_BY_TEXT.items():
+        if phrase in text:
+            return AgentRefused(text, kind)
+    return AgentRefused(text)
+
+
 def start_agent(
     folder: Path, *, node: str, idle_seconds: float = 600.0, wait_seconds: float = 10.0
 ) -> int:
@@ -140,19 +163,16 @@ def start_agent(
         pass
     finally:
         client.close()
-    arguments = [
-        sys.executable,
-        "-m",
-        "drystone.run.engines.agent",
-        str(folder),
-        node,
-        str(idle_seconds),
-    ]
+    module = [sys.executable, "-m", "drystone.run.engines.agent"]
     with (folder / "agent.log").open("ab") as log:
         subprocess.run(
-            arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False,
+            [*module, str(folder), node, str(idle_seconds)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            check=False,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        )  # fmt: skip
+        )
     deadline = time.monotonic() + wait_seconds
     while time.monotonic() < deadline:
         try:

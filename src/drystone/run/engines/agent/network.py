@@ -1,4 +1,4 @@
-"""A port that is free, and the name of the network interface with an address."""
+"""What agents and their clients share: kinds of refusals, proofs of a secret, ports, interfaces."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +21,16 @@ _LOWEST: Final = 20_000
 _HIGHEST: Final = 32_767
 _SIOCGIFADDR: Final = 0x8915
 _chance = random.Random()
+
+
+class RefusalKind(StrEnum):
+    """Why an agent refuses a request; sent with the error's text, which is for people."""
+
+    INVALID = "invalid"  # the same request would be refused again
+    BUSY = "busy"  # an earlier launch still runs there: ask again
+    NODE_LOST = "node-lost"  # the node is leaving the cluster
+    DISK_FULL = "disk-full"
+    SUPERSEDED = "superseded"  # a later controller has taken over
 
 
 def free_port(host: str, taken: frozenset[int] = frozenset()) -> int:

@@ -8,6 +8,7 @@ refused. They come over a Unix socket or, from other machines, over TCP with a s
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import re
@@ -27,6 +28,7 @@ from drystone.run.engines.agent.launches import (
     write_whole,
 )
 from drystone.run.engines.agent.network import (
+    RefusalKind,
     free_port,
     interface_of,
     is_proof,
@@ -41,8 +43,12 @@ _MOST_LINE = 16 * 2**20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
-class Refused(DrystoneError):
-    """The agent does not do that."""
+class RequestRefused(DrystoneError):
+    """The agent does not do what it was asked."""
+
+    def __init__(self, message: str, kind: RefusalKind = RefusalKind.INVALID) -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class Agent:
@@ -74,7 +80,7 @@ class Agent:
         name = str(request.get("op"))
         operation = getattr(self, f"_op_{name}", None)
         if operation is None:
-            raise Refused(f"there is no operation {name!r}")
+            raise RequestRefused(f"there is no operation {name!r}")
         if name not in ("hello", "tail", "read", "read_end"):
             self._check_controller(int(request.get("controller", 0)))
         result: dict[str, Any] = operation(request)
@@ -103,7 +109,10 @@ class Agent:
 
     def _check_controller(self, epoch: int) -> None:
         if epoch < self._controller:
-            raise Refused(f"a controller of epoch {self._controller} gave orders after you")
+            raise RequestRefused(
+                f"a controller of epoch {self._controller} gave orders after you",
+                RefusalKind.SUPERSEDED,
+            )
         if epoch > self._controller:
             write_whole(self.folder / "controller.json", {"epoch": epoch})
             self._controller = epoch
@@ -111,7 +120,7 @@ class Agent:
     def _find(self, request: dict[str, Any]) -> Launch:
         key = (str(request["job_id"]), int(request["epoch"]))
         if key not in self._launches:
-            raise Refused(f"there is no launch {key[0]} epoch {key[1]} on {self.node}")
+            raise RequestRefused(f"there is no launch {key[0]} epoch {key[1]} on {self.node}")
         return self._launches[key]
 
     def _op_hello(self, _: dict[str, Any]) -> dict[str, Any]:
@@ -126,22 +135,14 @@ class Agent:
         """Start; a launch that is known is not started again, whatever became of it."""
         job_id, epoch = str(request["job_id"]), int(request["epoch"])
         if self.leaving:
-            raise Refused(f"{self.node} is lost: {self.leaving}")
+            raise RequestRefused(f"{self.node} is lost: {self.leaving}", RefusalKind.NODE_LOST)
         if not _NAME.fullmatch(job_id):
-            raise Refused(f"{job_id[:40]!r} is no name of a job")
+            raise RequestRefused(f"{job_id[:40]!r} is not a valid job id")
         if (job_id, epoch) in self._launches:
             return {"is_new": False}
-        wanted = {int(one["device"]) for one in request["ranks"]}
-        for other in self._launches.values():
-            other.watch()
-            if other.is_over:
-                continue
-            if other.job_id == job_id:
-                raise Refused(f"epoch {other.epoch} of {job_id} still runs on {self.node}")
-            if wanted & set(other.devices):
-                raise Refused(f"{other.job_id} still runs on devices {sorted(other.devices)}")
+        self._check_devices(job_id, {int(rank["device"]) for rank in request["ranks"]})
         if any(known == job_id and number > epoch for known, number in self._launches):
-            raise Refused(f"a later epoch of {job_id} was launched on {self.node}")
+            raise RequestRefused(f"a later epoch of {job_id} was launched on {self.node}")
         launch = Launch(
             self.folder / "launches" / f"{job_id}.{epoch}", request, self._own_variables()
         )
@@ -149,6 +150,22 @@ class Agent:
         launch.start()
         self._launches[job_id, epoch] = launch
         return {"is_new": True}
+
+    def _check_devices(self, job_id: str, wanted: set[int]) -> None:
+        """Refuse devices that another launch, or an earlier one of the same job, still uses."""
+        for other in self._launches.values():
+            other.watch()
+            if other.is_over:
+                continue
+            if other.job_id == job_id:
+                raise RequestRefused(
+                    f"epoch {other.epoch} of {job_id} still runs on {self.node}", RefusalKind.BUSY
+                )
+            if wanted & set(other.devices):
+                raise RequestRefused(
+                    f"{other.job_id} still runs on devices {sorted(other.devices)}",
+                    RefusalKind.BUSY,
+                )
 
     def _op_poll(self, request: dict[str, Any]) -> dict[str, Any]:
         """How all launches stand; those that are named get longer leases."""
@@ -193,7 +210,9 @@ class Agent:
         """What became of a launch is in the controller's log: its folder may go, if asked."""
         launch = self._find(request)
         if not launch.is_over:
-            raise Refused(f"{launch.job_id} epoch {launch.epoch} still runs")
+            raise RequestRefused(
+                f"{launch.job_id} epoch {launch.epoch} still runs", RefusalKind.BUSY
+            )
         if request.get("remove_files", False):
             shutil.rmtree(launch.folder, ignore_errors=True)
         else:
@@ -218,7 +237,7 @@ class Agent:
         name = str(request["name"])
         folder = f"{request['job_id']}.{int(request['epoch'])}"
         if not _NAME.fullmatch(name) or not _NAME.fullmatch(folder):
-            raise Refused("no such file")
+            raise RequestRefused("no such file")
         return self.folder / "launches" / folder / name
 
     def _op_quit(self, _: dict[str, Any]) -> dict[str, Any]:
@@ -262,17 +281,23 @@ async def _knows_secret(
 
 
 def _answer(agent: Agent, line: bytes) -> dict[str, Any]:
+    kind = RefusalKind.INVALID
     try:
         request = json.loads(line)
         if not isinstance(request, dict):
-            raise Refused("a request is a JSON object")
+            raise RequestRefused("a request is a JSON object")
         return {"ok": True, **agent.answer(request)}
+    except RequestRefused as error:
+        kind, text = error.kind, str(error)
     except DrystoneError as error:
-        return {"ok": False, "error": str(error)}
+        text = str(error)
     except (ValueError, KeyError, TypeError) as error:
-        return {"ok": False, "error": f"not a request: {type(error).__name__} {error}"}
+        text = f"not a request: {type(error).__name__} {error}"
     except OSError as error:  # a full disk, a command that is not there
-        return {"ok": False, "error": str(error)}
+        text = str(error)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            kind = RefusalKind.DISK_FULL
+    return {"ok": False, "error": text, "kind": kind}
 
 
 def listen(folder: Path) -> socket.socket:

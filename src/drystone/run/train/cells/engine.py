@@ -215,13 +215,6 @@ class CellTrainer(Trainer):
         **settings: Any,
     ) -> None:
         self.layout, self._seq_len, self._recompute = layout, seq_len, recompute
-        if settings.get("rebalances"):
-            _refuse_rebalancing()
-        if settings.get("offload"):
-            raise InvalidSpec(
-                "activations cannot be offloaded where layers or matrices are split",
-                hint="Plan with recomputation, or with data parallelism alone",
-            )
         super().__init__(model, layout_works(layout), **settings)
 
     @property
@@ -241,8 +234,14 @@ class CellTrainer(Trainer):
         device: torch.device,
         dtype: torch.dtype,
         offload: bool,
-        seed: int,
     ) -> Stepper:
+        if self.config.rebalances:
+            _refuse_rebalancing()
+        if offload:
+            raise InvalidSpec(
+                "activations cannot be offloaded where layers or matrices are split",
+                hint="Plan with recomputation, or with data parallelism alone",
+            )
         assert isinstance(model, Transformer)
         return CellEngine(
             model,

@@ -13,9 +13,10 @@ from typing import Final
 
 import numpy as np
 
+from drystone.schedule.packing import spread_thinner
 from drystone.schedule.snapshot import NodeTable, Placement
 
-MOST_PASSES: Final = 256
+MAX_PASSES: Final = 256
 
 
 class Board:
@@ -94,7 +95,11 @@ class Board:
         found = self._find(kind, num_gpus)
         if found is None:
             before = (self.free.copy(), self.placements.copy())
-            found = self._move_bubbles(kind, num_gpus) or self._spread(kind, num_gpus)
+            found = self._move_bubbles(kind, num_gpus)
+            if found is None:
+                per_node = min(num_gpus, self._node_size[kind])
+                rows = self._nodes.rows_by_type[kind]
+                found = spread_thinner(rows, self.free, num_gpus, per_node)
             if found is None:
                 self.free, self.placements = before
                 return False
@@ -144,7 +149,7 @@ class Board:
         idle = np.flatnonzero(free >= size)
         if len(idle) < num_whole:
             return None
-        found = [(int(rows[one]), size) for one in idle[:num_whole]]
+        found = [(int(rows[at]), size) for at in idle[:num_whole]]
         if rest:
             if len(idle) > num_whole:
                 at = int(idle[num_whole])
@@ -156,24 +161,10 @@ class Board:
             found.append((int(rows[at]), rest))
         return tuple(sorted(found))
 
-    def _spread(self, kind: int, num_gpus: int) -> Placement | None:
-        """Half as many GPUs on each node, until there are nodes enough."""
-        rows = self._nodes.rows_by_type[kind]
-        order = rows[np.argsort(-self.free[rows], kind="stable")]
-        per_node = min(num_gpus, self._node_size[kind])
-        while per_node > 1:
-            per_node = (per_node + 1) // 2
-            needed = -(-num_gpus // per_node)
-            chosen = order[self.free[order] >= per_node][:needed]
-            if len(chosen) == needed:
-                counts = [per_node] * (needed - 1) + [num_gpus - per_node * (needed - 1)]
-                return tuple(sorted(zip(chosen.tolist(), counts, strict=True)))
-        return None
-
     def _move_bubbles(self, kind: int, num_gpus: int) -> Placement | None:
         """Passes over pairs of partly used nodes, until the count fits or nothing changes."""
         rows, size = self._nodes.rows_by_type[kind], self._node_size[kind]
-        for _ in range(MOST_PASSES):
+        for _ in range(MAX_PASSES):
             free = self.free[rows]
             partly = np.flatnonzero((free > 0) & (free < self._nodes.num_gpus[rows]))
             partly = partly[np.argsort(-free[partly], kind="stable")]

@@ -34,7 +34,7 @@ import numpy as np
 
 from drystone.schedule.baselines.cells.board import Board
 from drystone.schedule.baselines.cells.search import (
-    MOST_UPGRADES,
+    MAX_UPGRADES,
     CellTable,
     fit_job,
     make_cells,
@@ -42,10 +42,16 @@ from drystone.schedule.baselines.cells.search import (
     upgrade,
 )
 from drystone.schedule.baselines.queues import rigid_options
-from drystone.schedule.decision import Decision, Memory, Move, Preempt, Refuse, Resize, Start
+from drystone.schedule.decision import (
+    Decision,
+    Memory,
+    Preempt,
+    Refuse,
+    change_job,
+)
 from drystone.schedule.snapshot import BoolArray, IntArray, Placement, Snapshot
 
-MOST_RESTARTS: Final = 100
+MAX_RESTARTS: Final = 100
 DEPTH: Final = 3
 DEPTH_IF_CROWDED: Final = 2
 CROWDED_JOBS: Final = 150
@@ -122,8 +128,8 @@ class _Round:
         self._wanted = self._wishes()
         self._tags = _Tags()
         if memory is not None:
-            rows = {self._jobs.row_of.get(one, -1) for one in memory.opportunists}
-            self._tags.opportunists = {one for one in rows if one in self._board.placements}
+            rows = {self._jobs.row_of.get(job_id, -1) for job_id in memory.opportunists}
+            self._tags.opportunists = {row for row in rows if row in self._board.placements}
         self._untag()
 
     def decide(self) -> tuple[list[Decision], CellsMemory]:
@@ -181,7 +187,7 @@ class _Round:
         failed: set[int] = set()  # the work of jobs that just failed
         queue = sorted({*queue, *self._tags.opportunists})
         for row in queue:
-            if row in self._board.placements or num_starts >= MOST_RESTARTS:
+            if row in self._board.placements or num_starts >= MAX_RESTARTS:
                 continue
             work = int(self._jobs.option_set[row])
             if work in failed:
@@ -195,10 +201,10 @@ class _Round:
     def _try(self, row: int, *, reason: str) -> bool:
         """Fit one job; opportunistic jobs behind it may lose their GPUs."""
         trial = self._board.copy()
-        behind = sorted(one for one in self._tags.opportunists if one > row)
-        had = {one: self._state(one) for one in behind}
-        for one in behind:
-            trial.remove(one)
+        behind = sorted(other for other in self._tags.opportunists if other > row)
+        had = {other: self._state(other) for other in behind}
+        for other in behind:
+            trial.remove(other)
         num_running = len(self._board.placements)
         kind, level = self._wanted[row]
         plan = fit_job(
@@ -215,10 +221,10 @@ class _Round:
         self._say(row, reason, plan.gain)
         for other in plan.changed:
             self._say(other, "it makes room for a job that would not fit otherwise", plan.gain)
-        for one, (its_kind, its_level, placement) in had.items():
-            if not self._board.put_back(one, its_kind, its_level, placement):
-                self._suspend(one, its_kind, its_level)
-        if any(one < row and one not in self._board.placements for one in self._waiting):
+        for other, (its_kind, its_level, placement) in had.items():
+            if not self._board.put_back(other, its_kind, its_level, placement):
+                self._suspend(other, its_kind, its_level)
+        if any(other < row and other not in self._board.placements for other in self._waiting):
             self._tags.opportunists.add(row)
         return True
 
@@ -240,7 +246,7 @@ class _Round:
         self._tags.opportunists = {row for row in self._tags.opportunists if row > first}
 
     def _upgrade(self) -> None:
-        for _ in range(MOST_UPGRADES):
+        for _ in range(MAX_UPGRADES):
             row = upgrade(self._table, self._board)
             if row is None:
                 return
@@ -252,7 +258,7 @@ class _Round:
 
     def _decisions(self) -> list[Decision]:
         found = [self._decide(row) for row in range(len(self._jobs))]
-        return [one for one in found if one is not None]
+        return [decision for decision in found if decision is not None]
 
     def _decide(self, row: int) -> Decision | None:
         job_id, placement = self._jobs.specs[row].id, self._board.placements.get(row)
@@ -263,22 +269,21 @@ class _Round:
             has_cell = bool((self._table.speeds[row] > 0).any())
             return None if runs or has_cell else self._refusal(row)
         kind, level = int(self._board.kind[row]), int(self._board.level[row])
-        option = int(self._table.options[row, kind, level])
+        # Of two Cells alike it may run the slower, which the table leaves out.
+        is_same = row in self._before and (kind, level) == self._before[row][:2]
+        option = int(self._jobs.option[row] if is_same else self._table.options[row, kind, level])
         numbers = {"samples_per_second": speed_on(self._table, self._board, row)}
         if row in self._tags.gains:
             numbers["gain_samples_per_second"] = self._tags.gains[row]
-        if not runs:
-            return Start(
-                job_id=job_id, option=option, placement=placement, reason=reason, numbers=numbers
-            )
-        if (kind, level) != self._before[row][:2]:
-            return Resize(
-                job_id=job_id, option=option, placement=placement, reason=reason, numbers=numbers
-            )
-        if placement != self._jobs.placements[row]:
-            reason = "its GPUs are needed in one place, and others do as well for it"
-            return Move(job_id=job_id, placement=placement, reason=reason, numbers=numbers)
-        return None
+        return change_job(
+            self._jobs,
+            row,
+            option,
+            placement,
+            reason=reason,
+            move_reason="its GPUs are needed in one place, and others do as well for it",
+            numbers=numbers,
+        )
 
     def _refusal(self, row: int) -> Decision:
         reason = "it has no option with GPUs of one type"

@@ -103,14 +103,14 @@ def _steps(levels: IntArray, speeds: FloatArray) -> tuple[IntArray, IntArray]:
 # What a job keeps of its speed each time the GPUs on each of its nodes are halved (Arena,
 # `macro_def.py`, LOCALITY_SCALE_FACTOR).
 SPREAD_SPEED_SHARE: Final = 0.9
-MOST_UPGRADES: Final = 10
-_LEAST_GAIN: Final = 1e-9
+MAX_UPGRADES: Final = 10
+_MIN_GAIN: Final = 1e-9
 _IMPOSSIBLE: Final = -1e9  # stands for the speed of what is no Cell: leaving that gains most
 _Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Plan:
+class Fit:
     """A way to fit one job: the board with it, and what that gains in samples a second."""
 
     board: Board
@@ -130,8 +130,8 @@ class _Branch:
 
 def fit_job(
     table: CellTable, board: Board, row: int, *, kind: int, level: int, depth: int
-) -> Plan | None:
-    """The best plan for a job that would like so many GPUs of this type; None if there is none."""
+) -> Fit | None:
+    """The best fit for a job that would like so many GPUs of this type; None if there is none."""
     search = _Fitting(table, board, row)
     root = _Branch(board=board, kind=kind, level=level)
     search.try_to_place(root)
@@ -165,7 +165,7 @@ def upgrade(table: CellTable, board: Board) -> int | None:
             np.where(can_double, table.speeds[rows, kinds, doubled] - now, -np.inf),
         )
     )
-    most[most <= _LEAST_GAIN] = -np.inf
+    most[most <= _MIN_GAIN] = -np.inf
 
     def attempt(at: int) -> tuple[float, tuple[int, Board]] | None:
         index, kind = divmod(at, num_kinds + 1)
@@ -177,7 +177,7 @@ def upgrade(table: CellTable, board: Board) -> int | None:
         if not trial.place(row, kind, level, int(table.levels[level])):
             return None
         gain = speed_on(table, trial, row) - speed_on(table, board, row)
-        return (gain, (row, trial)) if gain > _LEAST_GAIN else None
+        return (gain, (row, trial)) if gain > _MIN_GAIN else None
 
     best = _best(most.ravel(), attempt)
     if best is None:
@@ -196,7 +196,7 @@ def _speeds_now(table: CellTable, board: Board, rows: IntArray) -> FloatArray:
     speeds: FloatArray = table.speeds[rows, board.kind[rows], board.level[rows]]
     if board.halvings:
         halvings = [board.halvings.get(row, 0) for row in rows.tolist()]
-        speeds = speeds * np.array([SPREAD_SPEED_SHARE**one for one in halvings])
+        speeds = speeds * np.array([SPREAD_SPEED_SHARE**halved for halved in halvings])
     return speeds
 
 
@@ -227,12 +227,12 @@ def _best(most: FloatArray, attempt: Callable[[int], tuple[float, _Found] | None
 
 
 class _Fitting:
-    """One search: what was seen, and the best plan so far."""
+    """One search: what was seen, and the best fit so far."""
 
     def __init__(self, table: CellTable, board: Board, row: int) -> None:
         self._table, self._start, self._row = table, board, row
         self._seen: set[object] = set()
-        self.best: Plan | None = None
+        self.best: Fit | None = None
         self.is_settled = False
 
     def is_unseen(self, branch: _Branch) -> bool:
@@ -255,13 +255,13 @@ class _Fitting:
         if not board.place(row, branch.kind, branch.level, int(table.levels[branch.level])):
             return False
         is_whole = row not in board.halvings
-        if all(speed_on(table, board, one) > 0 for one in branch.changed):
+        if all(speed_on(table, board, changed) > 0 for changed in branch.changed):
             gain = speed_on(table, board, row) + sum(
-                speed_on(table, board, one) - speed_on(table, self._start, one)
-                for one in sorted(branch.changed)
+                speed_on(table, board, changed) - speed_on(table, self._start, changed)
+                for changed in sorted(branch.changed)
             )
             if self.best is None or gain > self.best.gain:
-                self.best = Plan(board=board, gain=gain, changed=branch.changed)
+                self.best = Fit(board=board, gain=gain, changed=branch.changed)
             self.is_settled = is_whole
         return is_whole
 

@@ -17,17 +17,17 @@ a tenth for each halving.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from drystone.errors import MissingExtra
 from drystone.schedule.baselines.gavel.policy import type_choices
-from drystone.schedule.decision import Decision, Memory, Move, Refuse, Resize, Start
-from drystone.schedule.packing import Room, make_room
+from drystone.schedule.decision import Decision, Memory, Refuse, change_job
+from drystone.schedule.packing import Room, make_room, spread_thinner
+from drystone.schedule.programme import Programme, Unsolved, solve
 from drystone.schedule.snapshot import FloatArray, IntArray, Placement, Snapshot
 
-MOST_CHANGES: Final = 3
+MAX_CHANGES: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -106,7 +106,9 @@ class _Admission:
             option = int(self._options[rows[at], kinds[at]])
             placement = room.place(self._snapshot.counts(rows[at], option), "scatter")
             if placement is None:
-                placement = self._spread(room, int(kinds[at]), int(self._num_gpus[rows[at]]))
+                nodes, number = self._snapshot.nodes, int(self._num_gpus[rows[at]])
+                of_type = nodes.rows_by_type[int(kinds[at])]
+                placement = spread_thinner(of_type, room.free, number, number)
                 if placement is None:
                     return False
                 room.take(placement)
@@ -116,24 +118,10 @@ class _Admission:
         self._kinds.update({rows[at]: int(kinds[at]) for at in changed})
         return True
 
-    def _spread(self, room: Room, kind: int, num_gpus: int) -> Placement | None:
-        """Half as many GPUs on each node, until there are nodes enough."""
-        nodes = self._snapshot.nodes.rows_by_type[kind]
-        emptiest = nodes[np.argsort(-room.free[nodes], kind="stable")]
-        per_node = num_gpus
-        while per_node > 1:
-            per_node = (per_node + 1) // 2
-            needed = -(-num_gpus // per_node)
-            chosen = emptiest[room.free[emptiest] >= per_node][:needed]
-            if len(chosen) == needed:
-                counts = [per_node] * (needed - 1) + [num_gpus - per_node * (needed - 1)]
-                return tuple(sorted(zip(chosen.tolist(), counts, strict=True)))
-        return None
-
     def decisions(self) -> list[Decision]:
         """Starts, changes of type, and refusals."""
         found = (self._decide(row) for row in range(len(self._jobs)))
-        return [one for one in found if one is not None]
+        return [decision for decision in found if decision is not None]
 
     def _decide(self, row: int) -> Decision | None:
         job_id, runs = self._jobs.specs[row].id, bool(self._jobs.is_running[row])
@@ -143,61 +131,37 @@ class _Admission:
             return Refuse(job_id=job_id, reason="it has no option with GPUs of one type")
         option, placement = int(self._options[row, self._kinds[row]]), self._placements[row]
         reason = "of all assignments this makes the most samples a second"
-        if not runs:
-            return Start(job_id=job_id, option=option, placement=placement, reason=reason)
-        if option != self._jobs.option[row]:
-            return Resize(job_id=job_id, option=option, placement=placement, reason=reason)
-        if placement != self._jobs.placements[row]:
-            return Move(job_id=job_id, placement=placement, reason=reason)
-        return None
+        return change_job(self._jobs, row, option, placement, reason=reason)
 
 
 def _assign(
     speeds: FloatArray, num_gpus: IntArray, capacity: IntArray, before: IntArray
 ) -> IntArray | None:
-    """A type for each job, of the greatest sum of speeds, few of them new; None if impossible."""
-    try:
-        import highspy
-    except ImportError as error:
-        raise MissingExtra("Gavel's programmes need HiGHS", "solver") from error
-    rows, kinds = np.nonzero(speeds)
-    solver = highspy.Highs()
-    solver.setOptionValue("output_flag", False)
-    solver.setOptionValue("threads", 1)
-    solver.passModel(_programme(highspy, speeds, num_gpus, capacity, before))
-    solver.run()
-    if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
-        return None
-    taken = np.flatnonzero(np.array(solver.getSolution().col_value) > 0.5)
-    chosen = np.full(len(speeds), -1, dtype=np.int64)
-    chosen[rows[taken]] = kinds[taken]
-    return chosen if (chosen >= 0).all() else None
+    """A type for each job, of the greatest sum of speeds, few of them new; None if impossible.
 
-
-def _programme(
-    highspy: Any, speeds: FloatArray, num_gpus: IntArray, capacity: IntArray, before: IntArray
-) -> Any:
-    """One type for each job; the GPUs of each type; and most jobs keep theirs."""
-    rows, kinds = np.nonzero(speeds)
+    Rows: one type for each job, the GPUs of each type, and the number of jobs that keep theirs.
+    """
+    jobs, kinds = np.nonzero(speeds)
     num_jobs, num_types = speeds.shape
     last = num_jobs + num_types
-    stays = (before[rows] == kinds).astype(np.float64)
-    index = np.stack((rows, num_jobs + kinds, np.full(len(rows), last)), axis=1)
-    value = np.stack((np.ones(len(rows)), num_gpus[rows].astype(np.float64), stays), axis=1)
-    kept = value != 0
-    programme = highspy.HighsLp()
-    programme.num_col_, programme.num_row_ = len(rows), last + 1
-    programme.col_cost_ = -speeds[rows, kinds]
-    programme.col_lower_, programme.col_upper_ = np.zeros(len(rows)), np.ones(len(rows))
-    programme.integrality_ = [highspy.HighsVarType.kInteger] * len(rows)
-    free_below = np.full(num_types, -highspy.kHighsInf)
-    least_kept = max(0, int((before >= 0).sum()) - MOST_CHANGES)
-    programme.row_lower_ = np.concatenate((np.ones(num_jobs), free_below, [least_kept]))
-    programme.row_upper_ = np.concatenate(
-        (np.ones(num_jobs), capacity.astype(np.float64), [highspy.kHighsInf])
+    stays = (before[jobs] == kinds).astype(np.float64)
+    rows = np.stack((jobs, num_jobs + kinds, np.full(len(jobs), last)), axis=1)
+    values = np.stack((np.ones(len(jobs)), num_gpus[jobs].astype(np.float64), stays), axis=1)
+    min_kept = max(0, int((before >= 0).sum()) - MAX_CHANGES)
+    no_bound = np.full(num_types, -np.inf)
+    programme = Programme(
+        costs=-speeds[jobs, kinds],
+        columns=np.repeat(np.arange(len(jobs)), 3),
+        rows=rows.ravel(),
+        values=values.ravel(),
+        row_lower=np.concatenate((np.ones(num_jobs), no_bound, [min_kept])),
+        row_upper=np.concatenate((np.ones(num_jobs), capacity.astype(np.float64), [np.inf])),
+        is_integer=True,
     )
-    matrix = programme.a_matrix_
-    matrix.format_ = highspy.MatrixFormat.kColwise
-    matrix.start_ = np.concatenate(([0], np.cumsum(kept.sum(axis=1))))
-    matrix.index_, matrix.value_ = index[kept], value[kept]
-    return programme
+    try:
+        taken = solve(programme) > 0.5
+    except Unsolved:
+        return None
+    chosen = np.full(num_jobs, -1, dtype=np.int64)
+    chosen[jobs[taken]] = kinds[taken]
+    return chosen if (chosen >= 0).all() else None

@@ -29,7 +29,7 @@ from typing import Final
 import numpy as np
 
 from drystone.schedule.baselines.gavel.time_shares import (
-    Sharing,
+    SharingProblem,
     fairest_finish,
     greatest_least,
     greatest_sum,
@@ -44,7 +44,7 @@ RESET_SECONDS: Final = 1920.0
 # Everybody is taken to have had this much already, so that nobody's fraction is 0 / 0.
 HEAD_START_SECONDS: Final = ROUND_SECONDS / 2
 
-Objective = Callable[[Sharing], FloatArray]
+Objective = Callable[[SharingProblem], FloatArray]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +219,7 @@ def _reset_if_due(
     submits = np.array([spec.submit_seconds for spec in jobs.specs])
     shares = np.zeros(speeds.shape)
     shares[able] = objective(
-        Sharing(
+        SharingProblem(
             speeds=speeds[able],
             num_gpus=num_gpus[able],
             weights=jobs.weights[able],
@@ -318,7 +318,7 @@ def _place(
         row for row, kind in chosen.items() if kind >= 0 and jobs.specs[row].id not in running
     ]
     for row in sorted(
-        coming, key=lambda one: -int(snapshot.job_num_gpus[one, options[one, chosen[one]]])
+        coming, key=lambda row: -int(snapshot.job_num_gpus[row, options[row, chosen[row]]])
     ):
         placement = room.place(snapshot.counts(row, int(options[row, chosen[row]])))
         if placement is not None:

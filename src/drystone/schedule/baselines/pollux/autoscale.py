@@ -21,18 +21,19 @@ import numpy as np
 from drystone.schedule.baselines.pollux.policy import (
     PolluxMemory,
     blind_speedups,
-    most_gpus,
+    max_gpus,
     option_lookup,
     share_gpus,
 )
 from drystone.schedule.decision import Decision, Policy, Release, Rent
+from drystone.schedule.renting import gpu_price, rents_under_cap
 from drystone.schedule.snapshot import FloatArray, IntArray, Snapshot
 
 LOW_UTILITY: Final = 0.35
 HIGH_UTILITY: Final = 0.65
 WINDOW_ROUNDS: Final = 2
-LEAST_NODES: Final = 1
-MOST_NODES: Final = 40
+MIN_NODES: Final = 1
+MAX_NODES: Final = 40
 _SMALLEST_SPEEDUP: Final = 1e-3
 
 
@@ -51,8 +52,8 @@ class Bounds:
     low_utility: float = LOW_UTILITY
     high_utility: float = HIGH_UTILITY
     window_rounds: int = WINDOW_ROUNDS
-    least_nodes: int = LEAST_NODES
-    most_nodes: int = MOST_NODES
+    min_nodes: int = MIN_NODES
+    max_nodes: int = MAX_NODES
 
     @property
     def target_utility(self) -> float:
@@ -86,14 +87,14 @@ def _decide(
     if not snapshot.offers:  # nothing to rent: plain Pollux
         decisions, sharing = share_gpus(snapshot, before.sharing, here)
         return decisions, AutoscaleMemory(sharing=sharing, utilities=())
-    offer = _cheapest_offer(snapshot)
+    offer = int(np.argmin([gpu_price(offer) for offer in snapshot.offers]))
     own = len(here) - int((snapshot.rentals.offer == offer).sum())
     num_nodes = own + snapshot.rentals.num_nodes(offer)
     is_settled = not snapshot.rentals.coming
     utilities = before.utilities
     if is_settled and len(here):
         utilities = (*utilities, utility_now(snapshot, here))[-bounds.window_rounds :]
-    wanted = max(num_nodes, bounds.least_nodes if len(snapshot.jobs) else 0)
+    wanted = max(num_nodes, bounds.min_nodes if len(snapshot.jobs) else 0)
     mean = sum(utilities) / len(utilities) if utilities else bounds.target_utility
     full = len(utilities) >= bounds.window_rounds
     if full and not bounds.low_utility <= mean <= bounds.high_utility:
@@ -109,12 +110,12 @@ def _decide(
         decisions.append(Release(node=int(node), reason=why, numbers=numbers))
     if wanted > num_nodes:
         why = f"a utility of {mean:.2f} is above {bounds.high_utility:.2f}"
-        if num_nodes < bounds.least_nodes:
+        if num_nodes < bounds.min_nodes:
             why = "there are jobs and too few nodes to begin with"
-        name = snapshot.offers[offer].name
-        decisions.append(
-            Rent(offer=name, num_nodes=wanted - num_nodes, reason=why, numbers=numbers)
-        )
+        name, number = snapshot.offers[offer].name, wanted - num_nodes
+        rent = Rent(offer=name, num_nodes=number, reason=why, numbers=numbers)
+        cap_left = snapshot.hard_cap_dollars_per_hour - snapshot.committed_dollars_per_hour
+        decisions += rents_under_cap([(snapshot.offers[offer], rent)], cap_left)
     return decisions, AutoscaleMemory(sharing=sharing, utilities=utilities)
 
 
@@ -131,16 +132,16 @@ def utility_now(snapshot: Snapshot, nodes: IntArray) -> float:
 def best_size(snapshot: Snapshot, memory: PolluxMemory | None, offer: int, bounds: Bounds) -> int:
     """The number of nodes whose best sharing comes nearest to the utility that is aimed at."""
     if not len(snapshot.jobs):
-        return bounds.least_nodes
+        return bounds.min_nodes
     blind = blind_speedups(snapshot, option_lookup(snapshot))[snapshot.jobs.option_set]
     size = snapshot.offers[offer].num_gpus
-    limits = np.maximum(2 * most_gpus(snapshot, memory), np.argmax(blind > 0, axis=1))
+    limits = np.maximum(2 * max_gpus(snapshot, memory), np.argmax(blind > 0, axis=1))
     blind = np.where(np.arange(blind.shape[1]) <= limits[:, None], blind, 0.0)
 
     def utility(num_nodes: int) -> float:
         return shared_speedup(blind, num_nodes * size) / max(num_nodes * size, 1)
 
-    low, high = bounds.least_nodes, bounds.most_nodes
+    low, high = bounds.min_nodes, bounds.max_nodes
     while low + 1 < high:
         middle = (low + high) // 2
         if utility(middle) > bounds.target_utility:
@@ -181,11 +182,6 @@ def shared_speedup(blind: FloatArray, num_gpus: int) -> float:
         speedup += float(blind[row, count])
         left -= count
     return speedup
-
-
-def _cheapest_offer(snapshot: Snapshot) -> int:
-    prices = [offer.price_dollars_per_hour / offer.num_gpus for offer in snapshot.offers]
-    return int(np.argmin(prices))
 
 
 def _leaving(snapshot: Snapshot, offer: int, number: int) -> IntArray:

@@ -19,8 +19,16 @@ from typing import Final
 
 import numpy as np
 
-from drystone.schedule.baselines.pollux.search import Sharing, search_sharing
-from drystone.schedule.decision import Decision, Move, Preempt, Refuse, Resize, Start, Wake
+from drystone.schedule.baselines.pollux.search import SharingSearch, search_sharing
+from drystone.schedule.decision import (
+    Decision,
+    Preempt,
+    Refuse,
+    Resize,
+    Start,
+    Wake,
+    change_job,
+)
 from drystone.schedule.snapshot import BoolArray, FloatArray, IntArray, Placement, Snapshot
 
 ROUND_SECONDS: Final = 60.0
@@ -33,7 +41,7 @@ class PolluxMemory:
     states: IntArray  # (states, jobs, nodes): the best ones, by `jobs` and `nodes`
     jobs: tuple[str, ...]
     nodes: tuple[str, ...]
-    most_gpus: Mapping[str, int] = field(default_factory=dict)  # that each job has had
+    max_gpus: Mapping[str, int] = field(default_factory=dict)  # that each job has had
 
 
 def pollux(
@@ -59,7 +67,7 @@ def share_gpus(
     rows = np.flatnonzero(~hopeless)
     if not len(rows) or not len(nodes):
         return [*refusals, *_preempt_all(snapshot, rows)], memory
-    most = most_gpus(snapshot, memory)
+    most = max_gpus(snapshot, memory)
     rows = rows[np.argsort(jobs.attained_gpu_seconds[rows], kind="stable")]
     problem = _problem(snapshot, rows, nodes, most, lookup)
     names = tuple(jobs.specs[row].id for row in rows)
@@ -68,7 +76,7 @@ def share_gpus(
     states = search_sharing(problem, chance, _adapt(memory, names, node_names))
     decisions = _decide(snapshot, rows, nodes, states[0], lookup)
     kept = {spec.id: int(count) for spec, count in zip(jobs.specs, most, strict=True) if count}
-    remembered = PolluxMemory(states=states, jobs=names, nodes=node_names, most_gpus=kept)
+    remembered = PolluxMemory(states=states, jobs=names, nodes=node_names, max_gpus=kept)
     return [*refusals, *decisions, *_wake(snapshot, decisions, lookup)], remembered
 
 
@@ -79,7 +87,7 @@ def _wake(snapshot: Snapshot, decisions: Sequence[Decision], lookup: IntArray) -
     looked at again, with other chances.
     """
     at = (math.floor(snapshot.now_seconds / ROUND_SECONDS) + 1) * ROUND_SECONDS
-    if any(isinstance(one, Start | Resize) for one in decisions):
+    if any(isinstance(decision, Start | Resize) for decision in decisions):
         return [Wake(at_seconds=at, reason="jobs have had more GPUs by then and may get more")]
     if _is_passed_over(snapshot, lookup):
         return [Wake(at_seconds=at, reason="the search found no place for a job that has one")]
@@ -123,7 +131,7 @@ def blind_speedups(snapshot: Snapshot, lookup: IntArray) -> FloatArray:
 
 def _problem(
     snapshot: Snapshot, rows: IntArray, nodes: IntArray, most: IntArray, lookup: IntArray
-) -> Sharing:
+) -> SharingSearch:
     table, jobs = snapshot.nodes, snapshot.jobs
     blind = blind_speedups(snapshot, lookup)[jobs.option_set[rows]]
     fair = int(np.ceil(table.num_gpus[nodes].sum() / len(rows)))
@@ -140,12 +148,12 @@ def _problem(
     )
     least = np.argmax(exists.any(axis=1), axis=1)
     limit = np.where(most[rows] > 0, 2 * most[rows], least)
-    return Sharing(
+    return SharingSearch(
         node_gpus=table.num_gpus[nodes],
         node_type=table.type_index[nodes],
         type_gpus_per_node=sizes,
         values=_padded(np.where(exists, blind[:, None, :], 0.0), int(table.num_gpus[nodes].sum())),
-        most_gpus=np.maximum(limit, least),
+        max_gpus=np.maximum(limit, least),
         base=base,
         change_factor=change_factors(snapshot)[rows],
     )
@@ -209,7 +217,7 @@ def _decide(
     for at in np.argsort(rows):
         row = int(rows[at])
         used = np.flatnonzero(state[at])
-        placement = tuple((int(nodes[one]), int(state[at, one])) for one in used)
+        placement = tuple((int(nodes[column]), int(state[at, column])) for column in used)
         option = -1
         if len(used):
             kind, count = snapshot.nodes.type_index[nodes[used[0]]], int(state[at].sum())
@@ -227,15 +235,14 @@ def _decision(snapshot: Snapshot, row: int, option: int, placement: Placement) -
     if option < 0 or not placement:
         text = "the search found more use for its GPUs elsewhere"
         return Preempt(job_id=name, reason=text) if now >= 0 else None
-    if now == option and placement == jobs.placements[row]:
-        return None
-    why = "the best sharing that the search found"
-    numbers = {"gpus": float(sum(count for _, count in placement))}
-    if now < 0:
-        return Start(job_id=name, option=option, placement=placement, reason=why, numbers=numbers)
-    if now == option:
-        return Move(job_id=name, placement=placement, reason=why, numbers=numbers)
-    return Resize(job_id=name, option=option, placement=placement, reason=why, numbers=numbers)
+    return change_job(
+        jobs,
+        row,
+        option,
+        placement,
+        reason="the best sharing that the search found",
+        numbers={"gpus": float(sum(count for _, count in placement))},
+    )
 
 
 def _preempt_all(snapshot: Snapshot, rows: IntArray) -> list[Decision]:
@@ -247,10 +254,10 @@ def _preempt_all(snapshot: Snapshot, rows: IntArray) -> list[Decision]:
     ]
 
 
-def most_gpus(snapshot: Snapshot, memory: PolluxMemory | None) -> IntArray:
+def max_gpus(snapshot: Snapshot, memory: PolluxMemory | None) -> IntArray:
     """The most GPUs that each job has had so far."""
     jobs = snapshot.jobs
-    before = memory.most_gpus if memory is not None else {}
+    before = memory.max_gpus if memory is not None else {}
     most = np.array([before.get(spec.id, 0) for spec in jobs.specs], dtype=np.int64)
     running = np.flatnonzero(jobs.is_running)
     held = snapshot.job_num_gpus[running, jobs.option[running]]

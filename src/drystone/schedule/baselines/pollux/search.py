@@ -26,7 +26,7 @@ POPULATION: Final = 100
 GENERATIONS: Final = 100
 # Generations without a better state, after which the search ends; fewer for small problems.
 PATIENCE: Final = 25
-LEAST_PATIENCE: Final = 5
+MIN_PATIENCE: Final = 5
 FAIRNESS_POWER: Final = -1.0  # p of the power mean
 _RESET_SHARE: Final = 0.1
 _CLEAR_SHARE: Final = 0.1
@@ -34,20 +34,20 @@ _SMALLEST_SPEEDUP: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Sharing:
+class SharingSearch:
     """The problem: jobs by rows, in the order in which they are served; nodes by columns."""
 
     node_gpus: IntArray  # (nodes)
     node_type: IntArray  # (nodes)
     type_gpus_per_node: IntArray  # (types): of the largest node
     values: FloatArray  # (jobs, types, counts): speedup on so many GPUs; 0 where it cannot run
-    most_gpus: IntArray  # (jobs)
+    max_gpus: IntArray  # (jobs)
     base: IntArray  # (jobs, nodes): what is the case now
     change_factor: FloatArray  # (jobs): what a speedup is worth if the job must restart for it
 
 
 def search_sharing(
-    problem: Sharing, chance: np.random.Generator, before: IntArray | None = None
+    problem: SharingSearch, chance: np.random.Generator, before: IntArray | None = None
 ) -> IntArray:
     """States from best to worst, (states, jobs, nodes), from the states of the round before."""
     states = problem.base[None]
@@ -57,7 +57,7 @@ def search_sharing(
     states = np.concatenate((problem.base[None], states))
     scores = score_states(problem, states)
     bound = _bound(problem) * (1 - 1e-9)
-    idle, patience = 0, min(max(problem.base.size // 2, LEAST_PATIENCE), PATIENCE)
+    idle, patience = 0, min(max(problem.base.size // 2, MIN_PATIENCE), PATIENCE)
     for _ in range(GENERATIONS):
         best = scores.max()
         children = _cross(states[_pick_parents(scores, chance)], chance)
@@ -72,17 +72,17 @@ def search_sharing(
     return states
 
 
-def score_states(problem: Sharing, states: IntArray) -> FloatArray:
+def score_states(problem: SharingSearch, states: IntArray) -> FloatArray:
     """The power mean of speedups in each state, those that need a restart discounted."""
     speedups = state_speedups(problem, states)
     changed = (states != problem.base).any(axis=2)
     return _power_mean(np.where(changed, speedups * problem.change_factor, speedups))
 
 
-def _bound(problem: Sharing) -> float:
+def _bound(problem: SharingSearch) -> float:
     """What no state can surpass: every job at its best, whatever the others have."""
     counts = np.arange(problem.values.shape[2])
-    usable = np.where(counts <= problem.most_gpus[:, None, None], problem.values, 0.0)
+    usable = np.where(counts <= problem.max_gpus[:, None, None], problem.values, 0.0)
     best = usable.max(axis=(1, 2)) * problem.change_factor
     best = np.maximum(best, state_speedups(problem, problem.base[None])[0])
     return float(_power_mean(best[None])[0])
@@ -94,7 +94,7 @@ def _power_mean(speedups: FloatArray) -> FloatArray:
     return result
 
 
-def state_speedups(problem: Sharing, states: IntArray) -> FloatArray:
+def state_speedups(problem: SharingSearch, states: IntArray) -> FloatArray:
     """The speedup of each job in each state, (states, jobs)."""
     counts = states.sum(axis=2)
     kinds = problem.node_type[np.argmax(states, axis=2)]
@@ -119,7 +119,7 @@ def _cross(parents: IntArray, chance: np.random.Generator) -> IntArray:
     return np.concatenate((np.where(head, first, second), np.where(head, second, first)))
 
 
-def _mutate(problem: Sharing, states: IntArray, chance: np.random.Generator) -> IntArray:
+def _mutate(problem: SharingSearch, states: IntArray, chance: np.random.Generator) -> IntArray:
     """Some jobs go back to what they have now, some lose GPUs, some get more where any are free."""
     shape = states.shape
     back = chance.random(shape[:2]) < _RESET_SHARE
@@ -136,14 +136,14 @@ def _mutate(problem: Sharing, states: IntArray, chance: np.random.Generator) -> 
     return np.where(grows, np.minimum(drawn, most), states)
 
 
-def _mend(problem: Sharing, states: IntArray, chance: np.random.Generator) -> IntArray:
+def _mend(problem: SharingSearch, states: IntArray, chance: np.random.Generator) -> IntArray:
     """The same states with every rule kept, by taking GPUs away."""
     states = _one_type(problem, states)
     spans = np.count_nonzero(states, axis=2)[:, :, None] > 1
     crowded = np.cumsum((states > 0) & spans, axis=1) > 1
     states = np.where(crowded & spans, 0, states)
     shuffle = chance.permutation(states.shape[2])
-    total = np.minimum(np.cumsum(states[:, :, shuffle], axis=2), problem.most_gpus[:, None])
+    total = np.minimum(np.cumsum(states[:, :, shuffle], axis=2), problem.max_gpus[:, None])
     mended = np.empty_like(states)
     mended[:, :, shuffle] = np.diff(total, axis=2, prepend=0)
     given = np.minimum(np.cumsum(mended, axis=1), problem.node_gpus)
@@ -151,7 +151,7 @@ def _mend(problem: Sharing, states: IntArray, chance: np.random.Generator) -> In
     return _compact(problem, mended)
 
 
-def _one_type(problem: Sharing, states: IntArray) -> IntArray:
+def _one_type(problem: SharingSearch, states: IntArray) -> IntArray:
     """Each job keeps the type of which it has most."""
     num_types = len(problem.type_gpus_per_node)
     if num_types == 1:
@@ -161,7 +161,7 @@ def _one_type(problem: Sharing, states: IntArray) -> IntArray:
     return np.where(problem.node_type == best[:, :, None], states, 0)
 
 
-def _compact(problem: Sharing, states: IntArray) -> IntArray:
+def _compact(problem: SharingSearch, states: IntArray) -> IntArray:
     """Each job keeps its fullest nodes: as many as its count there cannot do without."""
     order = np.argsort(-states, axis=2, kind="stable")
     sorted_states = np.take_along_axis(states, order, axis=2)

@@ -1,10 +1,12 @@
 """Agents with real processes."""
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -12,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from drystone.run.engines.agent import server
 from drystone.run.engines.agent.client import (
     AgentClient,
     AgentGone,
@@ -20,7 +23,8 @@ from drystone.run.engines.agent.client import (
     start_agent,
 )
 from drystone.run.engines.agent.launches import LOST_EXIT, birth_of, read_json
-from drystone.run.engines.agent.network import keep_secret
+from drystone.run.engines.agent.network import RefusalKind, keep_secret
+from drystone.run.engines.agent.server import Agent, listen
 from drystone.run.fence import Fenced, check_lease, raise_fence, writing
 
 FOREVER = 'import time\nprint(\'{"event": "started"}\', flush=True)\ntime.sleep(600)'
@@ -88,10 +92,12 @@ def test_an_agent_starts_watches_and_stops_processes(client, folder):
 def test_a_launch_is_made_once(client, folder):
     assert launch(client)["is_new"]
     assert not launch(client)["is_new"]
-    with pytest.raises(AgentRefused, match="still runs"):
+    with pytest.raises(AgentRefused, match="still runs") as refused:
         launch(client, epoch=2)
-    with pytest.raises(AgentRefused, match=r"devices \[0\]"):
+    assert refused.value.kind is RefusalKind.BUSY
+    with pytest.raises(AgentRefused, match=r"devices \[0\]") as refused:
         launch(client, job="other")
+    assert refused.value.kind is RefusalKind.BUSY
     launch(client, job="other", devices=(1,))
     client.ask("stop", job_id="j", epoch=1)
     until(lambda: status(client)["j", 1]["is_over"])
@@ -168,8 +174,9 @@ def test_an_agent_outlives_whoever_started_it(tmp_path):
 def test_an_older_controller_is_refused(client, folder):
     newer = AgentClient(folder, controller=2)
     newer.ask("poll")
-    with pytest.raises(AgentRefused, match="epoch 2"):
+    with pytest.raises(AgentRefused, match="epoch 2") as refused:
         launch(client)
+    assert refused.value.kind is RefusalKind.SUPERSEDED
     newer.close()
 
 
@@ -202,8 +209,52 @@ def test_reports_are_read_in_whole_lines_and_on_from_an_offset(client):
     ],
 )  # fmt: skip
 def test_nonsense_is_refused(client, request_):
-    with pytest.raises(AgentRefused):
+    with pytest.raises(AgentRefused) as refused:
         client.ask(request_.pop("op", "none"), **request_)
+    assert refused.value.kind is RefusalKind.INVALID
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("epoch 1 of j still runs on n0", RefusalKind.BUSY),
+        ("n0 is lost: its process has ended", RefusalKind.NODE_LOST),
+        ("[Errno 28] No space left on device", RefusalKind.DISK_FULL),
+        ("a controller of epoch 3 gave orders after you", RefusalKind.SUPERSEDED),
+        ("there is no operation 'dance'", RefusalKind.INVALID),
+    ],
+)
+def test_the_texts_of_an_agent_of_an_earlier_version_are_understood(tmp_path, text, kind):
+    """It sends no kind; and it may still run when the controller is already a new one."""
+    listener = listen(tmp_path)
+
+    def answer() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(1 << 16)
+            connection.sendall(json.dumps({"ok": False, "error": text}).encode() + b"\n")
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    client = AgentClient(tmp_path)
+    with pytest.raises(AgentRefused) as refused:
+        client.ask("launch")
+    client.close()
+    thread.join()
+    listener.close()
+    assert refused.value.kind is kind
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_told_by_its_number_not_by_words(tmp_path, monkeypatch, number):
+    agent = Agent(tmp_path, node="n0", idle_seconds=60.0)
+
+    def fail(_: object) -> None:
+        raise OSError(number, "nothing more can be written here")
+
+    monkeypatch.setattr(agent, "_op_hello", fail)
+    answer = server._answer(agent, b'{"op": "hello"}')
+    assert (answer["ok"], answer["kind"]) == (False, "disk-full")
 
 
 def test_a_command_that_is_not_there_is_said(client):
@@ -312,7 +363,8 @@ def test_an_agent_ends_with_what_stands_for_its_node_and_says_so(remote, tmp_pat
     assert str(life.pid) in told
     until(lambda: client.ask("poll")["launches"][0]["is_over"])
     assert not birth_of(pid)
-    with pytest.raises(AgentRefused, match="is lost"):
+    with pytest.raises(AgentRefused, match="is lost") as refused:
         client.ask(
             "launch", job_id="2", epoch=1, ranks=ranks, arguments=["true"], lease_seconds=9.0
         )
+    assert refused.value.kind is RefusalKind.NODE_LOST

@@ -13,7 +13,7 @@ from tiny import job, node, option_set, snapshot
 from drystone.schedule.baselines.gavel.admission import gavel_admission
 from drystone.schedule.baselines.gavel.policy import ROUND_SECONDS, gavel, gavel_throughput
 from drystone.schedule.baselines.gavel.time_shares import (
-    Sharing,
+    SharingProblem,
     fairest_finish,
     greatest_least,
     greatest_sum,
@@ -22,11 +22,13 @@ from drystone.schedule.check import check_decisions
 from drystone.schedule.decision import Preempt, Resize, Start, Wake
 
 
-def sharing(speeds, capacity, *, num_gpus=None, weights=None, elapsed=None, left=None) -> Sharing:
+def sharing(
+    speeds, capacity, *, num_gpus=None, weights=None, elapsed=None, left=None
+) -> SharingProblem:
     speeds = np.array(speeds, dtype=float)
     ones = np.ones(len(speeds))
     remaining = np.array(left) if left is not None else 100 * ones
-    return Sharing(
+    return SharingProblem(
         speeds=speeds,
         num_gpus=np.array(num_gpus or [1] * len(speeds)),
         weights=np.array(weights) if weights else ones,

@@ -25,7 +25,7 @@ from drystone.schedule.baselines.pollux.autoscale import (
     utility_now,
 )
 from drystone.schedule.baselines.pollux.policy import blind_speedups, option_lookup, pollux
-from drystone.schedule.baselines.pollux.search import Sharing, score_states, search_sharing
+from drystone.schedule.baselines.pollux.search import SharingSearch, score_states, search_sharing
 from drystone.schedule.check import check_decisions
 from drystone.schedule.decision import Refuse, Rent
 
@@ -33,23 +33,23 @@ OFFER = Offer(name="four", gpu="A", num_gpus=4, price_dollars_per_hour=4.0, most
 GROWING = option_set(*(([count], float(count) ** 0.8) for count in range(1, 17)))
 
 
-def sharing(num_jobs: int, num_nodes: int, seed: int = 0, num_types: int = 1) -> Sharing:
+def sharing(num_jobs: int, num_nodes: int, seed: int = 0, num_types: int = 1) -> SharingSearch:
     chance = np.random.default_rng(seed)
     exponents = chance.uniform(0.3, 1.0, num_jobs)
     counts = np.arange(4 * num_nodes + 1)
     values = np.where(counts > 0, np.maximum(counts, 1) ** exponents[:, None], 0.0)
-    return Sharing(
+    return SharingSearch(
         node_gpus=np.full(num_nodes, 4),
         node_type=np.arange(num_nodes) % num_types,
         type_gpus_per_node=np.full(num_types, 4),
         values=np.repeat(values[:, None, :], num_types, axis=1),
-        most_gpus=np.full(num_jobs, 4 * num_nodes),
+        max_gpus=np.full(num_jobs, 4 * num_nodes),
         base=np.zeros((num_jobs, num_nodes), dtype=np.int64),
         change_factor=np.ones(num_jobs),
     )
 
 
-def best_by_counts(problem: Sharing) -> float:
+def best_by_counts(problem: SharingSearch) -> float:
     """The best score over all counts that fit one node of 4, jobs never spread."""
     num_jobs = len(problem.base)
     scores = []
@@ -71,13 +71,13 @@ def test_on_one_node_the_search_finds_the_best_counts(seed: int):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_every_state_keeps_the_rules(seed: int):
-    problem = replace(sharing(6, 5, seed, num_types=2), most_gpus=np.array([1, 2, 8, 8, 8, 8]))
+    problem = replace(sharing(6, 5, seed, num_types=2), max_gpus=np.array([1, 2, 8, 8, 8, 8]))
 
     states = search_sharing(problem, np.random.default_rng(seed))
 
     counts, spans = states.sum(axis=2), np.count_nonzero(states, axis=2)
     assert (states.sum(axis=1) <= problem.node_gpus).all()
-    assert (counts <= problem.most_gpus).all()
+    assert (counts <= problem.max_gpus).all()
     assert (spans == -(-counts // 4)).all()  # as few nodes as possible
     of_type = np.stack([(states * (problem.node_type == kind)).any(axis=2) for kind in (0, 1)])
     assert (of_type.sum(axis=0) <= 1).all()
@@ -91,7 +91,7 @@ def test_a_change_that_is_not_worth_a_restart_is_not_made():
         problem = replace(
             sharing(2, 1),
             base=base,
-            most_gpus=np.array([3, 1]),
+            max_gpus=np.array([3, 1]),
             change_factor=np.full(2, factor),
             values=np.array([[[0, 1, 1.0, 1.4, 0]], [[0, 1.0, 1.0, 1, 0]]]),
         )
@@ -175,7 +175,7 @@ def test_utility_is_speedup_over_gpus():
 
 def test_without_nodes_some_are_rented_at_once():
     shot = snapshot([node("own")], [job("a")], GROWING, offers=(OFFER,))
-    decide = make_pollux_autoscale(Bounds(least_nodes=3))
+    decide = make_pollux_autoscale(Bounds(min_nodes=3))
 
     rents = [one for one in decide(shot, None)[0] if isinstance(one, Rent)]
 
@@ -189,7 +189,7 @@ def test_the_size_sought_comes_nearest_to_the_utility_aimed_at():
     running = {f"j{index}": (15, ((index * 4, 4), (index * 4 + 1, 4), (index * 4 + 2, 4),
                                   (index * 4 + 3, 4))) for index in range(10)}  # fmt: skip
     shot = snapshot([node(f"n{at:02d}") for at in range(40)], jobs, roots, running, offers=(OFFER,))
-    bounds = Bounds(low_utility=0.4, high_utility=0.6, most_nodes=40)
+    bounds = Bounds(low_utility=0.4, high_utility=0.6, max_nodes=40)
 
     # n GPUs each: sqrt(n) / n = 0.5 at n = 4, which makes 10 nodes of 4.
     assert best_size(shot, None, 0, bounds) == 10

@@ -1,18 +1,23 @@
-"""The hard cap on rent: what an option needs at least, and which options are above the cap.
+"""Renting: the cheapest offer of each GPU type, nodes here and on their way, and the hard cap.
 
 Whole nodes are rented, so an option costs what its nodes cost, however few of their GPUs it uses.
 GPUs of the owner's come first and cost nothing here. Of each GPU type the offer with the cheapest
-GPU counts, as policies rent it.
+GPU counts. How many nodes are wanted is each policy's own question (`budget`, `prices`,
+`baselines/pollux/autoscale.py`); whatever they want, `rents_under_cap` cuts it to the hard cap.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from drystone.describe.market import Offer
+from drystone.schedule.decision import Rent
+from drystone.schedule.packing import Room
 from drystone.schedule.snapshot import BoolArray, FloatArray, IntArray, OptionSet, Snapshot
 from drystone.units import format_dollars
 
@@ -40,6 +45,48 @@ def cheapest_offers(
         if kind not in best or _rank(offer) < _rank(best[kind]):
             best[kind] = offer
     return best
+
+
+def num_here(snapshot: Snapshot, offer: Offer) -> int:
+    """Rented nodes of an offer that are here."""
+    return int((snapshot.rentals.offer == snapshot.offers.index(offer)).sum())
+
+
+def num_coming(snapshot: Snapshot, offer: Offer) -> int:
+    """Nodes like those of an offer that are on their way, whatever offer they are of."""
+    offers, kind = snapshot.offers, (offer.gpu, offer.num_gpus)
+    return sum(
+        nodes.num_nodes
+        for nodes in snapshot.rentals.coming
+        if (offers[nodes.offer].gpu, offers[nodes.offer].num_gpus) == kind
+    )
+
+
+def rented_dollars(snapshot: Snapshot, row: int) -> float:
+    """Dollars an hour of a rented node, at the price of now."""
+    return snapshot.offers[int(snapshot.node_offer[row])].price_dollars_per_hour
+
+
+def idle_rentals(snapshot: Snapshot, room: Room) -> dict[int, list[int]]:
+    """Rented nodes that nobody uses, by GPU type."""
+    idle: dict[int, list[int]] = {}
+    for row in snapshot.rentals.nodes.tolist():
+        if room.free[row] >= snapshot.nodes.num_gpus[row]:
+            idle.setdefault(int(snapshot.nodes.type_index[row]), []).append(row)
+    return idle
+
+
+def rents_under_cap(wanted: Iterable[tuple[Offer, Rent]], cap_left: float) -> list[Rent]:
+    """The rents that are wanted, of each as many nodes as so many dollars an hour pay for."""
+    found: list[Rent] = []
+    for offer, rent in wanted:
+        price, number = offer.price_dollars_per_hour, rent.num_nodes
+        if price > 0 and math.isfinite(cap_left):
+            number = min(number, int(max(cap_left, 0.0) / price))
+        if number > 0:
+            cap_left -= number * price
+            found.append(replace(rent, num_nodes=number))
+    return found
 
 
 def own_gpus(snapshot: Snapshot) -> IntArray:
@@ -88,10 +135,9 @@ def options_above_cap(
     able = options.samples_per_second > 0
     if not able.any() or not above[able].all():
         return above, ""
-    least, cap = float(rents[able].min()), hard_cap_dollars_per_hour
     return above, (
-        f"the cheapest nodes that suffice cost {format_dollars(least)} an hour, "
-        f"and the hard cap is {format_dollars(cap)} an hour"
+        f"the cheapest nodes that suffice cost {format_dollars(float(rents[able].min()))} an hour, "
+        f"and the hard cap is {format_dollars(hard_cap_dollars_per_hour)} an hour"
     )
 
 

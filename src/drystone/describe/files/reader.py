@@ -1,4 +1,7 @@
-"""Reads YAML that people write: values, the line of each, and an error instead of a surprise.
+"""Strict reading of YAML files that people write, and of what each part of them may say.
+
+A file is read into a `Document` (values, and the line of each), and its parts are checked against
+subclasses of `Part`: whatever is wrong becomes one error with its place.
 
 YAML 1.2's words only: `no` and `12:30` stay text, `1e9` is a number. Anchors and aliases, keys
 given twice, tags, and files too large or too deep are refused: no file hangs or breaks a reader.
@@ -10,11 +13,19 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar, get_args
 
 import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-from drystone.errors import InvalidSpec, UnreadableFile, reason_of
+from drystone.errors import (
+    DrystoneError,
+    InvalidSpec,
+    RequestError,
+    UnknownName,
+    UnreadableFile,
+    reason_of,
+)
 
 _MOST_BYTES: Final = 262_144
 _MOST_DEPTH: Final = 32
@@ -163,3 +174,109 @@ def format_key(key: Key) -> str:
     for part in key:
         text += f"[{part}]" if isinstance(part, int) else f".{part}"
     return text.removeprefix(".")
+
+
+class Part(BaseModel):
+    """A table of a file: nothing more and nothing else than its fields say."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+AnyPart = TypeVar("AnyPart", bound=Part)
+
+
+class Refused(ValueError):
+    """An error of ours on its way through pydantic."""
+
+    def __init__(self, error: DrystoneError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def checked(parse: Any) -> BeforeValidator:
+    """A parser of numbers or text as a validator."""
+
+    def call(value: Any) -> Any:
+        if value is None or isinstance(value, bool | list | dict):
+            raise Refused(InvalidSpec(f"must be a number or text, not {_kind(value)}"))
+        try:
+            return parse(value)
+        except RequestError as error:
+            raise Refused(error) from None
+
+    return BeforeValidator(call)
+
+
+def read_part(
+    document: Document, part: type[AnyPart], key: Key = (), *, hint: str = "", context: Any = None
+) -> AnyPart:
+    """The table at `key` of a document, or at its top; `hint` shows how it is written."""
+    value = document.value
+    for name in key:
+        value = value[name]
+    if not isinstance(value, dict):
+        raise InvalidSpec("must be a table of keys", where=document.place(key), hint=hint)
+    try:
+        return part.model_validate(value, context=context)
+    except ValidationError as error:
+        raise _explained(error, document, part, key, hint) from None
+    except RecursionError:
+        raise UnreadableFile("is nested too deeply", where=document.where) from None
+
+
+def _explained(
+    error: ValidationError, document: Document, part: type[Part], key: Key, hint: str
+) -> RequestError:
+    """One fault in our words: a misspelt key first, for it explains one that is missing."""
+    faults = error.errors(include_url=False)
+    first = min(faults, key=lambda fault: fault["type"] != "extra_forbidden")
+    inner = tuple(first["loc"])
+    whole = _key_in(document, (*key, *inner))
+    where = document.place(whole)
+    if first["type"] == "extra_forbidden":
+        return UnknownName("key", str(inner[-1]), _known_keys(part, inner), where=where)
+    more = f"; and {len(faults) - 1} more" if len(faults) > 1 else ""
+    if first["type"] == "missing":
+        return InvalidSpec(f"`{inner[-1]}` is missing{more}", where=where, hint=hint)
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, Refused):
+        return InvalidSpec(cause.error.message + more, where=where, hint=cause.error.hint)
+    message = first["msg"].removeprefix("Value error, ")
+    given = f", not {_kind(first['input'])}" if "type" in first["type"] else ""
+    return InvalidSpec(f"{message[:1].lower()}{message[1:]}{given}{more}", where=where, hint=hint)
+
+
+def _key_in(document: Document, key: Key) -> Key:
+    """The way to a value, without what pydantic adds to it for its own branches."""
+    found: list[str | int] = []
+    value = document.value
+    for name in key:
+        is_there = name in value if isinstance(value, dict) else _is_index(value, name)
+        if is_there:
+            value = value[name]
+            found.append(name)
+    return tuple(found)
+
+
+def _is_index(value: Any, name: str | int) -> bool:
+    return isinstance(value, list) and isinstance(name, int) and name < len(value)
+
+
+def _known_keys(part: type[Part], key: Key) -> list[str]:
+    """What could have been written where an unknown key stands."""
+    found = part
+    for name in key[:-1]:
+        if isinstance(name, str) and name in found.model_fields:
+            found = _part_in(found.model_fields[name].annotation) or found
+    return list(found.model_fields)
+
+
+def _part_in(annotation: Any) -> type[Part] | None:
+    if isinstance(annotation, type) and issubclass(annotation, Part):
+        return annotation
+    return next((part for inner in get_args(annotation) if (part := _part_in(inner))), None)
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "a table", list: "a list", type(None): "nothing", bool: "true or false"}
+    return names.get(type(value), repr(value)[:60])

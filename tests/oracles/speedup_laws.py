@@ -100,7 +100,7 @@ def solve_widths(classes: Sequence[LawClass], mean_num_gpus: float) -> WidthAllo
 
     The GPUs used fall as mu rises, so mu is found by bisection (boa.md 2.3), in its logarithm.
     """
-    least = sum(one.load for one in classes)
+    least = sum(job_class.load for job_class in classes)
     if not (classes and mean_num_gpus >= least):
         raise NothingFits(
             f"{mean_num_gpus:g} GPUs cannot keep up with the arriving jobs, which need {least:g}",
@@ -117,14 +117,16 @@ def solve_widths(classes: Sequence[LawClass], mean_num_gpus: float) -> WidthAllo
 
 
 def _allocate(classes: Sequence[LawClass], multiplier: float) -> WidthAllocation:
-    widths = tuple(one.law.width(multiplier) for one in classes)
+    widths = tuple(job_class.law.width(multiplier) for job_class in classes)
     # Jobs of each class that are present on average: rho / s(k), (BOA) in boa.md 2.2.
     present = [
-        one.load / one.law.speedup(width) for one, width in zip(classes, widths, strict=True)
+        job_class.load / job_class.law.speedup(width)
+        for job_class, width in zip(classes, widths, strict=True)
     ]
     return WidthAllocation(
         widths=widths,
         mean_num_gpus=sum(k * number for k, number in zip(widths, present, strict=True)),
-        mean_completion_seconds=sum(present) / sum(one.arrivals_per_second for one in classes),
+        mean_completion_seconds=sum(present)
+        / sum(job_class.arrivals_per_second for job_class in classes),
         multiplier=multiplier,
     )

@@ -1,0 +1,53 @@
+"""The configuration of a rank: what its job says, and what only whoever starts it knows."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final, get_type_hints
+
+from drystone.describe.job import TrainConfig, flag_of, option
+
+TIMEOUT_SECONDS: Final = 300.0
+# Steps between checkpoints are chosen so that about this much work can be lost.
+_CHECKPOINT_SECONDS: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankConfig(TrainConfig):
+    """All that a plan leaves open. Each field is a flag of `python -m drystone.run.train`."""
+
+    num_steps: int = option(10, "in all, resumed ones included", flag="steps", ge=0)
+    data: str = option("synthetic", "synthetic, .bin, .u16, .u32 or .txt")
+    tokenizer: Path | None = option(None, "tokenizer.json of a text; left out: its bytes")
+    checkpoints: Path | None = option(None, "folder to save to and to resume from")
+    keep: int = option(3, "checkpoints that stay")
+    waits_for_saves: bool = option(
+        False, "do not train while a checkpoint is written", flag="wait-for-saves"
+    )
+    rebalances: bool = option(
+        False, "move samples away from stragglers, between steps", flag="rebalance"
+    )
+    timeout_seconds: float = option(TIMEOUT_SECONDS, "of a collective", flag="timeout", gt=0)
+
+    def saves_after(self, step: int, *, step_seconds: float) -> bool:
+        """Whether a checkpoint is due, with steps estimated to take so long."""
+        chosen = max(1, round(_CHECKPOINT_SECONDS / max(step_seconds, 1e-9)))
+        return step % (self.checkpoint_every or chosen) == 0
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """A flag for every field."""
+    hints = get_type_hints(RankConfig)
+    for field in fields(RankConfig):
+        kind, told = hints[field.name], field.metadata["told"]
+        how: dict[str, Any] = {"action": "store_true"}
+        if kind is not bool:
+            how = {"type": Path if kind == Path | None else kind, "default": field.default}
+        parser.add_argument(flag_of(field), dest=field.name, help=told, **how)
+
+
+def read_flags(given: argparse.Namespace) -> RankConfig:
+    """The configuration that the flags say, checked."""
+    return RankConfig(**{field.name: getattr(given, field.name) for field in fields(RankConfig)})

@@ -183,7 +183,7 @@ def test_drained_nodes_are_lost_and_come_back(system, slurm):
 
 
 def test_an_engine_that_is_not_known_is_refused(tmp_path):
-    from drystone.cli.serve_engine import EngineRequest, open_engine
+    from drystone.cli.serve import EngineOptions, open_engine
 
     with pytest.raises(InvalidSpec, match="slurm"):
-        open_engine(EngineRequest(name="local", partitions=("gpu",)), tmp_path)
+        open_engine(EngineOptions(engine="local", partition=["gpu"]), tmp_path)

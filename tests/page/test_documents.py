@@ -10,6 +10,7 @@ from fastapi.testclient import TestClient
 from drystone.service.app import make_app
 from drystone.service.page.curves import life_of, put, read_picture, read_reports, shown, thin_out
 from drystone.service.page.routes import assets
+from drystone.service.views import Launch
 
 
 def line(event: str, at: float, **more) -> str:
@@ -73,7 +74,8 @@ def test_reports_that_are_torn_or_strange_are_passed_over(tmp_path):
 
 
 def test_a_launch_without_a_plan_is_drawn_as_a_script(tmp_path):
-    launch = {"epoch": 1, "plan": "2 T4, own script", "devices": [["t", 0], ["t", 1]]}
+    devices = [("t", 0), ("t", 1)]
+    launch = Launch(epoch=1, plan="2 T4, own script", devices=devices, time_seconds=0.0)
     picture = read_picture(tmp_path, "1", launch, {"t": "T4"})
 
     assert picture["way"] == "script"

@@ -17,11 +17,13 @@ from drystone.run.control.access import make_team, make_token
 from drystone.run.control.controller import Controller, ControllerSettings
 from drystone.run.control.world import Pace
 from drystone.service.app import make_app
-from drystone.service.auth.guard import Doors, Limits
+from drystone.service.auth.guard import HostRules, RequestLimits
 from drystone.service.client import Client
 from drystone.service.server import make_server
 
-UNLIMITED = Limits(requests_per_second=1e6, burst=1e6, unknown_per_second=1e6, unknown_burst=1e6)
+UNLIMITED = RequestLimits(
+    requests_per_second=1e6, burst=1e6, unknown_per_second=1e6, unknown_burst=1e6
+)
 
 
 @dataclasses.dataclass
@@ -89,7 +91,12 @@ class Service:
 
 @contextlib.contextmanager
 def serving(
-    folder: Path, *, database: str = "", limits: Limits = UNLIMITED, is_deciding=False, **doors
+    folder: Path,
+    *,
+    database: str = "",
+    limits: RequestLimits = UNLIMITED,
+    is_deciding=False,
+    **host_rules,
 ):
     """Without the loop jobs are taken in and never started; with it they wait or run."""
     pace = Pace(tick_seconds=0.05, startup_seconds=0.5, round_seconds=2.0)
@@ -98,7 +105,7 @@ def serving(
             folder=folder, cluster=parse_cluster(CLUSTER), database=database, pace=pace
         )
     )
-    app = make_app(controller, Doors(limits=limits, **doors))
+    app = make_app(controller, HostRules(limits=limits, **host_rules))
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     listener.listen(128)

@@ -10,8 +10,8 @@ from drystone.describe.files.job import make_job
 from drystone.describe.model_source import MODELS_FILE
 from drystone.errors import InvalidSpec
 from drystone.run.control.notes import Described
+from drystone.service.jobs import Planned
 from drystone.service.submission import with_files
-from drystone.service.views import plan_view
 
 ZOO = json.loads(MODELS_FILE.read_text())
 TRAIN = {"steps": 2, "batch": 4, "sequence": 16}
@@ -57,7 +57,7 @@ def test_nothing_of_it_is_taken_in_and_scripts_are(system, tmp_path: Path):
     for model, words in reasons.items():
         job = make_job({"model": model, "train": TRAIN}, folder=tmp_path)
         with pytest.raises(InvalidSpec, match=words):
-            plan_view(system.controller, job)
+            Planned.of(system.controller, job)
         with pytest.raises(InvalidSpec, match=words) as error:
             system.controller.submit(job)
         assert error.value.exit_code == 2
@@ -67,7 +67,7 @@ def test_nothing_of_it_is_taken_in_and_scripts_are(system, tmp_path: Path):
     # What was refused is taken once it is mended: the file is read anew.
     (tmp_path / "tuned" / "model.safetensors").unlink()
     mended = make_job({"model": "./tuned", "train": TRAIN}, folder=tmp_path)
-    assert plan_view(system.controller, mended)["options"]
+    assert Planned.of(system.controller, mended).options
 
     script = {"model": "./moe", "command": f"python {TRAINER}", "train": {"steps": 2, "batch": 4}}
     job, _ = system.controller.submit(make_job(script, folder=tmp_path))

@@ -14,7 +14,7 @@ from systems import TRAINER
 from drystone.run.control.store import Store
 from drystone.run.events import NodeJoined, NodeReclaimed, RentalAsked
 from drystone.run.renting.provider import Stage
-from drystone.service.money import LedgerPage, ledger_view
+from drystone.service.money import LedgerPage
 
 HERE = Path(__file__).parent
 NUM_KILLS = int(os.environ.get("DRYSTONE_NUM_KILLS", "3"))
@@ -32,7 +32,7 @@ def test_jobs_run_on_rented_nodes_and_everything_is_given_back_and_paid(tmp_path
         events = system.events()
         now = system.controller.journal.now()
         spent = system.live.ledger.statement(now).by_job
-        shown = LedgerPage.model_validate(ledger_view(system.controller, now, most=100))
+        shown = LedgerPage.of(system.controller, now, 100)
     check_rentals(events, cloud)
     assert set(spent) - {""} == set(jobs)
     assert {one.team for one in shown.accounts if one.job_id} == {"ada"}

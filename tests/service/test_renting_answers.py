@@ -19,8 +19,8 @@ from drystone.run.control.controller import Controller
 from drystone.schedule.budget.policy import budget
 from drystone.service.answers import add_answers
 from drystone.service.client import Client
+from drystone.service.jobs import Planned
 from drystone.service.shapes import Failure
-from drystone.service.views import plan_view
 from drystone.service.why import explain
 
 # A node of either kind; the hard cap of these tests is $1.30 an hour.
@@ -48,34 +48,34 @@ def test_why_answers_while_a_job_waits_for_a_type_of_which_no_node_has_joined(tm
         job, _ = controller.submit(a_job(tmp_path, max=1))
         answer = explain(controller, job)
 
-        assert answer["state"] == "queued"
-        assert answer["blocking"] == []
-        assert "waits until nodes are rented" in answer["sentence"]
+        assert answer.state == "queued"
+        assert answer.blocking == []
+        assert "waits until nodes are rented" in answer.sentence
 
 
 def test_options_above_the_hard_cap_are_neither_listed_nor_chosen(tmp_path):
     with closing(renter(tmp_path)) as controller:
         submitted = a_job(tmp_path, max=8)
-        planned = plan_view(controller, submitted)
+        planned = Planned.of(controller, submitted)
         job, _ = controller.submit(submitted)
-        listed = explain(controller, job)["options"]
+        listed = explain(controller, job).options
         snapshot = controller.journal.snapshot()
         rented = [(one.offer, one.num_nodes) for one in budget(snapshot, None)[0]]
 
     # Three T4 at $0.40 are $1.20; four, or one node of A100, are above the cap.
-    for options in (listed, planned["options"]):
-        assert {tuple(one["gpus"].items()) for one in options} <= {
+    for options in (listed, planned.options):
+        assert {tuple(option.gpus.items()) for option in options} <= {
             (("T4-16GB", number),) for number in (1, 2, 3)
         }
         assert options
-    assert planned["chosen"] in planned["options"]
+    assert planned.chosen in planned.options
     assert [offer for offer, _ in rented] == ["t4"]
     assert all(number <= 3 for _, number in rented)
 
 
 def test_a_job_that_only_fits_above_the_hard_cap_is_refused_with_the_prices(tmp_path):
     with closing(renter(tmp_path)) as controller:
-        for ask in (controller.submit, lambda job: plan_view(controller, job)):
+        for ask in (controller.submit, lambda job: Planned.of(controller, job)):
             with pytest.raises(NothingFits, match=r"\$1\.60 an hour, and the hard cap is \$1\.30"):
                 ask(a_job(tmp_path, min=4))
 
@@ -87,8 +87,8 @@ def test_a_job_that_waits_when_the_cap_is_lowered_is_told_so(tmp_path):
         controller.journal.renting = lower
         answer = explain(controller, job)
 
-    assert answer["options"] == []
-    assert "cost $0.80 an hour, and the hard cap is $0.50 an hour" in answer["sentence"]
+    assert answer.options == []
+    assert "cost $0.80 an hour, and the hard cap is $0.50 an hour" in answer.sentence
 
 
 REPLIES = {

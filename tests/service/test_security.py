@@ -13,7 +13,7 @@ from services import UNLIMITED, serving
 
 from drystone.run.control.access import Role
 from drystone.run.events import Failed, Started
-from drystone.service.auth.guard import Limits
+from drystone.service.auth.guard import RequestLimits
 
 pytestmark = pytest.mark.slow
 SECRET = "hunter2-of-the-environment"
@@ -247,7 +247,7 @@ def test_a_hostile_job_file_is_refused(service, text):
 def test_large_bodies_are_not_read(service, told):
     limits = UNLIMITED
     token = service.tokens["submitter"]
-    for told_length in (limits.most_body_bytes + 1, "9" * 30):
+    for told_length in (limits.max_body_bytes + 1, "9" * 30):
         with socket.create_connection(("127.0.0.1", service.port), timeout=30) as made:
             made.sendall(
                 f"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n"
@@ -257,7 +257,7 @@ def test_large_bodies_are_not_read(service, told):
             assert re.match(rb"HTTP/1.1 (413|400) ", head), head
 
     def chunks():
-        for _ in range(limits.most_body_bytes // 65536 + 2):
+        for _ in range(limits.max_body_bytes // 65536 + 2):
             yield b" " * 65536
 
     answer = service.ask(
@@ -379,7 +379,7 @@ def test_tokens_are_nowhere_but_with_their_owners(service, told):
 
 
 def test_who_asks_too_much_is_told_when_to_come_back(tmp_path):
-    slow = Limits(requests_per_second=0.5, burst=3, unknown_per_second=0.5, unknown_burst=3)
+    slow = RequestLimits(requests_per_second=0.5, burst=3, unknown_per_second=0.5, unknown_burst=3)
     with serving(tmp_path / "s", limits=slow) as service:
         service.team("red")
         one, other = service.token("viewer", "red"), service.token("viewer", "red")

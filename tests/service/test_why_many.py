@@ -43,17 +43,17 @@ def test_a_hundred_of_ten_thousand_jobs_say_why_they_wait_or_run(tmp_path):
 
     by_state = {"queued": 0, "running": 0}
     for number, why in zip(asked, found, strict=True):
-        by_state[why["state"]] += 1
-        assert why["id"] == str(number)
-        assert why["sentence"]
-        assert why["options"]
-        if why["state"] == "queued":
-            assert 1 <= why["position"] <= why["num_waiting"]
+        by_state[why.state] += 1
+        assert why.id == str(number)
+        assert why.sentence
+        assert why.options
+        if why.state == "queued":
+            assert 1 <= why.position <= why.num_waiting
         else:
-            assert why["decision"]["numbers"]
+            assert why.decision.numbers
     assert by_state["queued"] > 50
     assert by_state["running"] > 0
-    positions = [(int(why["id"]), why["position"]) for why in found if why["position"]]
+    positions = [(int(why.id), why.position) for why in found if why.position]
     assert [one for _, one in sorted(positions)] == sorted(one for _, one in positions)
 
 

@@ -1,1 +1,1 @@
-"""A thin shell over the stages: one file a verb."""
+"""A thin shell over the stages: one file a verb, or a subject of short ones."""

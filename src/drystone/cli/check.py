@@ -154,15 +154,21 @@ def _print_worst(report: CheckReport, number: int) -> None:
         Column(header="error", style="bold red"),
     )
     rows = [
-        (run.run_id, run.group, run.kind or "-", _value(report, run.estimated),
-         _value(report, run.measured), f"{run.error:+.0%}")
+        (
+            run.run_id,
+            run.group,
+            run.kind or "-",
+            _value(report, run.estimated),
+            _value(report, run.measured),
+            f"{run.error:+.0%}",
+        )
         for run in runs
-    ]  # fmt: skip
+    ]
     print_table(f"The {len(rows)} worst rows", columns, rows)
 
 
 def _print_skipped(report: CheckReport) -> None:
-    reasons = Counter(f"{one.dataset}: {one.reason}" for one in report.skipped)
+    reasons = Counter(f"{run.dataset}: {run.reason}" for run in report.skipped)
     console = make_console(stderr=True)
     console.print(f"{len(report.skipped)} rows skipped; all of them with --json:", style="dim")
     for reason, number in reasons.most_common(12):

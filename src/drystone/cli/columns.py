@@ -1,4 +1,4 @@
-"""Which columns of a table fit, and which text is safe to show? Without rich, which takes a while.
+"""Columns of a table that fit, and text that is safe to show; without rich, which loads slowly.
 
 Long lists are written with this alone: importing rich costs more than all else they do.
 """
@@ -40,7 +40,7 @@ def fit_columns(
 ) -> list[int]:
     """The positions of the columns that fit into `width`, those of the smallest rank first."""
     kept: list[int] = []
-    for index in sorted(range(len(columns)), key=lambda one: (columns[one].rank, one)):
+    for index in sorted(range(len(columns)), key=lambda index: (columns[index].rank, index)):
         cells = [len(row[index]) for row in rows]
         needed = max([len(columns[index].header), *cells]) + 2
         if needed > width and kept:

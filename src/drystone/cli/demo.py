@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 _ACTS = (
     (
         "You have eight A100 and eight V100. How should Llama-3-8B use them, all at once?",
-        "plan llama-3-8b --gpus 8xA100-80G,8xV100-32G --most 4",
+        "plan llama-3-8b --gpus 8xA100-80G,8xV100-32G --limit 4",
     ),
     (
         "You have no GPUs yet. Which would do, and which is cheapest for a token?",
-        "plan mistral-7b-v0.1 --most 6",
+        "plan mistral-7b-v0.1 --limit 6",
     ),
     (
         "Does this one split fit, and where do memory and time go?",
@@ -95,8 +95,6 @@ def _show_live(*, is_asked_for: bool) -> None:
             raise missing
         make_console(stderr=True).print(f"\nLeft out: {missing}", style="yellow", soft_wrap=True)
         return
-    from drystone.cli.demo import show_live
-
     show_live()
 
 
@@ -111,11 +109,15 @@ _JOBS: Final[tuple[dict[str, Any], ...]] = (
     {"name": "mixed", "model": "mini-gpt", "train": {"steps": 40, **_SHORT}, "gpus": {"min": 3}},
     {"name": "in a hurry", "model": "mini-gpt", "train": {"steps": 40, **_SHORT}, "deadline": "2m"},
     {"name": "patient", "model": "mini-llama", "train": {"steps": 30, **_SHORT}, "priority": 0.5},
-    {"name": "mistaken", "command": "python -c 'raise SystemExit(\"no such data set\")'",
-     "train": {"steps": 5}, "gpus": {"max": 1}},
-)  # fmt: skip
+    {
+        "name": "mistaken",
+        "command": "python -c 'raise SystemExit(\"no such data set\")'",
+        "train": {"steps": 5},
+        "gpus": {"max": 1},
+    },
+)
 _VICTIM_STEP: Final = 15
-_LONGEST_SECONDS: Final = 600.0
+_MAX_SECONDS: Final = 600.0
 
 
 def show_live() -> None:
@@ -182,7 +184,7 @@ def _watch(client: Client, folder: Path) -> str:
     from drystone.cli.top import picture
 
     console = make_console()
-    killed, ends = "", time.monotonic() + _LONGEST_SECONDS
+    killed, ends = "", time.monotonic() + _MAX_SECONDS
     with Live(console=console, refresh_per_second=2, transient=True) as live:
         while time.monotonic() < ends:
             jobs = client.get("/v1/jobs")["jobs"]
@@ -214,8 +216,9 @@ def _tell(client: Client, killed: str) -> None:
     """What happened to each job, event by event, with the reasons."""
     from rich.text import Text
 
-    from drystone.cli.live import JOB_COLUMNS, job_row, say_emulated
+    from drystone.cli.live import JOB_COLUMNS, job_row
     from drystone.cli.output import make_console, print_table, printable
+    from drystone.cli.quick import say_emulated
 
     answer = client.get("/v1/jobs")
     rows = [job_row(job, answer["now_seconds"]) for job in answer["jobs"]]
@@ -248,10 +251,9 @@ def _line(event: dict[str, Any], since: float) -> str:
         case "Interrupted":
             return f"{at}interrupted: {reason}"
         case "Learned" if event["measured_samples_per_second"]:
-            measured, thought = (
-                event["measured_samples_per_second"], event["estimated_samples_per_second"],
-            )  # fmt: skip
-            return f"{at}learned: {measured:.3g} samples/s, the estimate was {thought:.3g}"
+            measured = event["measured_samples_per_second"]
+            estimated = event["estimated_samples_per_second"]
+            return f"{at}learned: {measured:.3g} samples/s, the estimate was {estimated:.3g}"
         case "Finished" | "Failed" | "Refused" | "Cancelled" as end:
             return f"{at}{end.lower()}{': ' if reason else ''}{reason}"
     return ""

@@ -101,7 +101,7 @@ def is_within(found: str, bounds: str) -> bool:
 
 def _numbers(text: str) -> tuple[int, ...]:
     match = re.match(r"\d+(?:\.\d+)*", text)
-    return tuple(int(one) for one in match[0].split(".")) if match else ()
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
 def _requirements() -> dict[str, dict[str, str]]:
@@ -155,7 +155,7 @@ def doctor(
     findings = examine()
     told = {
         **_about(),
-        "features": [_as_dict(one) for one in findings],
+        "features": [_as_dict(finding) for finding in findings],
         "devices": _devices(),
         "controller": _controller(),
     }
@@ -228,13 +228,13 @@ def _print(told: dict[str, Any]) -> None:
     )
     rows = [
         (
-            one["name"],
-            "works" if one["works"] else "missing",
-            one["commands"],
-            ", ".join(_part(part) for part in one["parts"]),
-            one["fix"] or "-",
+            feature["name"],
+            "works" if feature["works"] else "missing",
+            feature["commands"],
+            ", ".join(_part(part) for part in feature["parts"]),
+            feature["fix"] or "-",
         )
-        for one in told["features"]
+        for feature in told["features"]
     ]
     print_table(f"Drystone {told['version']}, Python {told['python']}", columns, rows)
     devices, console = told["devices"], make_console()

@@ -7,24 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from drystone.cli.names import complete_gpus
-from drystone.cli.request import (
-    AsJson,
-    AttentionWord,
-    ClusterFile,
-    Compiled,
-    Dropout,
-    LauncherName,
-    LoraRank,
-    LossWord,
-    ModelName,
-    OffloadWord,
-    OptimizerWord,
-    PrecisionWord,
-    SeqLen,
-    StepKernelWord,
-    TuningWord,
-)
+from drystone.cli.options import AsJson, ClusterFile, ModelName, complete_gpus, takes_groups
+from drystone.cli.request import RecipeOptions
 
 if TYPE_CHECKING:
     from drystone.describe.gpu_prices import Price
@@ -37,8 +21,10 @@ if TYPE_CHECKING:
     from drystone.estimate.whole import Estimate
 
 
+@takes_groups
 def estimate(
     model: ModelName,
+    *,
     gpu: Annotated[
         str,
         typer.Option(
@@ -48,22 +34,11 @@ def estimate(
     layout: Annotated[
         str, typer.Option(help="dp, tp, pp, cp, ep, micro, zero, shard, sp, vpp, schedule, keep.")
     ] = "dp=1",
-    seq_len: SeqLen = 0,
     global_batch: Annotated[
         int, typer.Option(help="Sequences in a step; 0: one micro-batch on every data rank.")
     ] = 0,
-    precision: PrecisionWord = "auto",
-    optimizer: OptimizerWord = "adam",
-    step_kernel: StepKernelWord = "fused",
     recompute: Annotated[str, typer.Option(help="none, selective, full, or full/2.")] = "none",
-    attention: AttentionWord = "fused",
-    loss: LossWord = "plain",
-    tuning: TuningWord = "full",
-    lora_rank: LoraRank = 16,
-    offload: OffloadWord = "none",
-    compiled: Compiled = False,
-    dropout: Dropout = 0.0,
-    launcher: LauncherName = "drystone",
+    recipe: RecipeOptions,
     cluster: ClusterFile = None,
     gpus_per_node: Annotated[int, typer.Option(help="0: as usual for the GPU.")] = 0,
     network: Annotated[str, typer.Option(help="Between nodes, e.g. 'InfiniBand HDR'.")] = "",
@@ -95,7 +70,7 @@ def estimate(
     tokens_per_second_per_gpu, model_flops_utilisation, sources}, price}.
     """
     from drystone.cli.output import print_json
-    from drystone.cli.request import build_recipe, own_price, read_cluster, say_own
+    from drystone.cli.request import own_price, read_cluster, say_own
     from drystone.describe.catalogue import find_gpu
     from drystone.describe.gpu_prices import cheapest_price
     from drystone.describe.layout import parse_layout
@@ -108,20 +83,18 @@ def estimate(
     gpu_spec = find_gpu(gpu)
     split = parse_layout(layout)
     machine = default_machine(gpu_spec, gpus_per_node=gpus_per_node or None, inter=network or None)
-    recipe = build_recipe(
-        None if isinstance(found, ModuleReference) else found, split,
-        seq_len=seq_len, global_batch=global_batch,
-        precision=precision, gpus=[gpu_spec], optimizer=optimizer,
-        step_kernel=step_kernel, recompute=recompute, attention=attention, loss=loss,
-        tuning=tuning, lora_rank=lora_rank, offload=offload, compiled=compiled,
-        dropout=dropout, launcher=launcher,
-    )  # fmt: skip
+    wanted = recipe.recipe(
+        None if isinstance(found, ModuleReference) else found,
+        global_batch=global_batch or split.dp * split.micro_batch,
+        recompute=recompute,
+        gpus=[gpu_spec],
+    )
     rent = own_price(gpu_spec, price) if price else cheapest_price(gpu_spec.name)
     answer: Estimate | TracedEstimate
     if isinstance(found, ModuleReference):
-        answer = _trace(found, recipe, split, machine, rent, kernels)
+        answer = _trace(found, wanted, split, machine, rent, kernels)
     else:
-        answer = _estimate(found, recipe, split, machine, rent, profile)
+        answer = _estimate(found, wanted, split, machine, rent, profile)
     if as_json:
         print_json(answer.to_json())
     else:

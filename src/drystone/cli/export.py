@@ -9,8 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from drystone.cli.names import words
-from drystone.cli.request import ClusterFile
+from drystone.cli.options import ClusterFile, words
 from drystone.errors import DrystoneError, InvalidSpec, UnknownName
 
 
@@ -103,7 +102,7 @@ def _node_labels(words: Sequence[str]) -> dict[str, tuple[str, str]]:
         key, has_value, value = label.partition("=")
         if not (gpu and key and has_value and value):
             raise InvalidSpec(
-                f"{word!r} is no label of nodes",
+                f"{word!r} is not a label of nodes",
                 where="--node-label",
                 hint="Write it like A100-80GB-SXM=nvidia.com/gpu.product=NVIDIA-A100-SXM4-80GB",
             )
@@ -127,4 +126,6 @@ def _render(manifests: Sequence[dict[str, Any]], *, as_json: bool) -> str:
         return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
     Dumper.add_representer(str, block)
-    return "---\n".join(yaml.dump(one, Dumper=Dumper, sort_keys=False) for one in manifests)
+    return "---\n".join(
+        yaml.dump(manifest, Dumper=Dumper, sort_keys=False) for manifest in manifests
+    )

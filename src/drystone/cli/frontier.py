@@ -5,27 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.text import Text
 
 from drystone.cli.columns import counted
-from drystone.cli.names import complete_policies
+from drystone.cli.options import AsJson, complete_policies, takes_groups
 from drystone.cli.output import Column, make_console, print_table, printable
+from drystone.cli.simulate_setup import Request, Setup, TraceFile, TraceOptions, set_up
 from drystone.errors import InvalidSpec
 from drystone.observe.frontier import DEAF, FrontierPoint, cheapest_meeting, is_fixed
 from drystone.schedule.budget.frontier import Frontier
 from drystone.units import format_seconds
 
-if TYPE_CHECKING:
-    from drystone.cli.simulate_setup import Request, Setup
-    from drystone.observe.frontier import FrontierPoint
-    from drystone.schedule.budget.frontier import Frontier
 
-
+@takes_groups
 def frontier(
-    trace: Annotated[Path, typer.Option(help="Jobs: our CSV, sacct output, or a public trace.")],
+    *,
+    trace: TraceFile,
     market: Annotated[Path, typer.Option(help="Nodes to rent: a YAML file.")],
     policy: Annotated[
         str,
@@ -41,26 +39,9 @@ def frontier(
     target_hours: Annotated[
         float, typer.Option(help="The least money for this mean completion time.", min=0)
     ] = 0.0,
-    speeds: Annotated[
-        Path | None, typer.Option(help="Measured step times; without it, as `simulate` has it.")
-    ] = None,
-    part: Annotated[str, typer.Option(help="Which trace, where the file holds several.")] = "",
-    arena: Annotated[bool, typer.Option("--arena", help="As `simulate --arena`.")] = False,
-    divide_work: Annotated[float, typer.Option(help="Shorten every job by this.", min=1e-9)] = 1.0,
-    most_jobs: Annotated[int, typer.Option(help="Only the first so many; 0: all.", min=0)] = 0,
-    scaling: Annotated[
-        str, typer.Option(help="Of jobs with durations: rigid, linear, or amdahl:0.05.")
-    ] = "rigid",
-    type_speeds: Annotated[
-        str, typer.Option(help="Of jobs with durations: types are `equal`, or differ by `peak`.")
-    ] = "equal",
-    restart_seconds_per_gpu: Annotated[
-        float, typer.Option(help="What a start costs, for each GPU ...", min=0)
-    ] = 10.0,
-    restart_most_seconds: Annotated[float, typer.Option(help="... and at most.", min=0)] = 40.0,
-    seed: Annotated[int, typer.Option(help="Of what goes wrong.")] = 0,
+    options: TraceOptions,
     plot: Annotated[Path | None, typer.Option(help="Draw it into a .png, .svg or .pdf.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Draw mean completion time against budget.
 
@@ -71,22 +52,13 @@ def frontier(
     mean_completion_seconds: [...]}, points: [...], target: null or {hours,
     theory_dollars_per_hour, theory_dollars, policies: {name: point or null}}}.
     """
-    from drystone.cli.simulate import find_policies, find_scaling
-    from drystone.cli.simulate_setup import Request, set_up
+    from drystone.cli.simulate import find_policies
     from drystone.observe.frontier import FIXED, arrival_hours, theoretical_frontier
     from drystone.run.simulate.faults import FaultSpec
-    from drystone.schedule.snapshot import StartupCost
 
     find_policies(policy.replace(FIXED, ""))
-    names = list(dict.fromkeys(one.strip() for one in policy.split(",") if one.strip()))
-    request = Request(
-        trace=trace, market=market, speeds=speeds, part=part, arena=arena, divide_work=divide_work,
-        most_jobs=most_jobs, scaling=find_scaling(scaling, type_speeds),
-        startup=StartupCost(
-            seconds_per_gpu=restart_seconds_per_gpu, most_seconds=restart_most_seconds
-        ),
-        faults=FaultSpec(seed=seed),
-    )  # fmt: skip
+    names = list(dict.fromkeys(name.strip() for name in policy.split(",") if name.strip()))
+    request = options.request(trace=trace, market=market, faults=FaultSpec(seed=options.seed))
     if plot is not None:  # refused now, not after minutes
         from drystone.observe.plots import load_pyplot
 
@@ -97,20 +69,17 @@ def frontier(
     if target_hours:
         theory.least_budget(target_seconds)  # says so if nobody could
     points = _simulate(setup, theory, names, _budgets(budgets, theory), target_seconds)
+    title = f"{request.trace.name}: {counted(len(setup.scenario.jobs), 'job')}"
     if plot is not None:
         from drystone.observe.plots import plot_frontier
 
-        title = f"{trace.name}: {counted(len(setup.scenario.jobs), 'job')}"
         plot_frontier(theory, points, plot, title=title, target_seconds=target_seconds)
     if as_json:
         _print_json(request, setup, theory, points, names, target_hours)
         return
-    from drystone.cli.frontier import print_points, print_target
     from drystone.cli.output import say_made
 
-    print_points(
-        f"{trace.name}: {counted(len(setup.scenario.jobs), 'job')}", theory, points, setup.notes
-    )
+    print_points(title, theory, points, setup.notes)
     if target_hours:
         print_target(theory, points, names, target_seconds, arrival_hours(setup.scenario))
     if plot is not None:
@@ -126,7 +95,7 @@ def _budgets(text: str, theory: Frontier) -> list[float]:
         found = sorted({float(part) for part in text.split(",") if part.strip()})
     except ValueError:
         raise InvalidSpec(f"--budgets {text!r} cannot be read", hint="Write 20,40,80") from None
-    if not found or not all(math.isfinite(one) and one > 0 for one in found):
+    if not found or not all(math.isfinite(budget) and budget > 0 for budget in found):
         raise InvalidSpec("budgets must be above 0", hint="Write 20,40,80")
     return found
 
@@ -135,7 +104,7 @@ def _simulate(
     setup: Setup, theory: Frontier, names: list[str], budgets: list[float], target_seconds: float
 ) -> list[FrontierPoint]:
     from drystone.cli.output import track
-    from drystone.observe.frontier import DEAF, reach_target, simulate_point
+    from drystone.observe.frontier import reach_target, simulate_point
 
     wanted = [
         (name, budget) for name in names for budget in (budgets[:1] if name in DEAF else budgets)
@@ -146,7 +115,7 @@ def _simulate(
         if point is not None:
             points.append(point)
     if math.isfinite(target_seconds):
-        for name in track([one for one in names if one not in DEAF], "Looking for the target"):
+        for name in track([name for name in names if name not in DEAF], "Looking for the target"):
             points += reach_target(setup.scenario, setup.on_nodes, theory, name, target_seconds)
     return points
 
@@ -160,7 +129,7 @@ def _print_json(
     target_hours: float,
 ) -> None:
     from drystone.cli.output import print_json
-    from drystone.observe.frontier import arrival_hours, cheapest_meeting
+    from drystone.observe.frontier import arrival_hours
 
     target = None
     if target_hours:
@@ -170,7 +139,7 @@ def _print_json(
             "hours": target_hours,
             "theory_dollars_per_hour": least,
             "theory_dollars": least * arrival_hours(setup.scenario),
-            "policies": {name: one.to_json() if one else None for name, one in met.items()},
+            "policies": {name: point.to_json() if point else None for name, point in met.items()},
         }
     print_json(
         {
@@ -182,7 +151,7 @@ def _print_json(
                 "spend_dollars_per_hour": theory.spend_dollars_per_hour.tolist(),
                 "mean_completion_seconds": theory.mean_completion_seconds.tolist(),
             },
-            "points": [one.to_json() for one in points],
+            "points": [point.to_json() for point in points],
             "target": target,
         }
     )
@@ -202,9 +171,9 @@ def print_points(
         Column(header="done", rank=1),
         Column(header="spent", rank=2),
     ]
-    order = {name: row for row, name in enumerate(dict.fromkeys(one.policy for one in points))}
-    ordered = sorted(points, key=lambda one: (order[one.policy], one.budget_dollars_per_hour))
-    print_table(printable(title), columns, [_row(one) for one in ordered])
+    order = {name: row for row, name in enumerate(dict.fromkeys(point.policy for point in points))}
+    ordered = sorted(points, key=lambda point: (order[point.policy], point.budget_dollars_per_hour))
+    print_table(printable(title), columns, [_row(point) for point in ordered])
     console = make_console()
     least, most = (float(theory.spend_dollars_per_hour[end]) for end in (0, -1))
     slowest, fastest = (float(theory.mean_completion_seconds[end]) for end in (0, -1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,8 +30,8 @@ JOB_COLUMNS: Final = (
     Column(header="cost", rank=2),
     Column(header="reason", rank=3, justify="left", style="dim"),
 )
-_LONGEST_REASON: Final = 60
-_MOST_DRAWN: Final = 100
+_MAX_REASON: Final = 60
+_MAX_DRAWN: Final = 100
 
 
 def state_word(job: Table) -> str:
@@ -61,7 +60,7 @@ def job_row(job: Table, now: float) -> tuple[str, ...]:
 def print_jobs(title: str, jobs: Sequence[Table], now: float) -> None:
     """A table of jobs; long ones as plain text, since drawing a row takes a millisecond."""
     rows = [job_row(job, now) for job in jobs]
-    if len(rows) <= _MOST_DRAWN:
+    if len(rows) <= _MAX_DRAWN:
         from drystone.cli.output import print_table
 
         print_table(title, JOB_COLUMNS, rows)
@@ -101,26 +100,9 @@ def format_gpus(gpus: Mapping[str, int]) -> str:
 def shorten(text: str) -> str:
     """The first line, and not all of it if it is long."""
     line = text.splitlines()[0] if text else ""
-    return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 3] + "..."
+    return line if len(line) <= _MAX_REASON else line[: _MAX_REASON - 3] + "..."
 
 
-__all__ = [
-    "JOB_COLUMNS",
-    "Folder",
-    "JobId",
-    "JobIds",
-    "Table",
-    "change_jobs",
-    "connected",
-    "format_end",
-    "format_gpus",
-    "job_row",
-    "print_jobs",
-    "quoted",
-    "say_emulated",
-    "shorten",
-    "watch",
-]
 _COMPLETION_SECONDS: Final = 1.0  # nobody waits longer for a Tab
 
 
@@ -183,28 +165,11 @@ def connected(folder: Path | None) -> Iterator[Client]:
         yield client
 
 
-def change_jobs(folder: Path | None, job_ids: Sequence[str], verb: str, done: str) -> None:
-    """Do the same to every job named; the first that cannot be changed ends it."""
-    from drystone.cli.output import make_console
-
-    with connected(folder) as client:
-        for job_id in job_ids:
-            job = client.post(f"/v1/jobs/{quoted(job_id)}/{verb}")
-            make_console(stderr=True).print(f"Job {job['id']} ({job['name']}) is {done}.")
-
-
 def quoted(text: str) -> str:
     """A name as part of an address."""
     from urllib.parse import quote
 
     return quote(text, safe="")
-
-
-def say_emulated(is_emulated: bool) -> None:
-    """Nobody may take an emulated GPU for a real one."""
-    if is_emulated:
-        colour = None if os.environ.get("NO_COLOR") else "yellow"
-        typer.secho("GPUs are emulated on this machine's processor.", fg=colour, err=True)
 
 
 def watch(show: Callable[[], None], *, every_seconds: float) -> None:
@@ -222,7 +187,7 @@ def watch(show: Callable[[], None], *, every_seconds: float) -> None:
         make_console(stderr=True).print("Left. The jobs go on.", style="dim")
 
 
-_COLUMNS = (
+_OPTION_COLUMNS: Final = (
     Column(header="GPUs", justify="left", style="bold green"),
     Column(header="samples/s", style="cyan"),
     Column(header="time"),
@@ -234,13 +199,13 @@ _COLUMNS = (
 
 
 def print_options(title: str, options: Sequence[Mapping[str, Any]]) -> None:
-    """A row each."""
+    """What a job can choose from, a row each."""
     from drystone.cli.output import print_table
 
-    print_table(title, _COLUMNS, [_row(one) for one in options])
+    print_table(title, _OPTION_COLUMNS, [_option_row(option) for option in options])
 
 
-def _row(option: Mapping[str, Any]) -> tuple[str, ...]:
+def _option_row(option: Mapping[str, Any]) -> tuple[str, ...]:
     from drystone.units import format_seconds
 
     dollars, per_hour = option["dollars"], option["dollars_per_hour"]

@@ -1,8 +1,9 @@
 """The command `drystone`: which verbs there are, and how a run ends.
 
 Only the verb that is asked for is imported, so `drystone --help` stays fast however heavy the
-verbs grow. A verb is one line in `VERBS` and one file `drystone/cli/<name>.py` with a function of
-that name, whose docstring starts with the same summary; its examples stand in `cli/examples.py`.
+verbs grow. A verb is one line in `VERBS` and a function of that name, whose docstring starts with
+the same summary, in `drystone/cli/<name>.py`; short verbs about one subject share a file, which
+`_SHARED_FILES` names. Examples stand in `cli/examples.py`.
 
 Exit codes: 0 done, 1 the work failed, 2 the request was wrong, 3 nothing fits. Results go to
 standard output, every message to standard error.
@@ -39,8 +40,8 @@ VERBS: Final = MappingProxyType(
         "show": "Show one job in full.",
         "logs": "Show what a job writes.",
         "why": "Say why a job waits, or why it got what it has.",
-        "cancel": "Take jobs back.",
-        "pause": "Let jobs wait until they are resumed.",
+        "cancel": "Cancel jobs.",
+        "pause": "Pause jobs until they are resumed.",
         "resume": "Let paused jobs run again.",
         "cluster": "List nodes and GPUs, and who uses them.",
         "budget": "Show the ledger: spent by job and by node, against the budget.",
@@ -54,6 +55,14 @@ VERBS: Final = MappingProxyType(
         "doctor": "Say what is installed, missing, and which devices are here.",
     }
 )
+_SHARED_FILES: Final = MappingProxyType(
+    {
+        **dict.fromkeys(("show", "why", "logs", "cancel", "pause", "resume"), "jobs"),
+        **dict.fromkeys(("drain", "budget"), "cluster"),
+        **dict.fromkeys(("login", "token", "team"), "people"),
+        **dict.fromkeys(("gpus", "models"), "catalogue"),
+    }
+)
 DEBUG_VARIABLE: Final = "DRYSTONE_DEBUG"
 COMPLETION_VARIABLE: Final = "_DRYSTONE_COMPLETE"  # set by what --install-completion installs
 
@@ -62,7 +71,7 @@ def main() -> NoReturn:
     """Run the command line of this process and exit."""
     arguments = sys.argv[1:]
     debug = "--debug" in arguments or os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
-    sys.exit(run([one for one in arguments if one != "--debug"], debug=debug))
+    sys.exit(run([word for word in arguments if word != "--debug"], debug=debug))
 
 
 def run(arguments: Sequence[str], *, debug: bool = False) -> int:
@@ -115,7 +124,7 @@ def _ran_quickly(arguments: Sequence[str]) -> bool:
 
 def load_verb(name: str) -> Callable[..., Any]:
     """The function behind a verb."""
-    module = import_module(f"drystone.cli.{name}")
+    module = import_module(f"drystone.cli.{_SHARED_FILES.get(name, name)}")
     verb: Callable[..., Any] = getattr(module, name)
     return verb
 
@@ -136,12 +145,12 @@ def _build_app(arguments: Sequence[str]) -> typer.Typer:
     )
     app.callback()(options)
     words = _completed_words() or arguments
-    wanted = next((one for one in words if not one.startswith("-")), "")
+    wanted = next((word for word in words if not word.startswith("-")), "")
     for name, summary in VERBS.items():
         if name == wanted:
             verb = load_verb(name)
-            # A verb that has verbs of its own keeps them in `group`.
-            group = getattr(sys.modules[verb.__module__], "group", None)
+            # A verb that has verbs of its own keeps them in `<name>_group`.
+            group = getattr(sys.modules[verb.__module__], f"{name}_group", None)
             if group is not None:
                 add_examples(group, name)
                 app.add_typer(group, name=name, help=summary, epilog=epilog(name))

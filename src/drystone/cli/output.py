@@ -30,6 +30,7 @@ __all__ = [
     "counted",
     "fit_columns",
     "make_console",
+    "make_table",
     "print_json",
     "print_table",
     "printable",
@@ -95,17 +96,25 @@ def track(items: Sequence[Item], what: str) -> Iterable[Item]:
     return rich_track(items, description=what, console=console, transient=True)
 
 
-def print_table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    """A table as wide as there is room, saying which columns were left out."""
-    console = make_console()
-    kept = fit_columns(columns, rows, width=console.width)
-    hidden = [column.header for index, column in enumerate(columns) if index not in kept]
+def make_table(
+    title: str, columns: Sequence[Column], rows: Sequence[Sequence[str]], *, width: int
+) -> tuple[HeadedTable, list[str]]:
+    """A table of the columns that fit into `width`, and the headers of those that do not."""
+    kept = fit_columns(columns, rows, width=width)
     table = HeadedTable(title)
     for index in kept:
         column = columns[index]
         table.add_column(column.header, justify=column.justify, style=column.style, no_wrap=True)
     for row in rows:
         table.add_row(*(Text(printable(row[index])) for index in kept))
+    hidden = [column.header for index, column in enumerate(columns) if index not in kept]
+    return table, hidden
+
+
+def print_table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
+    """A table as wide as there is room, saying which columns were left out."""
+    console = make_console()
+    table, hidden = make_table(title, columns, rows, width=console.width)
     console.print(table if rows else Text(title, style="bold"))
     if hidden and rows:
         told = f"Not shown: {', '.join(hidden)}. Widen the terminal, or use --json."

@@ -14,24 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from drystone.cli.estimate_view import ITEM_WORDS, bar
-from drystone.cli.names import complete_pool
+from drystone.cli.options import AsJson, ModelName, complete_pool, takes_groups
 from drystone.cli.output import HeadedTable, counted, make_console
-from drystone.cli.request import (
-    AsJson,
-    AttentionWord,
-    Compiled,
-    Dropout,
-    LauncherName,
-    LoraRank,
-    LossWord,
-    ModelName,
-    OffloadWord,
-    OptimizerWord,
-    PrecisionWord,
-    SeqLen,
-    StepKernelWord,
-    TuningWord,
-)
+from drystone.cli.request import RecipeOptions
 from drystone.plan.answers import Answer
 from drystone.plan.plan import Plan, StagePlan, Way
 from drystone.units import GiB, format_bytes, format_seconds
@@ -42,8 +27,10 @@ if TYPE_CHECKING:
     from drystone.describe.recipe import Recipe
 
 
+@takes_groups
 def plan(
     model: ModelName,
+    *,
     gpus: Annotated[
         str,
         typer.Option(
@@ -55,24 +42,15 @@ def plan(
         Path | None,
         typer.Option(help="A cluster file: its nodes where --gpus names none, its types, prices."),
     ] = None,
-    seq_len: SeqLen = 0,
     global_batch: Annotated[int, typer.Option(help="Sequences in a step.", min=1)] = 256,
-    precision: PrecisionWord = "auto",
-    optimizer: OptimizerWord = "adam",
-    step_kernel: StepKernelWord = "fused",
-    attention: AttentionWord = "fused",
-    loss: LossWord = "plain",
-    tuning: TuningWord = "full",
-    lora_rank: LoraRank = 16,
-    offload: OffloadWord = "none",
-    compiled: Compiled = False,
-    dropout: Dropout = 0.0,
-    launcher: LauncherName = "drystone",
+    recipe: RecipeOptions,
     network: Annotated[str, typer.Option(help="Between unlike nodes, e.g. 'Ethernet 100'.")] = "",
     prices: Annotated[
         str, typer.Option(help="Your own, e.g. A100-80G=1.80,V100-32G=0.90; else examples.")
     ] = "",
-    most: Annotated[int, typer.Option(help="How many plans to show.", min=1)] = 8,
+    limit: Annotated[
+        int, typer.Option("--limit", "--most", help="How many plans to show.", min=1)
+    ] = 8,
     explain: Annotated[bool, typer.Option("--explain", help="Itemise the winner.")] = False,
     plot: Annotated[
         Path | None, typer.Option(help="Draw time against price into this file.")
@@ -91,31 +69,19 @@ def plan(
     With --json: {model, recipe, gpus, own_gpu_types, plans: [{format, plan, derived}]}, or where no
     GPUs are named {model, recipe, answers: [{gpu, smallest, cheapest, fastest}]}.
     """
-    from drystone.cli.request import (
-        build_recipe,
-        find_pool,
-        find_prices,
-        find_shape,
-        read_cluster,
-    )
-    from drystone.describe.layout import Layout
+    from drystone.cli.request import find_pool, find_prices, find_shape, read_cluster
 
     shape = find_shape(model)
     file = read_cluster(cluster)
     is_emulated = file is not None and not gpus and file.is_emulated
-    recipe = build_recipe(
-        shape, Layout(), seq_len=seq_len, global_batch=global_batch,
-        precision=precision, is_emulated=is_emulated, optimizer=optimizer,
-        step_kernel=step_kernel, recompute="none", attention=attention, loss=loss, tuning=tuning,
-        lora_rank=lora_rank, offload=offload, compiled=compiled, dropout=dropout, launcher=launcher,
-    )  # fmt: skip
-    chooses = precision == "auto" and not is_emulated
+    wanted = recipe.recipe(shape, global_batch=global_batch, is_emulated=is_emulated)
+    chooses = recipe.precision == "auto" and not is_emulated
     dollars = find_prices(prices, file)
     if gpus or (file is not None and file.nodes):
         pool = find_pool(gpus, network, file)
-        _plan_pool(shape, recipe, pool, dollars, chooses, most, explain, plot, save, as_json)
+        _plan_pool(shape, wanted, pool, dollars, chooses, limit, explain, plot, save, as_json)
     else:
-        _find_gpus(shape, recipe, dollars, chooses, most, as_json)
+        _find_gpus(shape, wanted, dollars, chooses, limit, as_json)
 
 
 def _plan_pool(
@@ -124,7 +90,7 @@ def _plan_pool(
     pool: Pool,
     prices: dict[str, float],
     chooses_precision: bool,
-    most: int,
+    limit: int,
     explain: bool,
     plot: Path | None,
     save: Path | None,
@@ -158,13 +124,13 @@ def _plan_pool(
                 "recipe": to_plain(recipe),
                 "gpus": str(pool),
                 "own_gpu_types": [group.gpu.name for group in pool.groups if group.gpu.is_own],
-                "plans": [one.to_json() for one in found.plans[:most]],
+                "plans": [plan.to_json() for plan in found.plans[:limit]],
             }
         )
         return
     from drystone.cli.plan import print_plans
 
-    print_plans(found.plans, most=most, explain=explain)
+    print_plans(found.plans, limit=limit, explain=explain)
     say_own(group.gpu for group in pool.groups)
     for path, what in ((plot, "Drawn"), (save, "Saved")):
         if path is not None:
@@ -176,7 +142,7 @@ def _find_gpus(
     recipe: Recipe,
     prices: dict[str, float],
     chooses_precision: bool,
-    most: int,
+    limit: int,
     as_json: bool,
 ) -> None:
     from drystone.cli.output import make_console, print_json
@@ -186,9 +152,12 @@ def _find_gpus(
 
     with make_console(stderr=True).status(f"Looking for GPUs for {shape.name} ..."):
         answers = find_gpus_for(
-            shape, recipe, load_gpus(), dollars_per_gpu_hour=prices,
+            shape,
+            recipe,
+            load_gpus(),
+            dollars_per_gpu_hour=prices,
             chooses_precision=chooses_precision,
-        )  # fmt: skip
+        )
     if not answers:
         raise NothingFits(
             f"{shape.name}: no GPU type does, up to 64 of it",
@@ -198,21 +167,23 @@ def _find_gpus(
         from drystone.describe.files.json_shapes import to_plain
 
         rows = [
-            {"gpu": one.gpu, "smallest": one.smallest.to_json(), "cheapest": one.cheapest.to_json(),
-             "fastest": one.fastest.to_json()}
-            for one in answers
-        ]  # fmt: skip
+            {
+                "gpu": answer.gpu,
+                "smallest": answer.smallest.to_json(),
+                "cheapest": answer.cheapest.to_json(),
+                "fastest": answer.fastest.to_json(),
+            }
+            for answer in answers
+        ]
         print_json({"model": shape.name, "recipe": to_plain(recipe), "answers": rows})
         return
-    from drystone.cli.plan import print_answers
-
-    print_answers(answers, most=most)
+    print_answers(answers, limit=limit)
 
 
 _BAR_WIDTH = 10
 
 
-def print_plans(plans: Sequence[Plan], *, most: int, explain: bool) -> None:
+def print_plans(plans: Sequence[Plan], *, limit: int, explain: bool) -> None:
     """The ranked table, the winner's reason, and its items if asked for."""
     console = make_console()
     first = plans[0]
@@ -225,10 +196,10 @@ def print_plans(plans: Sequence[Plan], *, most: int, explain: bool) -> None:
         )
     )
     console.print()
-    _print_table(console, plans[:most])
+    _print_table(console, plans[:limit])
     console.print()
     console.print(Text.assemble(("1 ", "bold"), first.reason))
-    marked = {plan.not_executable for plan in plans[:most] if plan.not_executable}
+    marked = {plan.not_executable for plan in plans[:limit] if plan.not_executable}
     for words in sorted(marked):
         console.print(Text(f"* {words}", style="yellow"))
     if explain:
@@ -306,9 +277,10 @@ def _memory_bars(plan: Plan) -> Text:
         share = need.high_bytes / need.usable_bytes
         cells = min(round(share * _BAR_WIDTH), _BAR_WIDTH)
         text = Text.assemble(
-            ("█" * cells, "green"), ("░" * (_BAR_WIDTH - cells), "dim"),
+            ("█" * cells, "green"),
+            ("░" * (_BAR_WIDTH - cells), "dim"),
             f" {need.high_bytes / GiB:.0f}/{need.usable_bytes / GiB:.0f} GiB",
-        )  # fmt: skip
+        )
         lines.append(text)
     return Text("\n").join(lines)
 
@@ -344,14 +316,14 @@ def _print_items(plan: Plan) -> None:
     console.print(table)
 
 
-def print_answers(answers: Sequence[Answer], *, most: int) -> None:
+def print_answers(answers: Sequence[Answer], *, limit: int) -> None:
     """What each GPU type would need, the cheapest for a token first."""
     console = make_console()
     table = HeadedTable(f"{answers[0].smallest.model.name}: which GPUs would do")
     table.add_column("GPU", style="cyan")
     for header in ("fewest", "cheapest", "$/B tokens", "fastest", "tokens/s"):
         table.add_column(header, justify="right")
-    for answer in answers[:most]:
+    for answer in answers[:limit]:
         dollars = answer.cheapest.dollars_per_billion_tokens
         table.add_row(
             answer.gpu,
@@ -363,11 +335,13 @@ def print_answers(answers: Sequence[Answer], *, most: int) -> None:
         )
     console.print(table)
     console.print()
-    smallest = min(answers, key=lambda one: one.smallest.num_gpus)
-    fastest = max(answers, key=lambda one: one.fastest.tokens_per_second)
-    for word, plan in (
-        ("smallest", smallest.smallest), ("cheapest", answers[0].cheapest),
-        ("fastest", fastest.fastest),
-    ):  # fmt: skip
+    smallest = min(answers, key=lambda answer: answer.smallest.num_gpus)
+    fastest = max(answers, key=lambda answer: answer.fastest.tokens_per_second)
+    best = {
+        "smallest": smallest.smallest,
+        "cheapest": answers[0].cheapest,
+        "fastest": fastest.fastest,
+    }
+    for word, plan in best.items():
         gpus = " + ".join(f"{count} x {gpu}" for gpu, count in plan.gpus.items())
         console.print(Text.assemble((f"{word:9}", "bold"), f"{gpus} as {plan.layout}"))

@@ -93,24 +93,23 @@ def _print_profile(measured: Profile) -> None:
     from drystone.cli.output import Column, print_table
     from drystone.units import format_bytes, format_seconds
 
-    rows = [
-        (f"multiply {one.m} x {one.k} by {one.k} x {one.n}", format_seconds(one.seconds),
-         f"{2 * one.m * one.n * one.k / one.seconds / 1e9:.3g} GFLOP/s")
-        for one in measured.matmuls
-    ]  # fmt: skip
+    rows = []
+    for matmul in measured.matmuls:
+        m, n, k = matmul.m, matmul.n, matmul.k
+        rate = f"{2 * m * n * k / matmul.seconds / 1e9:.3g} GFLOP/s"
+        rows.append((f"multiply {m} x {k} by {k} x {n}", format_seconds(matmul.seconds), rate))
     fit = measured.matmul_fit
     if fit is not None:
         rows.append(("largest multiplications, fitted", "", f"{fit.flops / 1e9:.3g} GFLOP/s"))
     if measured.memory_bandwidth_bytes_per_second:
-        rate = measured.memory_bandwidth_bytes_per_second / 1e9
-        rows.append(("memory, read and written", "", f"{rate:.3g} GB/s"))
+        gigabytes = measured.memory_bandwidth_bytes_per_second / 1e9
+        rows.append(("memory, read and written", "", f"{gigabytes:.3g} GB/s"))
     if measured.launch_seconds:
         rows.append(("enqueue one kernel", format_seconds(measured.launch_seconds), ""))
-    for one in measured.collectives:
-        what = f"{one.kind} of {format_bytes(one.num_bytes)}, {one.ranks} ranks"
-        rate = one.num_bytes / one.seconds / 1e9
-        rows.append((what, format_seconds(one.seconds), f"{rate:.3g} GB/s"))
-    columns = (
-        Column(header="what", justify="left"), Column(header="time"), Column(header="rate"),
-    )  # fmt: skip
+    for collective in measured.collectives:
+        size = format_bytes(collective.num_bytes)
+        what = f"{collective.kind} of {size}, {collective.ranks} ranks"
+        rate = f"{collective.num_bytes / collective.seconds / 1e9:.3g} GB/s"
+        rows.append((what, format_seconds(collective.seconds), rate))
+    columns = (Column(header="what", justify="left"), Column(header="time"), Column(header="rate"))
     print_table(measured.device, columns, rows)

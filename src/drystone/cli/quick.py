@@ -1,7 +1,8 @@
-"""`drystone jobs` and `why` without a library for command lines: those take longer than all else.
+"""`drystone jobs` and `why` for a plain command line, and how both print their answers.
 
-People run these two again and again, so both read their few plain options themselves. For whatever
-else (help, watching, completion, a mistake) they step back, and the same command is read in full.
+People run these two again and again, and importing a library for command lines takes longer than
+all else they do. So their few plain options are read here; for anything else (help, watching,
+completion, a mistake) Typer reads the same command in full, in `cli/jobs.py`.
 """
 
 from __future__ import annotations
@@ -10,85 +11,73 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-_VALUES: Final = frozenset({"--state", "--owner", "--most", "--folder"})
-_MOST: Final = 1000
+if TYPE_CHECKING:
+    from drystone.service.client import Client
+
+DEFAULT_LIMIT: Final = 1000
+MAX_LIMIT: Final = 100_000
+_VALUES: Final = {  # options that take a value, by the name that it has here
+    "jobs": {"--state": "state", "--owner": "owner", "--limit": "limit", "--most": "limit"},
+    "why": {},
+}
 
 
 def run_quickly(arguments: Sequence[str]) -> bool:
-    """Run the command if it is one of the two, in a plain form; whether that was done."""
-    verb, *rest = arguments
-    quick = {"jobs": quick_jobs, "why": quick_why}.get(verb)
-    return quick is not None and quick(rest)
-
-
-def quick_jobs(arguments: Sequence[str]) -> bool:
-    """List the jobs if the arguments are plain; whether that was done."""
-    given = _read(arguments)
-    if given is None:
+    """Run `jobs` or `why` if the arguments are plain; whether that was done."""
+    verb, *words = arguments
+    job = words.pop(0) if verb == "why" and words else ""
+    given = _read(words, _VALUES[verb] | {"--folder": "folder"})
+    if given is None or (verb == "why" and (not job or job.startswith("-"))):
         return False
     from drystone.service.client import Client
 
-    query = {name: given[name] for name in ("state", "owner", "most")}
-    with Client(_folder(given)) as client:
-        answer = client.get("/v1/jobs", **query)
-    if given["json"]:
-        _print_json(answer)
-    else:
-        show_page(answer)
+    folder = Path(given["folder"]).expanduser().absolute() if given["folder"] else None
+    with Client(folder) as client:
+        if verb == "why":
+            show_reasons(client, job, as_json=given["json"])
+        else:
+            page = list_jobs(client, given["state"], given["owner"], given["limit"])
+            print_page(page, as_json=given["json"])
     return True
 
 
-def quick_why(arguments: Sequence[str]) -> bool:
-    """Say why about one job if the arguments are plain; whether that was done.
+def list_jobs(client: Client, states: Sequence[str], owner: str, limit: int) -> dict[str, Any]:
+    """One page of jobs."""
+    return client.get("/v1/jobs", state=list(states), owner=owner, most=limit)
 
-    What draws the answer is loaded while the service works it out.
-    """
-    jobs = [one for one in arguments[:1] if not one.startswith("-")]
-    given = _read(arguments[1:], frozenset({"--folder"}))
-    if not jobs or given is None:
-        return False
+
+def print_page(page: dict[str, Any], *, as_json: bool) -> None:
+    """One page of jobs, as a table or as JSON."""
+    if as_json:
+        _print_json(page)
+        return
+    from drystone.cli.columns import counted
+    from drystone.cli.live import print_jobs
+
+    shown, total = len(page["jobs"]), page["total"]
+    more = f", the first {shown} (--limit shows more)" if shown < total else ""
+    print_jobs(f"{counted(total, 'job')}{more}", page["jobs"], page["now_seconds"])
+    say_emulated(page["is_emulated"])
+
+
+def show_reasons(client: Client, job: str, *, as_json: bool) -> None:
+    """Ask why a job waits, or why it got what it has, and print the answer."""
     from importlib import import_module
     from threading import Thread
     from urllib.parse import quote
 
-    from drystone.service.client import Client
-
-    if not given["json"]:
+    if not as_json:  # what draws the answer is loaded while the service works it out
         Thread(target=import_module, args=("drystone.cli.live",)).start()
-    with Client(_folder(given)) as client:
-        answer = client.get(f"/v1/jobs/{quote(jobs[0], safe='')}/why")
-    if given["json"]:
+    answer = client.get(f"/v1/jobs/{quote(job, safe='')}/why")
+    if as_json:
         _print_json(answer)
     else:
-        show_reasons(answer)
-    return True
+        _print_reasons(answer)
 
 
-def _folder(given: dict[str, Any]) -> Path | None:
-    return Path(given["folder"]).expanduser().absolute() if given["folder"] else None
-
-
-def _print_json(answer: dict[str, Any]) -> None:
-    import json
-
-    print(json.dumps(answer, indent=2, ensure_ascii=False, allow_nan=False))
-
-
-def show_page(answer: dict[str, Any]) -> None:
-    """One page of jobs as a table."""
-    from drystone.cli.columns import counted
-    from drystone.cli.live import print_jobs
-
-    shown, total = len(answer["jobs"]), answer["total"]
-    more = f", the first {shown} (--most shows more)" if shown < total else ""
-    print_jobs(f"{counted(total, 'job')}{more}", answer["jobs"], answer["now_seconds"])
-    say_emulated(answer["is_emulated"])
-
-
-def show_reasons(answer: dict[str, Any]) -> None:
-    """Why a job waits, or why it got what it has."""
+def _print_reasons(answer: dict[str, Any]) -> None:
     import datetime
 
     from drystone.cli.live import print_options
@@ -120,30 +109,44 @@ def show_reasons(answer: dict[str, Any]) -> None:
 
 
 def say_emulated(is_emulated: bool) -> None:
-    """Nobody may take an emulated GPU for a real one."""
+    """Tell emulated GPUs from real ones."""
     if is_emulated:
         text = "GPUs are emulated on this machine's processor."
         is_coloured = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
         print(f"\033[33m{text}\033[0m" if is_coloured else text, file=sys.stderr)
 
 
-def _read(arguments: Sequence[str], known: frozenset[str] = _VALUES) -> dict[str, Any] | None:
+def _print_json(answer: dict[str, Any]) -> None:
+    """As `cli/output.py` prints it, without importing rich."""
+    import json
+
+    print(json.dumps(answer, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _read(words: Sequence[str], known: dict[str, str]) -> dict[str, Any] | None:
     """The options; None where they are not plain."""
-    given: dict[str, Any] = {"state": [], "owner": "", "most": _MOST, "folder": "", "json": False}
-    words = list(arguments)
-    while words:
-        word = words.pop(0)
+    given: dict[str, Any] = {
+        "state": [],
+        "owner": "",
+        "limit": DEFAULT_LIMIT,
+        "folder": "",
+        "json": False,
+    }
+    left = list(words)
+    while left:
+        word = left.pop(0)
         if word == "--json":
             given["json"] = True
-        elif word not in known or not words or words[0].startswith("-"):
+            continue
+        if word not in known or not left or left[0].startswith("-"):
             return None
-        elif word == "--state":
-            given["state"].append(words.pop(0))
-        elif word == "--most":
-            text = words.pop(0)
-            if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= 100_000):
+        name, value = known[word], left.pop(0)
+        if name == "state":
+            given["state"].append(value)
+        elif name == "limit":
+            if not (value.isascii() and value.isdigit() and 1 <= int(value[:9]) <= MAX_LIMIT):
                 return None
-            given["most"] = int(text)
+            given["limit"] = int(value)
         else:
-            given[word.removeprefix("--")] = words.pop(0)
+            given[name] = value
     return given

@@ -1,22 +1,91 @@
-"""`drystone serve`: run the controller on this machine, until a signal."""
+"""`drystone serve`: run the controller on this machine, until a signal.
+
+With which engine jobs run (this machine, or a cluster that is there), and from whom nodes are
+rented, are two groups of options.
+"""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from drystone.cli.names import complete_policies, words
+from drystone.cli.options import complete_policies, takes_groups, words
+from drystone.cli.output import make_console
+from drystone.describe.files.cluster import ClusterSpec, load_cluster_file
+from drystone.errors import InvalidSpec, UnknownName
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from drystone.run.engines.contract import Engine
+    from drystone.run.renting.provider import Door, Renting
+    from drystone.run.renting.simulated_cloud import CloudWeather
 
-def serve(
+ENGINES = ("local", "ray", "slurm")
+PROVIDERS = ("simulated", "sky")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """Where jobs run."""
+
     cluster: Annotated[
         Path | None, typer.Option(help="A cluster file; none: the GPUs that are here.")
-    ] = None,
+    ] = None
+    engine: Annotated[
+        str,
+        typer.Option(help="Where jobs run: local, ray or slurm.", autocompletion=words(*ENGINES)),
+    ] = "local"
+    address: Annotated[
+        str, typer.Option(help="Ray: host:port of the cluster; none: that of this machine.")
+    ] = ""
+    partition: Annotated[
+        list[str] | None, typer.Option(help="Slurm: use this partition only (repeatable).")
+    ] = None
+    slurm_option: Annotated[
+        list[str] | None,
+        typer.Option(help="Slurm: for every sbatch, e.g. --account=physics (repeatable)."),
+    ] = None
+    any_node: Annotated[
+        bool, typer.Option("--any-node", help="Slurm: ask for types and numbers, not for nodes.")
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RentOptions:
+    """What may be rented, from whom, for how much."""
+
+    market: Annotated[
+        Path | None, typer.Option(help="Nodes to rent: a YAML file (docs/renting.md).")
+    ] = None
+    budget: Annotated[
+        float, typer.Option(help="Dollars an hour for renting, on average; 0: no limit.", min=0)
+    ] = 0.0
+    hard_cap: Annotated[
+        float, typer.Option(help="Never rent above so many dollars an hour; 0: no cap.", min=0)
+    ] = 0.0
+    provider: Annotated[
+        str,
+        typer.Option(help="Whom to rent from: simulated or sky.", autocompletion=words(*PROVIDERS)),
+    ] = "simulated"
+    simulated_cloud: Annotated[
+        str,
+        typer.Option(
+            "--simulated-cloud",
+            "--weather",
+            help="How the simulated cloud behaves: seed=1,stockout_share=0.1,price_swing=0.2.",
+        ),
+    ] = ""
+
+
+@takes_groups
+def serve(
+    *,
+    engine: EngineOptions,
     folder: Annotated[
         Path | None, typer.Option(help="Where log, jobs and socket live (DRYSTONE_FOLDER).")
     ] = None,
@@ -37,41 +106,7 @@ def serve(
         list[str] | None,
         typer.Option(help="A name that people call this service by, e.g. a proxy's."),
     ] = None,
-    engine: Annotated[
-        str,
-        typer.Option(
-            help="Where jobs run: local, ray or slurm.",
-            autocompletion=words("local", "ray", "slurm"),
-        ),
-    ] = "local",
-    address: Annotated[
-        str, typer.Option(help="Ray: host:port of the cluster; none: that of this machine.")
-    ] = "",
-    partition: Annotated[
-        list[str] | None, typer.Option(help="Slurm: use this partition only (repeatable).")
-    ] = None,
-    slurm_option: Annotated[
-        list[str] | None,
-        typer.Option(help="Slurm: for every sbatch, e.g. --account=physics (repeatable)."),
-    ] = None,
-    any_node: Annotated[
-        bool, typer.Option("--any-node", help="Slurm: ask for types and numbers, not for nodes.")
-    ] = False,
-    market: Annotated[
-        Path | None, typer.Option(help="Nodes to rent: a YAML file (docs/renting.md).")
-    ] = None,
-    budget: Annotated[
-        float, typer.Option(help="Dollars an hour for renting, on average; 0: no limit.", min=0)
-    ] = 0.0,
-    hard_cap: Annotated[
-        float, typer.Option(help="Never rent above so many dollars an hour; 0: no cap.", min=0)
-    ] = 0.0,
-    provider: Annotated[str, typer.Option(help="Whom to rent from: simulated or sky.")] = (
-        "simulated"
-    ),
-    weather: Annotated[
-        str, typer.Option(help="Simulated cloud: seed=1,stockout_share=0.1,price_swing=0.2.")
-    ] = "",
+    rents: RentOptions,
     ends_all: Annotated[
         bool, typer.Option("--end-all", help="When ended, end what trains too.")
     ] = False,
@@ -85,40 +120,30 @@ def serve(
     """
     import logging
 
-    from drystone.cli.output import make_console
-    from drystone.cli.serve_engine import EngineRequest, check_request, describe_nodes, open_engine
-    from drystone.cli.serve_renting import RentRequest, describe_renting, open_renting, own_nodes
     from drystone.run.control.controller import ControllerSettings
     from drystone.schedule.decision import find_policy
-    from drystone.service.auth.guard import Doors
+    from drystone.service.auth.guard import HostRules
     from drystone.service.client import default_folder
     from drystone.service.server import SOCKET_NAME, Network
     from drystone.service.server import serve as run_service
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
-    find_policy(policy)  # refuse a wrong name before anything is started
+    find_policy(policy)  # refuses a wrong name before anything is started
     where = (folder or default_folder()).expanduser().absolute()
     console = make_console(stderr=True)
-    request = EngineRequest(
-        name=engine, cluster=cluster, address=address, partitions=tuple(partition or ()),
-        slurm_options=tuple(slurm_option or ()), takes_any_node=any_node,
-    )  # fmt: skip
-    check_request(request)
-    if engine != "local":
-        console.print(f"Looking at the nodes of {engine} ...", style="dim")
-    rents = RentRequest(
-        market=market, provider=provider, weather=weather, address=address,
-        budget_dollars_per_hour=budget, hard_cap_dollars_per_hour=hard_cap,
-    )  # fmt: skip
-    alone = own_nodes(rents, cluster) if engine == "local" else None
-    found, opened = (alone, None) if alone is not None else open_engine(request, where)
-    renting = open_renting(rents, opened, where)
+    _check_engine(engine)
+    is_local = engine.engine == "local"
+    if not is_local:
+        console.print(f"Looking at the nodes of {engine.engine} ...", style="dim")
+    alone = own_nodes(rents, engine.cluster) if is_local else None
+    found, opened = (alone, None) if alone is not None else open_engine(engine, where)
+    renting = open_renting(rents, opened, where, engine.address)
     kinds = describe_nodes(found)
     if renting is not None:
-        kinds = ", ".join(one for one in (kinds, describe_renting(renting, provider)) if one)
+        kinds = ", ".join(filter(None, (kinds, describe_renting(renting, rents.provider))))
     page = f", page http://{host}:{port}/" if port else ""
     lines = (f"Serving {kinds}", f"Socket {where / SOCKET_NAME}{page}")
-    names = frozenset(one.lower() for one in allow_host or ())
+    names = frozenset(name.lower() for name in allow_host or ())
     run_service(
         ControllerSettings(
             folder=where,
@@ -128,9 +153,9 @@ def serve(
             policy=policy,
             renting=renting,
         ),
-        network=Network(host=host, port=port, doors=Doors(names=names)),
+        network=Network(host=host, port=port, host_rules=HostRules(names=names)),
         ends_agents=ends_all,
-        announce=lambda told: _announce(console, (*lines, told), trains_here=engine == "local"),
+        announce=lambda told: _announce(console, (*lines, told), trains_here=is_local),
     )
     console.print("Ended; what trains goes on." if not ends_all else "Ended.", style="dim")
 
@@ -145,3 +170,154 @@ def _announce(console: Console, lines: tuple[str, ...], *, trains_here: bool) ->
     if trains_here and find_spec("torch") is None:
         told = "There is no torch here, which training needs: pip install 'drystone[runtime]'"
         console.print(told, style="yellow", soft_wrap=True)
+
+
+def _check_engine(request: EngineOptions) -> None:
+    """Refuse a wrong name, and options of another engine, before anything is looked at."""
+    if request.engine not in ENGINES:
+        raise UnknownName("engine", request.engine, ENGINES)
+    says_slurm = request.partition or request.slurm_option or request.any_node
+    if says_slurm and request.engine != "slurm":
+        raise InvalidSpec(
+            "--partition, --slurm-option and --any-node are for --engine slurm",
+            hint=f"Leave them out with --engine {request.engine}",
+        )
+    if request.address and request.engine != "ray":
+        raise InvalidSpec("--address is for --engine ray", hint="Say --engine ray too")
+
+
+def open_engine(request: EngineOptions, folder: Path) -> tuple[ClusterSpec, Engine | None]:
+    """The nodes there are, and the engine that runs jobs on them; none: this machine."""
+    _check_engine(request)
+    file = load_cluster_file(request.cluster) if request.cluster is not None else None
+    if request.engine == "ray":
+        from drystone.run.engines.ray.engine import RayEngine
+        from drystone.run.engines.ray.watch import RayConnection
+
+        ray = RayEngine(folder / "agents", RayConnection(request.address or "auto"), file=file)
+        return ray.discover(), ray
+    if request.engine == "slurm":
+        from drystone.run.engines.slurm.engine import SlurmEngine, SlurmSettings
+
+        settings = SlurmSettings(
+            partitions=tuple(request.partition or ()),
+            options=tuple(request.slurm_option or ()),
+            pins_nodes=not request.any_node,
+        )
+        slurm = SlurmEngine(folder, settings, file)
+        return slurm.discover(), slurm
+    from drystone.run.engines.local.devices import find_cluster
+
+    return find_cluster(request.cluster), None
+
+
+def describe_nodes(cluster: ClusterSpec) -> str:
+    """`2 A100, 4 T4`: what there is, in a few words."""
+    return ", ".join(
+        f"{sum(node.num_gpus for node in cluster.nodes if node.gpu == gpu)} {gpu}"
+        + (" (emulated on this processor)" if gpu in cluster.emulations else "")
+        + (" (a type of your own)" if cluster.gpu(gpu).is_own else "")
+        for gpu in cluster.gpu_types
+    )
+
+
+def own_nodes(request: RentOptions, cluster: Path | None) -> ClusterSpec | None:
+    """Where a market is given and no cluster, there may be no own nodes at all; None: look."""
+    from drystone.run.engines.local.devices import local_gpus
+
+    if request.market is None or cluster is not None or local_gpus():
+        return None
+    return ClusterSpec(nodes=())
+
+
+def open_renting(
+    request: RentOptions, engine: Engine | None, folder: Path, address: str
+) -> Renting | None:
+    """The provider and the offers; None: nothing is rented."""
+    if request.provider not in PROVIDERS:
+        raise UnknownName("provider", request.provider, PROVIDERS)
+    if request.market is None:
+        if request.budget or request.hard_cap:
+            raise InvalidSpec("a budget needs something to rent", hint="Give --market FILE")
+        return None
+    from drystone.describe.files.market import load_market
+    from drystone.run.renting.provider import Provider, Renting, live_offers
+    from drystone.run.renting.simulated_cloud import SimulatedCloud
+
+    is_simulated = request.provider == "simulated"
+    offers = live_offers(load_market(request.market), is_simulated=is_simulated)
+    provider: Provider
+    if is_simulated:
+        provider = SimulatedCloud(
+            folder / "cloud.json", offers, _cloud_conditions(request.simulated_cloud)
+        )
+    else:
+        from drystone.run.renting.skypilot import SkyPilot
+
+        if engine is None:
+            raise InvalidSpec(
+                "machines of a cloud need a cluster to join",
+                hint="Say --engine ray, on the head of a Ray cluster that they can reach",
+            )
+        provider = SkyPilot(offers, ray_address=address)
+    return Renting(
+        provider=provider,
+        offers=offers,
+        door=_door(request, engine, folder, address),
+        budget_dollars_per_hour=request.budget or math.inf,
+        hard_cap_dollars_per_hour=request.hard_cap or math.inf,
+        look_seconds=2.0 if is_simulated else 15.0,
+    )
+
+
+def describe_renting(renting: Renting, provider: str) -> str:
+    """`what can be rented, from whom, for how much`."""
+    offers = ", ".join(
+        f"{offer.num_gpus} {offer.gpu} at ${offer.price_dollars_per_hour:g}/h"
+        for offer in renting.offers
+    )
+    limits = [
+        f"{word} ${dollars:g}/h"
+        for word, dollars in (
+            ("budget", renting.budget_dollars_per_hour),
+            ("hard cap", renting.hard_cap_dollars_per_hour),
+        )
+        if math.isfinite(dollars)
+    ]
+    cloud = "a simulated cloud" if provider == "simulated" else "SkyPilot"
+    return f"rented from {cloud}: {offers}" + (f" ({', '.join(limits)})" if limits else "")
+
+
+def _door(request: RentOptions, engine: Engine | None, folder: Path, address: str) -> Door | None:
+    from drystone.run.renting.joining import OpenDoor, RayDoor
+
+    if engine is None:
+        return None
+    if request.provider != "simulated":
+        return OpenDoor()
+    if not address:
+        raise InvalidSpec(
+            "nodes of the simulated cloud must know which Ray cluster to join",
+            hint="Give --engine ray --address HOST:PORT",
+        )
+    return RayDoor(address, folder / "rented")
+
+
+def _cloud_conditions(text: str) -> CloudWeather:
+    """How the simulated cloud behaves: `seed=1,stockout_share=0.1`."""
+    from drystone.run.renting.simulated_cloud import CloudWeather
+
+    known = {field.name for field in fields(CloudWeather)}
+    values: dict[str, float] = {}
+    for word in text.split(",") if text else ():
+        name, _, value = (part.strip() for part in word.partition("="))
+        if name not in known:
+            raise UnknownName("property of the simulated cloud", name, sorted(known))
+        try:
+            values[name] = float(value)
+        except ValueError:
+            raise InvalidSpec(f"{word!r} is not a number", where="--simulated-cloud") from None
+        if not (math.isfinite(values[name]) and values[name] >= 0):
+            raise InvalidSpec(f"{word!r} must be 0 or more", where="--simulated-cloud")
+    seed = int(values.pop("seed", 0))
+    return CloudWeather(seed=seed, **values)

@@ -14,22 +14,21 @@ import typer
 from rich.text import Text
 
 from drystone.cli.columns import counted
-from drystone.cli.names import complete_policies
+from drystone.cli.options import AsJson, complete_policies, takes_groups
 from drystone.cli.output import HeadedTable, make_console, printable
+from drystone.cli.simulate_setup import Request, Setup, TraceFile, TraceOptions, set_up
 from drystone.errors import InvalidSpec
 from drystone.observe.metrics import RunReport
 from drystone.observe.reports.page import report_lines
 
 if TYPE_CHECKING:
-    from drystone.cli.simulate_setup import Request, Setup
     from drystone.observe.simulation import PolicyRun
-    from drystone.schedule.durations import Scaling
 
 
+@takes_groups
 def simulate(
-    trace: Annotated[
-        Path, typer.Option(help="Jobs: our CSV, sacct output, or a public trace (see the docs).")
-    ],
+    *,
+    trace: TraceFile,
     cluster: Annotated[
         Path | None, typer.Option(help="Nodes there are: a YAML file, or Alibaba's list.")
     ] = None,
@@ -40,13 +39,6 @@ def simulate(
     hard_cap: Annotated[
         float, typer.Option(help="Dollars an hour, never to be exceeded; 0: none.", min=0)
     ] = 0.0,
-    speeds: Annotated[
-        Path | None,
-        typer.Option(
-            help="Measured step times: a CSV by model, batch, GPU type and count. Without it, "
-            "models known by name are estimated, and other jobs take as long as the trace says."
-        ),
-    ] = None,
     policy: Annotated[
         str,
         typer.Option(
@@ -55,34 +47,14 @@ def simulate(
             autocompletion=complete_policies,
         ),
     ] = "prices,fifo",
-    part: Annotated[str, typer.Option(help="Which trace, where the file holds several.")] = "",
-    arena: Annotated[
-        bool,
-        typer.Option(
-            "--arena",
-            help="Fill sizes that were not measured, and divide work by 5, as Arena does.",
-        ),
-    ] = False,
-    divide_work: Annotated[float, typer.Option(help="Shorten every job by this.", min=1e-9)] = 1.0,
-    most_jobs: Annotated[int, typer.Option(help="Only the first so many; 0: all.", min=0)] = 0,
-    scaling: Annotated[
-        str, typer.Option(help="Of jobs with durations: rigid, linear, or amdahl:0.05.")
-    ] = "rigid",
-    type_speeds: Annotated[
-        str, typer.Option(help="Of jobs with durations: types are `equal`, or differ by `peak`.")
-    ] = "equal",
+    options: TraceOptions,
     round_seconds: Annotated[
         float,
         typer.Option(help="Decide at multiples of this; 0: whenever something happens.", min=0),
     ] = 0.0,
-    restart_seconds_per_gpu: Annotated[
-        float, typer.Option(help="What a start costs, for each GPU ...", min=0)
-    ] = 10.0,
-    restart_most_seconds: Annotated[float, typer.Option(help="... and at most.", min=0)] = 40.0,
     horizon_hours: Annotated[
         float, typer.Option(help="Stop then; 0: when the last job ends.", min=0)
     ] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of the faults.")] = 0,
     node_losses_per_hour: Annotated[float, typer.Option(help="In the whole cluster.", min=0)] = 0.0,
     failed_starts: Annotated[
         float, typer.Option(help="Share of starts that fail.", min=0, max=0.99)
@@ -109,7 +81,7 @@ def simulate(
     report: Annotated[
         Path | None, typer.Option(help="Write one self-contained HTML page with plots.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run scheduling policies on a trace of jobs and compare them.
 
@@ -120,29 +92,29 @@ def simulate(
     information: {policy: ...}, reports: [...]}.
     """
     from drystone.cli.output import check_writable
-    from drystone.cli.simulate_setup import Request, set_up
     from drystone.run.simulate.faults import FaultSpec
-    from drystone.schedule.snapshot import StartupCost
 
     names = find_policies(policy)
     for path in (report, save_log, timeline):
         if path is not None:
             check_writable(path)
-    request = Request(
-        trace=trace, cluster=cluster, market=market, speeds=speeds, part=part, arena=arena,
-        divide_work=divide_work, most_jobs=most_jobs, scaling=find_scaling(scaling, type_speeds),
+    faults = FaultSpec(
+        seed=options.seed,
+        node_losses_per_hour=node_losses_per_hour,
+        failed_start_share=failed_starts,
+        speed_error_share=speed_error,
+    )
+    request = options.request(
+        trace=trace,
+        cluster=cluster,
+        market=market,
         budget_dollars_per_hour=budget or math.inf,
         hard_cap_dollars_per_hour=hard_cap or math.inf,
-        startup=StartupCost(
-            seconds_per_gpu=restart_seconds_per_gpu, most_seconds=restart_most_seconds
-        ),
-        round_seconds=round_seconds, horizon_hours=horizon_hours,
-        faults=FaultSpec(
-            seed=seed, node_losses_per_hour=node_losses_per_hour, failed_start_share=failed_starts,
-            speed_error_share=speed_error,
-        ),
+        round_seconds=round_seconds,
+        horizon_hours=horizon_hours,
+        faults=faults,
         knows_lengths=not unknown_lengths,
-    )  # fmt: skip
+    )
     setup = set_up(request)
     runs = _run(setup, names, save_log=save_log, timeline=timeline)
     if report is not None:
@@ -165,19 +137,9 @@ def find_policies(text: str) -> list[str]:
     return names
 
 
-def find_scaling(scaling: str, type_speeds: str) -> Scaling:
-    """What is assumed of jobs of which only the duration is known."""
-    from drystone.schedule.durations import Scaling
-
-    if type_speeds not in ("equal", "peak"):
-        raise InvalidSpec(f"--type-speeds is {type_speeds!r}", hint="Write equal or peak")
-    return Scaling.parse(scaling, by_peak=type_speeds == "peak")
-
-
 def _run(
     setup: Setup, names: list[str], *, save_log: Path | None, timeline: Path | None
 ) -> list[PolicyRun]:
-    from drystone.cli.simulate import follow
     from drystone.observe.simulation import alone_seconds, run_policy
 
     alone = alone_seconds(setup.scenario)
@@ -211,15 +173,13 @@ def _title(request: Request, setup: Setup) -> str:
 
 
 def _print_table(request: Request, setup: Setup, runs: list[PolicyRun]) -> None:
-    from drystone.cli.simulate import print_reports
-
-    print_reports(_title(request, setup), [one.report for one in runs], _remarks(setup, runs))
+    print_reports(_title(request, setup), [run.report for run in runs], _remarks(setup, runs))
 
 
 def _remarks(setup: Setup, runs: list[PolicyRun]) -> list[str]:
     from drystone.observe.simulation import statements
 
-    told = statements([one.report.policy for one in runs], setup.given)
+    told = statements([run.report.policy for run in runs], setup.given)
     return [*(f"{line}." for line in told), *(f"{note}." for note in setup.notes)]
 
 
@@ -250,10 +210,10 @@ def _print_json(request: Request, setup: Setup, runs: list[PolicyRun]) -> None:
             "settings": settings,
             "notes": list(setup.notes),
             "information": {
-                one.report.policy: policy_information(one.report.policy, setup.given)
-                for one in runs
+                run.report.policy: policy_information(run.report.policy, setup.given)
+                for run in runs
             },
-            "reports": report_table([one.report for one in runs]),
+            "reports": report_table([run.report for run in runs]),
         }
     )
 

@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import numpy as np
+import typer
 
 from drystone.describe.cluster import NodeSpec
 from drystone.describe.files.cluster import load_cluster
@@ -52,6 +53,71 @@ class Request:
     horizon_hours: float = 0.0
     faults: FaultSpec = field(default_factory=FaultSpec)
     knows_lengths: bool = True
+
+
+TraceFile = Annotated[
+    Path, typer.Option(help="Jobs: our CSV, sacct output, or a public trace (see the docs).")
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceOptions:
+    """How a trace is read, and what a start costs, as `simulate` and `frontier` take it."""
+
+    speeds: Annotated[
+        Path | None,
+        typer.Option(
+            help="Measured step times: a CSV by model, batch, GPU type and count. Without it, "
+            "models known by name are estimated, and other jobs take as long as the trace says."
+        ),
+    ] = None
+    part: Annotated[str, typer.Option(help="Which trace, where the file holds several.")] = ""
+    arena: Annotated[
+        bool,
+        typer.Option(
+            "--arena",
+            help="Fill sizes that were not measured, and divide work by 5, as Arena does.",
+        ),
+    ] = False
+    divide_work: Annotated[float, typer.Option(help="Shorten every job by this.", min=1e-9)] = 1.0
+    max_jobs: Annotated[
+        int,
+        typer.Option("--max-jobs", "--most-jobs", help="Only the first so many; 0: all.", min=0),
+    ] = 0
+    scaling: Annotated[
+        str, typer.Option(help="Of jobs with durations: rigid, linear, or amdahl:0.05.")
+    ] = "rigid"
+    type_speeds: Annotated[
+        str, typer.Option(help="Of jobs with durations: types are `equal`, or differ by `peak`.")
+    ] = "equal"
+    restart_seconds_per_gpu: Annotated[
+        float, typer.Option(help="What a start costs, for each GPU ...", min=0)
+    ] = 10.0
+    restart_max_seconds: Annotated[
+        float,
+        typer.Option(
+            "--restart-max-seconds", "--restart-most-seconds", help="... and at most.", min=0
+        ),
+    ] = 40.0
+    seed: Annotated[int, typer.Option(help="Of the faults.")] = 0
+
+    def request(self, **more: Any) -> Request:
+        """What the command line asked for, with what only this verb takes."""
+        if self.type_speeds not in ("equal", "peak"):
+            raise InvalidSpec(f"--type-speeds is {self.type_speeds!r}", hint="Write equal or peak")
+        return Request(
+            speeds=self.speeds,
+            part=self.part,
+            arena=self.arena,
+            divide_work=self.divide_work,
+            most_jobs=self.max_jobs,
+            scaling=Scaling.parse(self.scaling, by_peak=self.type_speeds == "peak"),
+            startup=StartupCost(
+                seconds_per_gpu=self.restart_seconds_per_gpu,
+                most_seconds=self.restart_max_seconds,
+            ),
+            **more,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from drystone.cli.columns import counted, money
-from drystone.cli.live import Folder, connected, format_gpus, say_emulated
-from drystone.cli.names import complete_models
-from drystone.cli.request import AsJson
+from drystone.cli.live import Folder, connected, format_gpus
+from drystone.cli.options import AsJson, complete_models
+from drystone.cli.quick import say_emulated
 
 
 def submit(
@@ -119,5 +119,7 @@ def _agrees() -> bool:
     from drystone.errors import InvalidSpec
 
     if not sys.stdin.isatty():
-        raise InvalidSpec("nobody is there to be asked", hint="Add -y to submit without asking")
+        raise InvalidSpec(
+            "cannot ask: standard input is not a terminal", hint="Add -y to submit without asking"
+        )
     return typer.confirm("Submit?", default=True, err=True)

@@ -10,7 +10,6 @@ from drystone.cli.live import JOB_COLUMNS, Folder, connected, job_row, shorten
 
 if TYPE_CHECKING:
     from rich.console import Group
-    from rich.table import Table
 
     from drystone.service.client import Client
 
@@ -53,6 +52,8 @@ def picture(client: Client, width: int) -> Group:
     from rich.console import Group
     from rich.text import Text
 
+    from drystone.cli.output import make_table
+
     cluster, health = client.get("/v1/cluster"), client.get("/v1/health")
     answer = client.get("/v1/jobs", state=["running"], most=_NUM_JOBS)
     waiting = client.get("/v1/jobs", state=["queued", "paused"], most=_NUM_JOBS)
@@ -65,11 +66,12 @@ def picture(client: Client, width: int) -> Group:
         (f"  {health['last_error']}" if health["last_error"] else "", "red"),
     )
     shown = (answer["jobs"] + waiting["jobs"])[:_NUM_JOBS] + ended
+    rows = [job_row(job, answer["now_seconds"]) for job in shown]
     return Group(
         head,
         *(_node(node) for node in cluster["nodes"]),
         Text(),
-        _jobs(shown, answer["now_seconds"], width),
+        make_table("jobs", JOB_COLUMNS, rows, width=width)[0],
         Text(),
         *_events(client, health["last_sequence"]),
     )
@@ -87,22 +89,6 @@ def _node(node: dict[str, Any]) -> Any:
     return line
 
 
-def _jobs(jobs: list[dict[str, Any]], now: float, width: int) -> Table:
-    from rich.text import Text
-
-    from drystone.cli.output import HeadedTable, fit_columns, printable
-
-    rows = [job_row(job, now) for job in jobs]
-    kept = fit_columns(JOB_COLUMNS, rows, width=width)
-    table = HeadedTable("jobs")
-    for index in kept:
-        column = JOB_COLUMNS[index]
-        table.add_column(column.header, justify=column.justify, style=column.style, no_wrap=True)
-    for row in rows:
-        table.add_row(*(Text(printable(row[index])) for index in kept))
-    return table
-
-
 def _events(client: Client, last: int) -> list[Any]:
     import datetime
 
@@ -111,7 +97,9 @@ def _events(client: Client, last: int) -> list[Any]:
     from drystone.cli.output import printable
 
     found = client.get("/v1/events", after=max(0, last - 4 * _NUM_EVENTS))["events"]
-    told = [one for one in found if one["event"] not in ("Progressed", "Described", "Decided")]
+    told = [
+        event for event in found if event["event"] not in ("Progressed", "Described", "Decided")
+    ]
     lines = []
     for event in told[-_NUM_EVENTS:]:
         at = datetime.datetime.fromtimestamp(event["time_seconds"]).astimezone()

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from drystone.describe.job import JobSpec
 
 
-group = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
+trace_group = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
 
 
-@group.callback()
+@trace_group.callback()
 def trace() -> None:
     """Make, convert and look at traces of jobs."""
 
 
-@group.command()
+@trace_group.command()
 def generate(
     out: Annotated[Path, typer.Option(help="The CSV to write; - for standard output.")] = Path("-"),
     jobs: Annotated[int, typer.Option(help="How many.", min=1)] = 100,
@@ -65,22 +65,30 @@ def generate(
     )
 
     spec = TraceSpec(
-        num_jobs=jobs, span_hours=hours, kinds=parse_mix(mix or DEFAULT_MIX),
-        sizes=parse_sizes(sizes), arrivals=arrivals, num_owners=owners,
-        deadline_share=deadlines, seed=seed,
-    )  # fmt: skip
+        num_jobs=jobs,
+        span_hours=hours,
+        kinds=parse_mix(mix or DEFAULT_MIX),
+        sizes=parse_sizes(sizes),
+        arrivals=arrivals,
+        num_owners=owners,
+        deadline_share=deadlines,
+        seed=seed,
+    )
     nodes = load_cluster(cluster) if cluster is not None else ()
     _write(out, generate_trace(spec, nodes))
     if str(out) != "-":
         make_console(stderr=True).print(f"{counted(jobs, 'job')}: {out}", style="dim")
 
 
-@group.command()
+@trace_group.command()
 def convert(
     file: Annotated[Path, typer.Argument(help="sacct output, or a public trace.")],
     out: Annotated[Path, typer.Option(help="The CSV to write; - for standard output.")] = Path("-"),
     part: Annotated[str, typer.Option(help="Which, where the file holds several.")] = "",
-    most_jobs: Annotated[int, typer.Option(help="Only the first so many; 0: all.", min=0)] = 0,
+    max_jobs: Annotated[
+        int,
+        typer.Option("--max-jobs", "--most-jobs", help="Only the first so many; 0: all.", min=0),
+    ] = 0,
 ) -> None:
     """Write a trace in our own format.
 
@@ -91,14 +99,14 @@ def convert(
     from drystone.describe.traces.reading import Reading
     from drystone.describe.traces.trace import read_trace
 
-    found = read_trace(file, Reading(by_duration=True), part=part, most_jobs=most_jobs)
+    found = read_trace(file, Reading(by_duration=True), part=part, most_jobs=max_jobs)
     _write(out, found.jobs)
     console = make_console(stderr=True)
     for note in found.notes:
         console.print(f"{note}.", style="dim", soft_wrap=True)
 
 
-@group.command()
+@trace_group.command()
 def show(
     file: Annotated[Path, typer.Argument(help="Any trace.")],
     part: Annotated[str, typer.Option(help="Which, where the file holds several.")] = "",
@@ -136,7 +144,7 @@ def _write(out: Path, jobs: tuple[JobSpec, ...]) -> None:
 
 _BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 _HEIGHT: Final = 4
-_MOST_NAMES: Final = 8
+_MAX_NAMES: Final = 8
 
 
 def print_summary(name: str, summary: TraceSummary) -> None:
@@ -180,13 +188,13 @@ def draw_bars(values: Sequence[float], height: int = _HEIGHT) -> list[str]:
     # Something is never drawn as nothing.
     eighths = [max(one, 1) if value else 0 for one, value in zip(eighths, values, strict=True)]
     return [
-        "".join(_BLOCKS[min(max(one - 8 * level, 0), 8)] for one in eighths).rstrip()
+        "".join(_BLOCKS[min(max(height - 8 * level, 0), 8)] for height in eighths).rstrip()
         for level in reversed(range(height))
     ]
 
 
 def _names(counts: Mapping[str, int]) -> str:
-    shown = [f"{printable(name)} {count:,}" for name, count in list(counts.items())[:_MOST_NAMES]]
+    shown = [f"{printable(name)} {count:,}" for name, count in list(counts.items())[:_MAX_NAMES]]
     more = len(counts) - len(shown)
     return ", ".join(shown) + (f", and {more} more" if more > 0 else "")
 

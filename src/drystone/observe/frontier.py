@@ -1,4 +1,4 @@
-"""How early do jobs finish for how much money? The best possible, and what policies reach.
+"""Mean completion time against budget: the best possible, and what policies reach.
 
 The theoretical frontier (`schedule/budget/frontier.py`) is that of jobs which arrive for ever at
 the rates and sizes of the trace, on GPUs rented one by one at the lowest price of their type, each
@@ -43,7 +43,7 @@ FIXED: Final = "fixed:"
 DEAF: Final = frozenset({"pollux-autoscale"})
 # Multiples of what the cheapest options cost, where nobody names budgets.
 USUAL_MULTIPLES: Final = (1.1, 1.5, 2.0, 3.0, 5.0)
-_MOST_HALVINGS: Final = 6
+_MAX_HALVINGS: Final = 6
 _CLOSE_ENOUGH: Final = 0.02
 
 OnNodes = Callable[[tuple[NodeSpec, ...]], Scenario]  # the same jobs, on these nodes alone
@@ -128,7 +128,7 @@ def usual_budgets(frontier: Frontier) -> list[float]:
     """From just enough to several times that, as far as money helps."""
     least, most = (float(frontier.spend_dollars_per_hour[end]) for end in (0, -1))
     wanted = [multiple * least for multiple in USUAL_MULTIPLES if multiple * least < most]
-    return [float(f"{one:.3g}") for one in (wanted or [1.1 * least])]
+    return [float(f"{budget:.3g}") for budget in (wanted or [1.1 * least])]
 
 
 def simulate_point(
@@ -202,7 +202,7 @@ def reach_target(
     """Simulations at budgets between which the wanted mean completion time lies, ever closer."""
     low = frontier.least_budget(max(target_seconds, float(frontier.mean_completion_seconds[-1])))
     high, found = 4 * low, []
-    for _ in range(_MOST_HALVINGS):
+    for _ in range(_MAX_HALVINGS):
         middle = math.sqrt(low * high)
         point = simulate_point(scenario, on_nodes, frontier, policy, float(f"{middle:.4g}"))
         if point is not None:
@@ -223,8 +223,8 @@ def cheapest_meeting(
     points: Sequence[FrontierPoint], policy: str, target_seconds: float
 ) -> FrontierPoint | None:
     """The least budget of a policy at which it was seen to meet the target."""
-    met = [one for one in points if one.policy == policy and meets(one, target_seconds)]
-    return min(met, key=lambda one: one.spent_dollars) if met else None
+    met = [point for point in points if point.policy == policy and meets(point, target_seconds)]
+    return min(met, key=lambda point: point.spent_dollars) if met else None
 
 
 def _mean_samples(jobs: Sequence[JobSpec]) -> float:

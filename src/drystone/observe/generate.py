@@ -1,4 +1,4 @@
-"""What if there is no trace? Jobs that arrive, and are as large, as somebody describes.
+"""Synthetic traces: jobs that arrive, and are as large, as a description says.
 
 Arrivals: `poisson`; `diurnal`, whose rate swings over the day by `DAY_SWING` around its mean with
 the peak at 15:00; `bursty`, sweeps of jobs of one kind and one owner, `BURST_JOBS` on average, a
@@ -39,7 +39,7 @@ REFERENCE_MFU: Final = 0.48
 DEADLINE_GPUS: Final = 8
 DEADLINE_SLACK: Final = (1.5, 5.0)
 _STEP_TOKENS: Final = 2**18
-_MOST_SEQ_LEN: Final = 4096
+_MAX_SEQ_LEN: Final = 4096
 DEFAULT_MIX: Final = (
     "gpt2-xl:3,bert-large-uncased:3,llama-3.2-1b:3,qwen2.5-1.5b:2,llama-3.2-3b:2,"
     "llama-3.1-8b@lora:3,llama-3.1-8b:2,mistral-7b-v0.3@qlora:1,qwen2.5-14b@lora:1"
@@ -60,7 +60,7 @@ class JobKind:
         """The tokens of a sequence."""
         if self.model.vision is not None:
             return self.model.vision.num_tokens
-        return min(self.model.context_length or _MOST_SEQ_LEN, _MOST_SEQ_LEN)
+        return min(self.model.context_length or _MAX_SEQ_LEN, _MAX_SEQ_LEN)
 
     @property
     def global_batch(self) -> int:
@@ -113,7 +113,7 @@ class TraceSpec:
 def parse_mix(text: str) -> tuple[JobKind, ...]:
     """`llama-3.1-8b@lora:3,gpt2-xl` : models, how they are trained, and their shares."""
     kinds = []
-    for part in filter(None, (one.strip() for one in text.split(","))):
+    for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, share = part.partition(":")
         name, _, tuning = name.partition("@")
         try:
@@ -139,7 +139,7 @@ def parse_sizes(text: str) -> Sizes:
     """`lognormal:4h,1.5` (median, sigma of the logarithm), or a list: `1h,8h` or `50M,1B`."""
     words = text.strip().lower()
     is_lognormal = words.startswith("lognormal:")
-    parts = [one.strip() for one in words.removeprefix("lognormal:").split(",") if one.strip()]
+    parts = [part.strip() for part in words.removeprefix("lognormal:").split(",") if part.strip()]
     hint = "Write lognormal:4h,1.5 or 1h,8h in GPU hours; lognormal:50M,1 or 50M,1B in tokens"
     if not parts or (is_lognormal and len(parts) != 2):
         raise InvalidSpec(f"sizes {text!r} cannot be read", hint=hint)

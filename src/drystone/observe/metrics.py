@@ -1,4 +1,4 @@
-"""What did a run amount to? Pure folds over its events: completion, waiting, use, money, fairness.
+"""Metrics of a run, as pure folds over its events: completion, waiting, use, money, fairness.
 
 Unfinished jobs are counted, never padded and never dropped: means and percentiles are over the jobs
 that were done, and `least_mean_completion_seconds` counts all that were not refused, the unfinished
@@ -83,7 +83,9 @@ def node_stays(nodes: Sequence[NodeSpec], log: Sequence[Event], end_seconds: flo
         elif isinstance(event, NodeReleased | NodeReclaimed):
             joined = rented.pop(event.node)
             found.append(Stay(event.node, joined.spec, joined.time_seconds, event.time_seconds))
-    left = [Stay(row, one.spec, one.time_seconds, end_seconds) for row, one in rented.items()]
+    left = [
+        Stay(row, rental.spec, rental.time_seconds, end_seconds) for row, rental in rented.items()
+    ]
     return found + left
 
 
@@ -147,10 +149,10 @@ def summarise_run(
     budget_dollars_per_hour: float = math.inf,
 ) -> RunReport:
     """Fold a log; `alone_seconds` is what each job would take alone on its fastest option."""
-    ends = {one.job_id: one.time_seconds for one in log if isinstance(one, Finished)}
-    refused = {one.job_id for one in log if isinstance(one, Refused)}
+    ends = {event.job_id: event.time_seconds for event in log if isinstance(event, Finished)}
+    refused = {event.job_id for event in log if isinstance(event, Refused)}
     submits = {job.id: job.submit_seconds for job in jobs}
-    completion = np.array([ends[one] - submits[one] for one in ends])
+    completion = np.array([ends[job_id] - submits[job_id] for job_id in ends])
     first_starts: dict[str, float] = {}
     for event in log:
         if isinstance(event, Started):
@@ -158,7 +160,7 @@ def summarise_run(
     num_starts = sum(isinstance(event, Started) for event in log)
     there = [job for job in jobs if job.id not in refused and job.submit_seconds <= end_seconds]
     stayed = [ends.get(job.id, end_seconds) - job.submit_seconds for job in there]
-    alone = sum(alone_seconds[one] for one in ends)
+    alone = sum(alone_seconds[job_id] for job_id in ends)
     makespan = end_seconds - min(submits.values(), default=0.0)
     done_samples = samples_by_job(log, end_seconds)
     fairness, over = _fairness(there, stayed, done_samples, alone_seconds)
@@ -182,7 +184,7 @@ def summarise_run(
         utilisation=utilisation,
         mean_samples_per_second=sum(done_samples.values()) / max(end_seconds, 1e-9),
         num_restarts=num_starts - len(first_starts),
-        num_interruptions=sum(isinstance(one, Interrupted | StartFailed) for one in log),
+        num_interruptions=sum(isinstance(event, Interrupted | StartFailed) for event in log),
         num_decisions=len(decision_seconds),
         mean_decision_seconds=_mean(np.array(decision_seconds)),
         most_decision_seconds=max(decision_seconds, default=math.nan),
@@ -195,11 +197,6 @@ def summarise_run(
         budget_dollars_per_hour=budget_dollars_per_hour,
         gpu_hours=gpu_hours,
     )
-
-
-def samples_done(log: Sequence[Event], end_seconds: float) -> float:
-    """Samples that all jobs did by the end, without those that faults lost."""
-    return sum(samples_by_job(log, end_seconds).values())
 
 
 def samples_by_job(log: Sequence[Event], end_seconds: float) -> dict[str, float]:
@@ -242,7 +239,7 @@ def _fairness(
             by_owner[job.owner].append(service)
             services.append(service)
     if len(by_owner) > 1:
-        return _jain(np.array([np.mean(one) for one in by_owner.values()])), "owners"
+        return _jain(np.array([np.mean(slowdowns) for slowdowns in by_owner.values()])), "owners"
     return _jain(np.array(services)), "jobs"
 
 

@@ -1,4 +1,4 @@
-"""What does predicted against measured look like? Pictures of a check, drawn with Matplotlib."""
+"""Plots of a check, of plans and of a frontier, drawn with Matplotlib."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from drystone.units import GiB
 
 # Okabe and Ito's colours, for colour-blind people too; marks tell series apart without any.
 COLOURS: Final = (
-    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#7f7f7f",
-)  # fmt: skip
+    *("#0072b2", "#d55e00", "#009e73", "#cc79a7"),
+    *("#e69f00", "#56b4e9", "#8c6bb1", "#7f7f7f"),
+)
 MARKS: Final = "osD^vPX*"
 
 
@@ -144,15 +145,27 @@ def plot_plans(plans: Sequence[Plan], path: Path) -> None:
         mark, colour = _LOOKS[plan.way]
         words = " + ".join(f"{count} {gpu}" for gpu, count in plan.gpus.items())
         handles.append(
-            axes.scatter(plan.tokens_per_second, _dollars(plan), marker=mark, s=60, color=colour,
-                         label=f"{row}  {words}: {_WORDS[plan.way]}", zorder=3)
-        )  # fmt: skip
+            axes.scatter(
+                plan.tokens_per_second,
+                _dollars(plan),
+                marker=mark,
+                s=60,
+                color=colour,
+                label=f"{row}  {words}: {_WORDS[plan.way]}",
+                zorder=3,
+            )
+        )
     best = frontier([plan for _, plan in shown])
     if len(best) > 1:
         handles += axes.plot(
-            [p.tokens_per_second for p in best], [_dollars(p) for p in best], color="#333333",
-            linewidth=1, linestyle="--", label="nothing is both faster and cheaper", zorder=2,
-        )  # fmt: skip
+            [p.tokens_per_second for p in best],
+            [_dollars(p) for p in best],
+            color="#333333",
+            linewidth=1,
+            linestyle="--",
+            label="nothing is both faster and cheaper",
+            zorder=2,
+        )
     axes.set(xlabel="tokens per second", ylabel="dollars for a billion tokens")
     axes.set_title(f"{shown[0][1].model.name}: the ways to run it, the fastest first", fontsize=11)
     axes.set_xlim(0, 1.1 * max(plan.tokens_per_second for _, plan in shown))
@@ -174,15 +187,20 @@ def _number_points(axes: Any, shown: Sequence[tuple[int, Plan]]) -> None:
     points = [(p.tokens_per_second / width, _dollars(p) / height) for _, p in shown]
     taken: list[tuple[float, float]] = []
     for (row, plan), (x, y) in zip(shown, points, strict=True):
-        others = [one for one in points if one != (x, y)] + taken
+        others = [other for other in points if other != (x, y)] + taken
         beside = [(x + right * 0.02, y + up * 0.035) for right, up in _SIDES]
-        rooms = [min((math.dist(at, one) for one in others), default=1.0) for at in beside]
+        rooms = [min((math.dist(at, other) for other in others), default=1.0) for at in beside]
         side = _SIDES[rooms.index(max(rooms))]
         taken.append(beside[_SIDES.index(side)])
         axes.annotate(
-            str(row), (plan.tokens_per_second, _dollars(plan)), fontsize=9, ha="center",
-            va="center", xytext=(side[0] * 12, side[1] * 12), textcoords="offset points",
-        )  # fmt: skip
+            str(row),
+            (plan.tokens_per_second, _dollars(plan)),
+            fontsize=9,
+            ha="center",
+            va="center",
+            xytext=(side[0] * 12, side[1] * 12),
+            textcoords="offset points",
+        )
 
 
 def _dollars(plan: Plan) -> float:
@@ -213,42 +231,49 @@ def plot_frontier(
     """Mean completion time in hours against dollars an hour."""
     pyplot = load_pyplot(path)
     figure, axes = pyplot.subplots(figsize=(8.5, 5.5), dpi=150, layout="constrained")
-    shown = [one for one in points if one.num_done]
-    most = max([one.arrival_dollars_per_hour for one in shown], default=0.0) * 1.3
+    shown = [point for point in points if point.num_done]
+    most = max([point.arrival_dollars_per_hour for point in shown], default=0.0) * 1.3
     spend = frontier.spend_dollars_per_hour
     most = most or float(spend[0]) * 5
     xs = np.geomspace(float(spend[0]), max(most, float(spend[0]) * 1.5), 200)
     ys = np.interp(xs, spend, frontier.mean_completion_seconds) / 3600
     axes.plot(xs, ys, color="#333333", linewidth=1.6, label="best possible (theory)")
     axes.fill_between(xs, ys, ys.min() * 0.5, color="#888888", alpha=0.10, linewidth=0)
-    for index, policy in enumerate(dict.fromkeys(one.policy for one in shown)):
+    for index, policy in enumerate(dict.fromkeys(point.policy for point in shown)):
         mine = sorted(
-            (one for one in shown if one.policy == policy),
-            key=lambda one: one.arrival_dollars_per_hour,
+            (point for point in shown if point.policy == policy),
+            key=lambda point: point.arrival_dollars_per_hour,
         )
-        complete = [one for one in mine if one.num_done == one.num_jobs]
+        complete = [point for point in mine if point.num_done == point.num_jobs]
         look = {"color": COLOURS[index % 8], "marker": MARKS[index % 8], "markersize": 6}
         axes.plot(
-            [one.arrival_dollars_per_hour for one in complete],
-            [one.mean_completion_seconds / 3600 for one in complete],
+            [point.arrival_dollars_per_hour for point in complete],
+            [point.mean_completion_seconds / 3600 for point in complete],
             linewidth=1.2,
             label=policy,
             **look,
         )
-        for one in mine:
-            if one.num_done < one.num_jobs:
-                at = (one.arrival_dollars_per_hour, one.mean_completion_seconds / 3600)
+        for point in mine:
+            if point.num_done < point.num_jobs:
+                at = (point.arrival_dollars_per_hour, point.mean_completion_seconds / 3600)
                 axes.plot(*at, linestyle="", markerfacecolor="none", **look)
                 axes.annotate(
-                    f"{one.num_done}/{one.num_jobs} done", at, fontsize=7,
-                    xytext=(6, 4), textcoords="offset points",
-                )  # fmt: skip
+                    f"{point.num_done}/{point.num_jobs} done",
+                    at,
+                    fontsize=7,
+                    xytext=(6, 4),
+                    textcoords="offset points",
+                )
     if math.isfinite(target_seconds):
         axes.axhline(target_seconds / 3600, color="#888888", linestyle="--", linewidth=1)
         axes.annotate(
-            f"wanted: {target_seconds / 3600:.3g} h", (xs[-1], target_seconds / 3600),
-            fontsize=8, ha="right", va="bottom", color="#555555",
-        )  # fmt: skip
+            f"wanted: {target_seconds / 3600:.3g} h",
+            (xs[-1], target_seconds / 3600),
+            fontsize=8,
+            ha="right",
+            va="bottom",
+            color="#555555",
+        )
     axes.set(
         xscale="log",
         yscale="log",

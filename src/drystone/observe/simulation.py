@@ -1,4 +1,4 @@
-"""How does a policy do on a trace? Simulate it and sum up; all policies get the same scenario."""
+"""Simulation of a policy on a scenario, summed up; all policies get the same scenario."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ class RunRecord:
         prices = getattr(memory, "prices", None)
         if isinstance(prices, np.ndarray) and prices.shape == (len(snapshot.gpu_types),):
             self.price_times_seconds.append(snapshot.now_seconds)
-            self.prices.append([float(one) for one in prices])
+            self.prices.append([float(price) for price in prices])
 
 
 # Offers without a limit: nobody plans a job on more rented GPUs of one kind than this.
-MOST_RENTED_GPUS: Final = 256
+MAX_RENTED_GPUS: Final = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ def reachable_nodes(
             memory_bytes=offer.memory_bytes,
         )
         for offer in offers
-        for index in range(min(offer.most_nodes, max(1, MOST_RENTED_GPUS // offer.num_gpus)))
+        for index in range(min(offer.most_nodes, max(1, MAX_RENTED_GPUS // offer.num_gpus)))
     ]
     return (*nodes, *rented)
 
@@ -186,7 +186,9 @@ def alone_seconds(scenario: Scenario) -> dict[str, float]:
 
 def report_table(reports: Sequence[RunReport]) -> list[dict[str, Any]]:
     """The reports as JSON knows them: what is not a number is null."""
-    return [{name: _jsonable(value) for name, value in asdict(one).items()} for one in reports]
+    return [
+        {name: _jsonable(value) for name, value in asdict(report).items()} for report in reports
+    ]
 
 
 def _jsonable(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What is in a trace? Jobs, time, GPU hours by type, models, owners, arrivals."""
+"""A trace in numbers: jobs, time, GPU hours by type, models, owners, arrivals."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from drystone.describe.traces.trace import Trace
 from drystone.units import HOUR_SECONDS
 
 _NUM_BINS: Final = 60
-_BIN_SECONDS: Final = (
-    60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800,
-)  # fmt: skip
+_BIN_MINUTES: Final = (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440, 2880, 10080)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +56,7 @@ def summarise_trace(trace: Trace) -> TraceSummary:
         num_jobs=len(jobs),
         span_seconds=span,
         gpu_hours=float(sum(by_type.values())),
-        gpu_hours_by_type=dict(sorted(by_type.items(), key=lambda one: -one[1])),
+        gpu_hours_by_type=dict(sorted(by_type.items(), key=lambda pair: -pair[1])),
         models=_counted(job.model or "(only a length)" for job in jobs),
         owners=_counted(job.owner or "(not named)" for job in jobs),
         jobs_by_num_gpus=dict(sorted(Counter(job.requested_count for job in jobs).items())),
@@ -75,7 +73,7 @@ def _counted(names: Any) -> dict[str, int]:
 
 def _arrivals(jobs: Sequence[JobSpec], span: float) -> tuple[float, list[int]]:
     """Jobs by time, in at most `_NUM_BINS` bins of a length that people know."""
-    fits = [float(one) for one in _BIN_SECONDS if span / one < _NUM_BINS]
+    fits = [60.0 * minutes for minutes in _BIN_MINUTES if span / (60 * minutes) < _NUM_BINS]
     bin_seconds = fits[0] if fits else span / _NUM_BINS
     rows = np.array([job.submit_seconds for job in jobs]) // bin_seconds
     return bin_seconds, np.bincount(rows.astype(np.int64)).tolist()

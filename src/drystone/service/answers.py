@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
 from fastapi import FastAPI, Request
@@ -15,9 +15,10 @@ from starlette.routing import Match
 
 from drystone.errors import DrystoneError, NothingFits, RequestError, UnknownName
 from drystone.run.control.store import LeaseLost, StoreBusy
+from drystone.service.shapes import Failure, Problem
 
 LOG: Final = logging.getLogger("drystone.service")
-_LONGEST_MESSAGE: Final = 1000
+_MAX_MESSAGE: Final = 1000  # characters
 Found = TypeVar("Found")
 
 
@@ -57,11 +58,20 @@ class TooMany(RequestError):
         self.retry_seconds = retry_seconds
 
 
-_STATUS: Final = (
-    (Unauthorized, 401), (Forbidden, 403), (NotFound, 404), (Conflict, 409), (TooLarge, 413),
-    (NotJson, 415), (Misdirected, 421), (TooMany, 429), (NothingFits, 409), (StoreBusy, 503),
-    (LeaseLost, 503), (RequestError, 422),
-)  # fmt: skip
+_STATUS: Final[Mapping[type[DrystoneError], int]] = {  # the first that an error is one of
+    Unauthorized: 401,
+    Forbidden: 403,
+    NotFound: 404,
+    Conflict: 409,
+    TooLarge: 413,
+    NotJson: 415,
+    Misdirected: 421,
+    TooMany: 429,
+    NothingFits: 409,
+    StoreBusy: 503,
+    LeaseLost: 503,
+    RequestError: 422,
+}
 
 
 def add_answers(app: FastAPI) -> None:
@@ -74,7 +84,7 @@ def add_answers(app: FastAPI) -> None:
 
 def status_of(error: DrystoneError) -> int:
     """The status that goes with an error."""
-    return next((code for kind, code in _STATUS if isinstance(error, kind)), 500)
+    return next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 500)
 
 
 def found(look: Callable[[], Found]) -> Found:
@@ -87,10 +97,17 @@ def found(look: Callable[[], Found]) -> Found:
 
 def answer_json(value: Any, *, status: int = 200) -> Response:
     """One document."""
-    text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    return Response(to_json(value), status_code=status, media_type="application/json")
+
+
+def to_json(value: Any) -> bytes:
+    """JSON text of plain tables and of answers, which checked themselves when they were made."""
+    # `vars` of a model is the table of its fields.
+    text = json.dumps(
+        value, default=vars, allow_nan=False, ensure_ascii=False, separators=(",", ":")
+    )
     # A lone half of a surrogate pair is legal in JSON's escapes, and in no encoding.
-    body = text.encode("utf-8", errors="backslashreplace")
-    return Response(body, status_code=status, media_type="application/json")
+    return text.encode("utf-8", errors="backslashreplace")
 
 
 def answer_failure(error: DrystoneError) -> Response:
@@ -98,18 +115,25 @@ def answer_failure(error: DrystoneError) -> Response:
     status = status_of(error)
     if status == 500:
         LOG.error("a request failed: %s", safe(str(error)))
-    body = {
-        "kind": type(error).__name__,
-        "message": error.message[:_LONGEST_MESSAGE],
-        "where": error.where[:_LONGEST_MESSAGE],
-        "hint": error.hint[:_LONGEST_MESSAGE],
-    }
-    answer = answer_json({"error": body}, status=status)
+    kind = type(error).__name__
+    answer = _answer_problem(status, kind, error.message, where=error.where, hint=error.hint)
     if isinstance(error, TooMany):
         answer.headers["Retry-After"] = str(max(1, round(error.retry_seconds)))
     if isinstance(error, Unauthorized):
         answer.headers["WWW-Authenticate"] = "Bearer"
     return answer
+
+
+def _answer_problem(
+    status: int, kind: str, message: str, *, where: str = "", hint: str = ""
+) -> Response:
+    """A failure. Its texts may quote what somebody sent, halves of surrogate pairs included."""
+    texts = {"message": message, "where": where, "hint": hint}
+    shown = {
+        name: text[:_MAX_MESSAGE].encode("utf-8", errors="backslashreplace").decode()
+        for name, text in texts.items()
+    }
+    return answer_json(Failure(error=Problem(kind=kind, **shown)), status=status)
 
 
 def safe(text: str) -> str:
@@ -124,19 +148,18 @@ def _answer_error(_: Request, error: Exception) -> Response:
 
 def _answer_fault(_: Request, error: Exception) -> Response:
     """A mistake of ours: the framework logs it in full, people are told that it is one."""
-    body = {
-        "kind": "Fault",
-        "message": f"the service failed to answer: {type(error).__name__} in its own code",
-        "where": "",
-        "hint": "The output of `drystone serve` has the details; please report it with them",
-    }
-    return answer_json({"error": body}, status=500)
+    return _answer_problem(
+        500,
+        "Fault",
+        f"the service failed to answer: {type(error).__name__} in its own code",
+        hint="The output of `drystone serve` has the details; please report it with them",
+    )
 
 
 def _answer_invalid(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    where = ".".join(str(one) for one in first["loc"])
+    where = ".".join(str(part) for part in first["loc"])
     return answer_failure(RequestError(str(first["msg"]), where=where))
 
 
@@ -144,9 +167,8 @@ def _answer_http(request: Request, error: Exception) -> Response:
     """What the framework itself refuses: an unknown address, a method that is not there."""
     assert isinstance(error, HTTPException)
     kind = {404: "NotFound", 405: "NotAllowed"}.get(error.status_code, "RequestError")
-    body = {"kind": kind, "message": str(error.detail), "where": "", "hint": ""}
-    status = 422 if error.status_code == 400 else error.status_code  # a body that is no text
-    answer = answer_json({"error": body}, status=status)
+    status = 422 if error.status_code == 400 else error.status_code  # a body that is not text
+    answer = _answer_problem(status, kind, str(error.detail))
     answer.headers.update(error.headers or {})
     if status == 405:
         # Each method is a route of its own here; the framework names those of the first.

@@ -104,28 +104,30 @@ class Client:
         return bool(self.url)
 
     def get(self, path: str, **query: Any) -> dict[str, Any]:
-        """Ask."""
+        """Send a GET request."""
         return self._request("GET", path + _query(query))
 
     def post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Order."""
+        """Send a POST request."""
         return self._request("POST", path, body)
 
     def patch(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Change."""
+        """Send a PATCH request."""
         return self._request("PATCH", path, body)
 
     def delete(self, path: str) -> dict[str, Any]:
-        """Take away."""
+        """Send a DELETE request."""
         return self._request("DELETE", path)
 
     def upload(self, bundle: str, name: str, path: Path) -> dict[str, Any]:
         """Send a file that a job needs."""
         with path.open("rb") as file:
             return self._request(
-                "POST", "/v1/files" + _query({"bundle": bundle, "name": name}), raw=file,
+                "POST",
+                "/v1/files" + _query({"bundle": bundle, "name": name}),
+                raw=file,
                 num_bytes=path.stat().st_size,
-            )  # fmt: skip
+            )
 
     def close(self) -> None:
         """Let go of the connection."""
@@ -224,7 +226,7 @@ def split_url(url: str) -> tuple[str, str, int | None]:
     except ValueError:
         kind, host, port = "", None, None
     if kind not in ("http", "https") or not host or parts.path not in ("", "/"):
-        raise InvalidSpec(f"{url!r} is no address", hint="Write e.g. http://gpu-box:8080")
+        raise InvalidSpec(f"{url!r} is not an address", hint="Write e.g. http://gpu-box:8080")
     return kind, host, port
 
 
@@ -241,7 +243,7 @@ def _open_socket(path: Path, timeout_seconds: float) -> socket.socket:
 
 
 def _query(values: dict[str, Any]) -> str:
-    given = {name: one for name, one in values.items() if one not in (None, "", [])}
+    given = {name: value for name, value in values.items() if value not in (None, "", [])}
     if not given:
         return ""
     from urllib.parse import urlencode
@@ -250,11 +252,11 @@ def _query(values: dict[str, Any]) -> str:
 
 
 def _error_of(status: int, error: dict[str, Any]) -> DrystoneError:
-    kinds: dict[int, type[DrystoneError]] = {
-        401: RequestError, 403: RequestError, 404: RequestError, 409: RequestError,
-        413: RequestError, 422: InvalidSpec,
-    }  # fmt: skip
-    made = kinds.get(status, DrystoneError)
+    made: type[DrystoneError] = DrystoneError
+    if status in (401, 403, 404, 409, 413):
+        made = RequestError
+    elif status == 422:
+        made = InvalidSpec
     if error.get("kind") == "NothingFits":
         made = NothingFits
     message, hint = str(error.get("message") or ""), str(error.get("hint") or "")

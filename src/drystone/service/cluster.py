@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.concurrency import run_in_threadpool
@@ -13,32 +13,56 @@ from drystone.errors import DrystoneError
 from drystone.run.control.controller import Controller
 from drystone.service.answers import TooMany, answer_json, found
 from drystone.service.auth.callers import ADMIN, VIEWER, caller_now
-from drystone.service.feed import Feed, events_for
+from drystone.service.feed import Feed, Happenings, events_for
 from drystone.service.prometheus import CONTENT_TYPE, Metrics
 from drystone.service.shapes import (
-    MOST_SEQUENCE,
-    Alive,
-    Cluster,
+    MAX_SEQUENCE,
     Failure,
-    Happenings,
-    Health,
     JobId,
-    Moved,
+    Shape,
 )
-from drystone.service.views import cluster_view
+from drystone.service.views import Cluster
 
-_LONGEST_WAIT: Final = 30.0
-_MOST_EVENTS: Final = 10_000
+_MAX_WAIT: Final = 30.0
+_MAX_EVENTS: Final = 10_000
+
+
+class Moved(Shape):
+    """A node that was drained, and who left it."""
+
+    node: str
+    moved: list[str]
+
+
+class Health(Shape):
+    """How the controller is."""
+
+    status: Literal["ok", "troubled"]
+    version: str
+    is_emulated: bool
+    policy: str
+    epoch: int
+    last_sequence: int
+    decision_seconds: float
+    last_error: str
+    num_jobs_put_aside: int  # that could not be looked after, and are tried again
+    now_seconds: float
+
+
+class Alive(Shape):
+    """For probes."""
+
+    status: str
 
 
 def cluster_routes(
-    controller: Controller, feed: Feed, metrics: Metrics, *, most_streams: int
+    controller: Controller, feed: Feed, metrics: Metrics, *, max_streams: int
 ) -> APIRouter:
     """All of them."""
     router = APIRouter()
     _add_cluster(router, controller)
     _add_events(router, controller, feed)
-    _add_stream(router, controller, feed, metrics, most_streams)
+    _add_stream(router, controller, feed, metrics, max_streams)
     _add_health(router, controller, metrics)
     return router
 
@@ -50,8 +74,8 @@ def _add_cluster(router: APIRouter, controller: Controller) -> None:
     def cluster() -> Response:
         """Nodes, GPUs, money."""
         with journal.lock:
-            view = cluster_view(controller, journal.now())
-        return answer_json(view)
+            answer = Cluster.of(controller, journal.now())
+        return answer_json(answer)
 
     @router.post(
         "/v1/nodes/{node}/drain",
@@ -64,7 +88,7 @@ def _add_cluster(router: APIRouter, controller: Controller) -> None:
         """Start nothing more there, and move away what runs."""
         with journal.acting(caller_now().actor):
             moved = found(lambda: controller.drain(node))
-        return answer_json({"node": node, "moved": moved})
+        return answer_json(Moved(node=node, moved=moved))
 
     @router.post(
         "/v1/nodes/{node}/undrain",
@@ -77,7 +101,7 @@ def _add_cluster(router: APIRouter, controller: Controller) -> None:
         """Use it again."""
         with journal.acting(caller_now().actor):
             found(lambda: controller.undrain(node))
-        return answer_json({"node": node, "moved": []})
+        return answer_json(Moved(node=node, moved=[]))
 
 
 def _add_events(router: APIRouter, controller: Controller, feed: Feed) -> None:
@@ -93,10 +117,10 @@ def _add_events(router: APIRouter, controller: Controller, feed: Feed) -> None:
 
     @router.get("/v1/events", dependencies=[VIEWER], response_model=Happenings, tags=["events"])
     async def events(
-        after: Annotated[int, Query(ge=0, le=MOST_SEQUENCE)] = 0,
+        after: Annotated[int, Query(ge=0, le=MAX_SEQUENCE)] = 0,
         job: Annotated[str, Query(max_length=64)] = "",
-        most: Annotated[int, Query(ge=1, le=_MOST_EVENTS)] = 1000,
-        wait: Annotated[float, Query(ge=0, le=_LONGEST_WAIT)] = 0.0,
+        most: Annotated[int, Query(ge=1, le=_MAX_EVENTS)] = 1000,
+        wait: Annotated[float, Query(ge=0, le=_MAX_WAIT)] = 0.0,
         newest: Annotated[bool, Query()] = False,
     ) -> Response:
         """The log from a sequence number on; with `wait`, until there is something to tell."""
@@ -112,7 +136,7 @@ def _add_events(router: APIRouter, controller: Controller, feed: Feed) -> None:
 
     @router.get("/v1/audit", dependencies=[ADMIN], response_model=Happenings, tags=["people"])
     def audit(
-        after: Annotated[int, Query(ge=0, le=MOST_SEQUENCE)] = 0,
+        after: Annotated[int, Query(ge=0, le=MAX_SEQUENCE)] = 0,
         most: Annotated[int, Query(ge=1, le=1000)] = 100,
         newest: Annotated[bool, Query()] = True,
     ) -> Response:
@@ -123,7 +147,7 @@ def _add_events(router: APIRouter, controller: Controller, feed: Feed) -> None:
 
 
 def _add_stream(
-    router: APIRouter, controller: Controller, feed: Feed, metrics: Metrics, most_streams: int
+    router: APIRouter, controller: Controller, feed: Feed, metrics: Metrics, max_streams: int
 ) -> None:
     access = controller.journal.live.access
 
@@ -136,12 +160,12 @@ def _add_stream(
     )
     async def stream(
         request: Request,
-        after: Annotated[int | None, Query(ge=0, le=MOST_SEQUENCE)] = None,
+        after: Annotated[int | None, Query(ge=0, le=MAX_SEQUENCE)] = None,
         last_event_id: Annotated[str, Header(max_length=20)] = "",
     ) -> Response:
         """Live state as server-sent events; goes on after `Last-Event-ID`."""
         del request
-        if feed.num_listeners >= most_streams:
+        if feed.num_listeners >= max_streams:
             raise TooMany("too many connections listen already", retry_seconds=10.0)
         token_id = caller_now().token_id
         begun = int(last_event_id) if last_event_id.isascii() and last_event_id.isdigit() else after
@@ -164,18 +188,18 @@ def _add_health(router: APIRouter, controller: Controller, metrics: Metrics) -> 
     def health() -> Response:
         """Whether it works, and how well."""
         return answer_json(
-            {
-                "status": "ok" if not controller.last_error else "troubled",
-                "version": __version__,
-                "is_emulated": controller.cluster.is_emulated,
-                "policy": controller.settings.policy,
-                "epoch": journal.lease.epoch,
-                "last_sequence": journal.sequence,
-                "decision_seconds": controller.decision_seconds,
-                "last_error": controller.last_error,
-                "num_jobs_put_aside": len(controller.reconciler.troubles.by_job),
-                "now_seconds": journal.now(),
-            }
+            Health(
+                status="ok" if not controller.last_error else "troubled",
+                version=__version__,
+                is_emulated=controller.cluster.is_emulated,
+                policy=controller.settings.policy,
+                epoch=journal.lease.epoch,
+                last_sequence=journal.sequence,
+                decision_seconds=controller.decision_seconds,
+                last_error=controller.last_error,
+                num_jobs_put_aside=len(controller.reconciler.troubles.by_job),
+                now_seconds=journal.now(),
+            )
         )
 
     @router.get(
@@ -184,9 +208,8 @@ def _add_health(router: APIRouter, controller: Controller, metrics: Metrics) -> 
     async def healthz() -> Response:
         """Whether the process goes on; for probes, without a token."""
         is_well = not controller.world.is_leaving
-        return answer_json(
-            {"status": "ok" if is_well else "leaving"}, status=200 if is_well else 503
-        )
+        status = Alive(status="ok" if is_well else "leaving")
+        return answer_json(status, status=200 if is_well else 503)
 
     @router.get(
         "/readyz", response_model=Alive, responses={503: {"model": Alive}}, tags=["service"]
@@ -196,8 +219,8 @@ def _add_health(router: APIRouter, controller: Controller, metrics: Metrics) -> 
         try:
             controller.store.last_sequence()
         except DrystoneError:
-            return answer_json({"status": "the database cannot be read"}, status=503)
-        return answer_json({"status": "ok"})
+            return answer_json(Alive(status="the database cannot be read"), status=503)
+        return answer_json(Alive(status="ok"))
 
     @router.get(
         "/metrics",

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
+from pydantic import BaseModel, ConfigDict
+
 from drystone.run.control.controller import Controller
 from drystone.run.control.store import LogLine
 from drystone.run.events import load_line
 from drystone.run.lifecycle import JobState
-from drystone.service.answers import LOG
+from drystone.service.answers import LOG, to_json
 from drystone.service.auth.callers import Caller, may_touch
-from drystone.service.views import cluster_view, job_view, money_view
+from drystone.service.shapes import Shape
+from drystone.service.views import Cluster, Job, Node, money_now
 
 _PUBLIC_KEYS: Final = ("name", "owner", "team", "model", "priority", "num_steps")
 
@@ -58,16 +60,32 @@ Chunk = tuple[int, bytes]  # up to which sequence number, and the text
 _PACE_SECONDS: Final = 0.25  # between looks at the log
 _PROGRESS_SECONDS: Final = 2.0
 _TICK_SECONDS: Final = 5.0
-_MOST_MISSED: Final = 2000  # events that are sent again to who comes back
-_MOST_WAITING: Final = 200  # messages for a listener that does not read
-_MOST_ROWS: Final = 500  # of jobs in one message
+_MAX_MISSED: Final = 2000  # events that are sent again to who comes back
+_MAX_WAITING: Final = 200  # messages for a listener that does not read
+_MAX_ROWS: Final = 500  # of jobs in one message
 
 
 def message(kind: str, sequence: int, data: Table) -> bytes:
     """One server-sent event."""
-    text = json.dumps(data, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-    body = text.encode("utf-8", errors="backslashreplace")
-    return b"event: %b\nid: %d\ndata: %b\n\n" % (kind.encode(), sequence, body)
+    return b"event: %b\nid: %d\ndata: %b\n\n" % (kind.encode(), sequence, to_json(data))
+
+
+class Happening(BaseModel):
+    """One event; what else it has depends on its kind."""
+
+    model_config = ConfigDict(extra="allow")
+
+    sequence: int
+    event: str
+    time_seconds: float
+    actor: str
+
+
+class Happenings(Shape):
+    """Events, oldest first."""
+
+    events: list[Happening]
+    last: int
 
 
 class Feed:
@@ -80,7 +98,7 @@ class Feed:
         self._task: asyncio.Task[None] | None = None
         self._sent = 0  # the sequence number that everybody has
         self._rows: dict[str, tuple[Any, ...]] = {}  # of progress, as they were sent
-        self._nodes: dict[str, Table] = {}
+        self._nodes: dict[str, Node] = {}
         self._missed: dict[tuple[int, int], bytes] = {}  # what was made for who came back
         self.is_closing = False
 
@@ -113,7 +131,7 @@ class Feed:
 
         Ends when the listener is no longer welcome, or too slow: it may come back.
         """
-        queue: asyncio.Queue[Chunk | None] = asyncio.Queue(_MOST_WAITING)
+        queue: asyncio.Queue[Chunk | None] = asyncio.Queue(_MAX_WAITING)
         self._queues.add(queue)
         self._watched()
         if self._task is None:
@@ -206,7 +224,7 @@ class Feed:
         with self._journal.lock:
             last = self._journal.sequence
         if last > self._sent:
-            lines = self._controller.store.read_log(after=self._sent, most=_MOST_MISSED)
+            lines = self._controller.store.read_log(after=self._sent, most=_MAX_MISSED)
             last = lines[-1].sequence if lines else last
             parts += self._changes(lines, last)
         if has_progress and (moved := self._progress(last)) is not None:
@@ -229,37 +247,41 @@ class Feed:
 
     def _jobs(self, names: set[str]) -> Table:
         state, now = self._journal.live.state, self._journal.now()
-        known = [state.jobs[one] for one in sorted(names) if one in state.jobs][:_MOST_ROWS]
+        known = [state.jobs[name] for name in sorted(names) if name in state.jobs][:_MAX_ROWS]
         counts = Counter(record.state for record in state.jobs.values())
         return {
-            "jobs": [job_view(self._controller, one, now) for one in known],
-            "num_by_state": {one.value: counts[one] for one in JobState},
+            "jobs": [Job.of(self._controller, record, now) for record in known],
+            "num_by_state": {state.value: counts[state] for state in JobState},
             "now_seconds": now,
         }
 
     def _changed_nodes(self) -> Table | None:
-        view = cluster_view(self._controller, self._journal.now())
-        nodes = {node["id"]: node for node in view["nodes"]}
+        cluster = Cluster.of(self._controller, self._journal.now())
+        nodes = {node.id: node for node in cluster.nodes}
         changed = [node for name, node in nodes.items() if self._nodes.get(name) != node]
         self._nodes = nodes
-        return {"nodes": changed, "gpus": view["gpus"]} if changed else None
+        return {"nodes": changed, "gpus": cluster.gpus} if changed else None
 
     def _progress(self, last: int) -> bytes | None:
         """Running jobs that got further."""
         with self._journal.lock:
             now, active = self._journal.now(), self._journal.live.state.active
-            views = [
-                job_view(self._controller, one, now) for one in active.values() if one.num_gpus
+            jobs = [
+                Job.of(self._controller, record, now)
+                for record in active.values()
+                if record.num_gpus
             ]
-            money = money_view(self._controller, now)
+            money = money_now(self._controller, now)
         rows: dict[str, tuple[Any, ...]] = {}
-        for job in views:
-            eta = job["eta_seconds"]
-            rows[job["id"]] = (
-                job["step"], _short(job["progress"]), _short(job["loss"]),
-                _short(job["step_seconds"]), round(eta) if eta is not None else None,
-                _short(job["dollars"]),
-            )  # fmt: skip
+        for job in jobs:
+            rows[job.id] = (
+                job.step,
+                _short(job.progress),
+                _short(job.loss),
+                _short(job.step_seconds),
+                round(job.eta_seconds) if job.eta_seconds is not None else None,
+                _short(job.dollars),
+            )
         changed = [[name, *row] for name, row in rows.items() if self._rows.get(name) != row]
         self._rows = rows
         if not changed:
@@ -276,7 +298,7 @@ class Feed:
 
     def _welcome(self, after: int | None, last: int) -> bytes:
         """The first message of a connection, with what was missed where that is little."""
-        is_resumed = after is not None and 0 <= last - after <= _MOST_MISSED
+        is_resumed = after is not None and 0 <= last - after <= _MAX_MISSED
         hello = {
             "sequence": last,
             "epoch": self._journal.lease.epoch,
@@ -288,14 +310,14 @@ class Feed:
             return text
         missed = self._missed.get((after, last))
         if missed is None:
-            lines = self._controller.store.read_log(after=after, most=_MOST_MISSED)
+            lines = self._controller.store.read_log(after=after, most=_MAX_MISSED)
             lines = [line for line in lines if line.sequence <= last]
             told = [event_view(line, is_open=False) for line in lines]
             with self._journal.lock:
                 jobs = self._jobs({line.job_id for line in lines})
-                view = cluster_view(self._controller, self._journal.now())
+                cluster = Cluster.of(self._controller, self._journal.now())
             missed = message("events", last, {"events": told}) + message("jobs", last, jobs)
-            missed += message("cluster", last, {"nodes": view["nodes"], "gpus": view["gpus"]})
+            missed += message("cluster", last, {"nodes": cluster.nodes, "gpus": cluster.gpus})
             self._missed = {(after, last): missed}
         return text + missed
 

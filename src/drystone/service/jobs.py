@@ -5,37 +5,89 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
 from fastapi import APIRouter, Body, Query
 from fastapi.responses import Response
 
-from drystone.describe.job import TrainingJob
+from drystone.describe.job import TrainingJob, count_steps, make_spec
 from drystone.errors import InvalidSpec, NothingFits
-from drystone.run.control.admission import OverLimit
+from drystone.run.control.admission import OverLimit, check_hard_cap
 from drystone.run.control.controller import Controller
+from drystone.run.control.options import work_of
 from drystone.run.lifecycle import TERMINAL, JobState
+from drystone.schedule.limits import options_within
 from drystone.service.answers import Conflict, answer_json, found
 from drystone.service.auth.callers import SUBMITTER, VIEWER, caller_now, check_touch
 from drystone.service.shapes import (
-    MOST_SEQUENCE,
+    MAX_SEQUENCE,
     Failure,
-    Job,
     JobBody,
-    JobDetails,
     JobId,
-    JobPage,
-    LogPart,
-    Planned,
     Responses,
-    SubmittedJob,
-    Why,
+    Shape,
 )
 from drystone.service.uploads import Uploads
-from drystone.service.views import job_details, job_view, plan_view
-from drystone.service.why import explain
+from drystone.service.views import Job, JobDetails, JobPage, Option, description_of, options_of
+from drystone.service.why import Why, explain
 
-MOST_ROWS: Final = 100_000
+MAX_ROWS: Final = 100_000
+
+
+class SubmittedJob(Shape):
+    """A job that was accepted."""
+
+    id: str
+    is_new: bool
+
+
+class Planned(Shape):
+    """What submitting would do."""
+
+    job: dict[str, Any]
+    steps: int
+    options: list[Option]
+    chosen: Option
+    num_waiting: int
+
+    @classmethod
+    def of(cls, controller: Controller, job: TrainingJob) -> Self:
+        """What submitting a job would do; refused where none of its options could be chosen."""
+        journal = controller.journal
+        journal.book.check(job)
+        shape = journal.book.shape(job)
+        steps = count_steps(job, shape)
+        left_samples = float(steps * job.global_batch)
+        options = journal.book.options(job, journal.live.lessons.get(work_of(job)))
+        # What the cap, its money or its time does not allow is said now, not when it waits.
+        options = check_hard_cap(journal, job.name, options)
+        shown = options_of(controller, job, left_samples)
+        if not shown:
+            raise NothingFits(f"{job.name}: no GPUs of this cluster suffice")
+        within = options_within(
+            make_spec(job, shape, job_id="planned", submit_seconds=0.0),
+            options,
+            journal.gpu_types,
+            controller.cluster.dollars_per_gpu_hour,
+        )
+        usable = options_of(controller, job, left_samples, limit=len(within), allowed=within)
+        active = journal.live.state.active.values()
+        return cls(
+            job=description_of(job),
+            steps=steps,
+            options=shown,
+            chosen=next((option for option in usable if option.is_free), usable[0]),
+            num_waiting=sum(record.state is JobState.QUEUED for record in active),
+        )
+
+
+class LogPart(Shape):
+    """A stretch of a log."""
+
+    text: str
+    offset: int
+    is_over: bool
+    epoch: int
 
 
 def job_routes(controller: Controller, uploads: Uploads) -> APIRouter:
@@ -71,10 +123,7 @@ def _add_submission(router: APIRouter, controller: Controller, uploads: Uploads)
         """What submitting would do; nothing is kept."""
         job = journal.book.looked_at(described(body))
         with journal.lock:
-            view = plan_view(controller, job)
-        if not view["options"]:
-            raise NothingFits(f"{job.name}: no GPUs of this cluster suffice")
-        return answer_json(view)
+            return answer_json(Planned.of(controller, job))
 
     @router.post(
         "/v1/jobs",
@@ -87,7 +136,7 @@ def _add_submission(router: APIRouter, controller: Controller, uploads: Uploads)
         },
     )
     def submit(body: Annotated[JobBody, Body()]) -> Response:
-        """Take a job in. The same `client_key` never makes a second job."""
+        """Submit a job. The same `client_key` never makes a second job."""
         caller, key = caller_now(), body.client_key
         if key and caller.token_id:
             # Keys are one's own: nobody learns of, or gets in the way of, another's jobs.
@@ -98,7 +147,7 @@ def _add_submission(router: APIRouter, controller: Controller, uploads: Uploads)
                 job_id, is_new = controller.submit(job, client_key=key)
         except OverLimit as error:
             raise Conflict(error.message, hint=error.hint) from None
-        return answer_json({"id": job_id, "is_new": is_new}, status=201 if is_new else 200)
+        return answer_json(SubmittedJob(id=job_id, is_new=is_new), status=201 if is_new else 200)
 
 
 def _add_lists(router: APIRouter, controller: Controller) -> None:
@@ -110,8 +159,8 @@ def _add_lists(router: APIRouter, controller: Controller) -> None:
         owner: Annotated[str, Query(max_length=80)] = "",
         team: Annotated[str, Query(max_length=80)] = "",
         newest: Annotated[bool, Query()] = False,
-        most: Annotated[int, Query(ge=1, le=MOST_ROWS)] = 1000,
-        skip: Annotated[int, Query(ge=0, le=MOST_SEQUENCE)] = 0,
+        most: Annotated[int, Query(ge=1, le=MAX_ROWS)] = 1000,
+        skip: Annotated[int, Query(ge=0, le=MAX_SEQUENCE)] = 0,
     ) -> Response:
         """One page of jobs, by submission."""
         with journal.lock:
@@ -120,26 +169,26 @@ def _add_lists(router: APIRouter, controller: Controller) -> None:
             records = pool.values() if not newest else reversed(pool.values())
             if states or owner or team:
                 matching = [
-                    one
-                    for one in records
-                    if (not states or one.state in states)
-                    and (not owner or live.jobs[one.spec.id].job.owner == owner)
-                    and (not team or live.jobs[one.spec.id].job.team == team)
+                    record
+                    for record in records
+                    if (not states or record.state in states)
+                    and (not owner or live.jobs[record.spec.id].job.owner == owner)
+                    and (not team or live.jobs[record.spec.id].job.team == team)
                 ]
             else:
                 matching = list(records)
-            rows = [job_view(controller, one, now) for one in matching[skip : skip + most]]
+            rows = [Job.of(controller, record, now) for record in matching[skip : skip + most]]
             sequence = journal.sequence
         end = skip + len(rows)
         return answer_json(
-            {
-                "jobs": rows,
-                "total": len(matching),
-                "next_skip": end if rows and end < len(matching) else None,
-                "now_seconds": now,
-                "sequence": sequence,
-                "is_emulated": controller.cluster.is_emulated,
-            }
+            JobPage(
+                jobs=rows,
+                total=len(matching),
+                next_skip=end if rows and end < len(matching) else None,
+                now_seconds=now,
+                sequence=sequence,
+                is_emulated=controller.cluster.is_emulated,
+            )
         )
 
 
@@ -154,7 +203,7 @@ def _add_single(router: APIRouter, controller: Controller) -> None:
         """One job in full; for its team."""
         with journal.lock:
             record = found(lambda: controller.find(job_id))
-            details = job_details(controller, record, journal.now())
+            details = JobDetails.of(controller, record, journal.now())
         return answer_json(details)
 
     @router.get(
@@ -171,7 +220,7 @@ def _add_single(router: APIRouter, controller: Controller) -> None:
         job_id: JobId,
         rank: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
         epoch: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
-        offset: Annotated[int, Query(ge=0, le=MOST_SEQUENCE)] = 0,
+        offset: Annotated[int, Query(ge=0, le=MAX_SEQUENCE)] = 0,
         stream: Annotated[Literal["log", "out"], Query()] = "log",
     ) -> Response:
         """Lines of a log from an offset on; for its team."""
@@ -182,7 +231,7 @@ def _add_single(router: APIRouter, controller: Controller) -> None:
             job_id, rank=rank, epoch=epoch, offset=offset, stream=stream
         )
         is_over = record.state in TERMINAL
-        return answer_json({"text": text, "offset": end, "is_over": is_over, "epoch": of_epoch})
+        return answer_json(LogPart(text=text, offset=end, is_over=is_over, epoch=of_epoch))
 
 
 def _add_changes(router: APIRouter, controller: Controller) -> None:
@@ -197,20 +246,20 @@ def _add_changes(router: APIRouter, controller: Controller) -> None:
                 act(job_id)
             except InvalidSpec as error:
                 raise Conflict(error.message, hint=error.hint) from None
-            return answer_json(job_view(controller, record, journal.now()))
+            return answer_json(Job.of(controller, record, journal.now()))
 
     @router.post(
         "/v1/jobs/{job_id}/cancel", dependencies=[SUBMITTER], response_model=Job, responses=failures
     )
     def cancel(job_id: JobId) -> Response:
-        """Take it back."""
+        """Cancel it."""
         return change(job_id, controller.cancel)
 
     @router.post(
         "/v1/jobs/{job_id}/pause", dependencies=[SUBMITTER], response_model=Job, responses=failures
     )
     def pause(job_id: JobId) -> Response:
-        """Let it wait."""
+        """Pause it; it waits until it is resumed."""
         return change(job_id, controller.pause)
 
     @router.post(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Final
+from collections.abc import Mapping
+from typing import Annotated, Final, Self
 
 from fastapi import APIRouter, Query
 from fastapi.responses import Response
@@ -13,13 +14,14 @@ from drystone.run.control.controller import Controller
 from drystone.run.rentals import MICRO_DOLLARS
 from drystone.service.answers import answer_json
 from drystone.service.auth.callers import VIEWER
+from drystone.service.shapes import finite_or_none
 from drystone.units import HOUR_SECONDS
 
-_MOST_ROWS: Final = 100_000
+_MAX_ROWS: Final = 100_000
 
 
 class AccountShown(BaseModel):
-    """What one job was charged; with neither team nor job, what nobody used."""
+    """What one job was charged; with neither team nor job, what was not used."""
 
     team: str
     job_id: str
@@ -64,6 +66,39 @@ class LedgerPage(BaseModel):
     offers: list[OfferShown]
     trouble: str
 
+    @classmethod
+    def of(cls, controller: Controller, now: float, limit: int) -> Self:
+        """The book with its largest accounts and nodes; whoever calls holds the journal's lock."""
+        live, renting = controller.journal.live, controller.journal.renting
+        rentals, statement = live.state.rentals, live.ledger.statement(now)
+        begins = [bill.since_seconds for bill in rentals.bills]
+        begins += [rented.since_seconds for rented in rentals.rented.values()]
+        spent = rentals.spent_dollars(now)
+        hours = (now - min(begins, default=math.inf)) / HOUR_SECONDS
+        accounts = sorted(statement.by_account.items(), key=lambda pair: -pair[1])[:limit]
+        budget = renting.budget_dollars_per_hour if renting else math.inf
+        hard_cap = renting.hard_cap_dollars_per_hour if renting else math.inf
+        return cls(
+            now_seconds=now,
+            budget_dollars_per_hour=finite_or_none(budget),
+            hard_cap_dollars_per_hour=finite_or_none(hard_cap),
+            rented_dollars_per_hour=rentals.dollars_per_hour(),
+            rented_dollars=spent,
+            mean_dollars_per_hour=spent / hours if hours > 0 else None,
+            total_dollars=statement.total / MICRO_DOLLARS,
+            num_rented=len(rentals.rented),
+            num_coming=len(rentals.asked),
+            accounts=[
+                AccountShown(
+                    team=account.team, job_id=account.job_id, dollars=micro / MICRO_DOLLARS
+                )
+                for account, micro in accounts
+            ],
+            nodes=_nodes(controller, statement.by_node, limit),
+            offers=_offers(controller, now),
+            trouble=controller.desk.trouble if controller.desk else "",
+        )
+
 
 def money_routes(controller: Controller) -> APIRouter:
     """All of them."""
@@ -71,77 +106,45 @@ def money_routes(controller: Controller) -> APIRouter:
     journal = controller.journal
 
     @router.get("/v1/ledger", dependencies=[VIEWER], response_model=LedgerPage)
-    def ledger(most: Annotated[int, Query(ge=1, le=_MOST_ROWS)] = 1000) -> Response:
+    def ledger(most: Annotated[int, Query(ge=1, le=_MAX_ROWS)] = 1000) -> Response:
         """Budget, rentals and the ledger; the largest `most` accounts and nodes."""
         with journal.lock:
-            view = ledger_view(controller, journal.now(), most)
-        return answer_json(view)
+            answer = LedgerPage.of(controller, journal.now(), most)
+        return answer_json(answer)
 
     return router
 
 
-def ledger_view(controller: Controller, now: float, most: int) -> dict[str, Any]:
-    """The book as plain tables. Whoever calls holds the journal's lock."""
-    live, renting = controller.journal.live, controller.journal.renting
-    rentals, at = live.state.rentals, live.ledger.statement(now)
-    here = {live.state.nodes[row].id: one for row, one in rentals.rented.items()}
-    begins = [one.since_seconds for one in rentals.bills]
-    begins += [one.since_seconds for one in rentals.rented.values()]
-    since = min(begins, default=math.inf)
-    spent = rentals.spent_dollars(now)
-    hours = (now - since) / HOUR_SECONDS
-    nodes = [
-        {
-            "node": name,
-            "dollars": micro / MICRO_DOLLARS,
-            "offer": here[name].offer if name in here else live.ledger.offer_of(name),
-            "dollars_per_hour": here[name].price_dollars_per_hour if name in here else None,
-            "is_here": name in here,
-        }
-        for name, micro in sorted(at.by_node.items(), key=lambda one: -one[1])[:most]
+def _nodes(controller: Controller, by_node: Mapping[str, int], limit: int) -> list[NodeShown]:
+    live = controller.journal.live
+    here = {live.state.nodes[row].id: rented for row, rented in live.state.rentals.rented.items()}
+    return [
+        NodeShown(
+            node=name,
+            dollars=micro / MICRO_DOLLARS,
+            offer=here[name].offer if name in here else live.ledger.offer_of(name),
+            dollars_per_hour=here[name].price_dollars_per_hour if name in here else None,
+            is_here=name in here,
+        )
+        for name, micro in sorted(by_node.items(), key=lambda pair: -pair[1])[:limit]
     ]
-    accounts = [
-        {"team": account.team, "job_id": account.job_id, "dollars": micro / MICRO_DOLLARS}
-        for account, micro in sorted(at.by_account.items(), key=lambda one: -one[1])[:most]
-    ]
-    return {
-        "now_seconds": now,
-        "budget_dollars_per_hour": _limit(renting.budget_dollars_per_hour if renting else math.inf),
-        "hard_cap_dollars_per_hour": _limit(
-            renting.hard_cap_dollars_per_hour if renting else math.inf
-        ),
-        "rented_dollars_per_hour": rentals.dollars_per_hour(),
-        "rented_dollars": spent,
-        "mean_dollars_per_hour": spent / hours if hours > 0 else None,
-        "total_dollars": at.total / MICRO_DOLLARS,
-        "num_rented": len(rentals.rented),
-        "num_coming": len(rentals.asked),
-        "accounts": accounts,
-        "nodes": nodes,
-        "offers": _offers(controller, now),
-        "trouble": controller.desk.trouble if controller.desk else "",
-    }
 
 
-def _offers(controller: Controller, now: float) -> list[dict[str, Any]]:
+def _offers(controller: Controller, now: float) -> list[OfferShown]:
     renting, rentals = controller.journal.renting, controller.journal.live.state.rentals
     rows = []
-    for one in renting.offers if renting else ():
-        is_short = rentals.is_short(one.name, now)
+    for offer in renting.offers if renting else ():
+        is_short = rentals.is_short(offer.name, now)
         rows.append(
-            {
-                "name": one.name,
-                "gpu": one.gpu,
-                "num_gpus": one.num_gpus,
-                "dollars_per_hour": rentals.prices.get(one.name, one.price_dollars_per_hour),
-                "is_short": is_short,
-                "short_until_seconds": rentals.shortages[one.name].ends_seconds
+            OfferShown(
+                name=offer.name,
+                gpu=offer.gpu,
+                num_gpus=offer.num_gpus,
+                dollars_per_hour=rentals.prices.get(offer.name, offer.price_dollars_per_hour),
+                is_short=is_short,
+                short_until_seconds=rentals.shortages[offer.name].ends_seconds
                 if is_short
                 else None,
-            }
+            )
         )
     return rows
-
-
-def _limit(dollars: float) -> float | None:
-    return dollars if math.isfinite(dollars) else None

@@ -42,28 +42,28 @@ class Metrics:
     def render(self, controller: Controller) -> str:
         """Everything as text."""
         lines: list[str] = []
-        _add(lines, "drystone_build_info", "gauge", "The version.", [({"version": __version__}, 1)])
+        _add(lines, "drystone_build_info", "gauge", "The version.", 1, version=__version__)
         self._add_requests(lines)
         _add_system(lines, controller)
-        _add(lines, "drystone_stream_clients", "gauge", "Open connections to /v1/stream.",
-             [({}, self.num_streams)])  # fmt: skip
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        _add(lines, "process_cpu_seconds_total", "counter", "User and system CPU time.",
-             [({}, used.ru_utime + used.ru_stime)])  # fmt: skip
-        _add(lines, "process_max_resident_memory_bytes", "gauge", "The most memory ever resident.",
-             [({}, used.ru_maxrss * 1024)])  # fmt: skip
+        streams, used = self.num_streams, resource.getrusage(resource.RUSAGE_SELF)
+        cpu, memory = used.ru_utime + used.ru_stime, used.ru_maxrss * 1024
+        _add(lines, "drystone_stream_clients", "gauge", "Open connections to /v1/stream.", streams)
+        _add(lines, "process_cpu_seconds_total", "counter", "User and system CPU time.", cpu)
+        name = "process_max_resident_memory_bytes"
+        _add(lines, name, "gauge", "The most memory ever resident.", memory)
         return "\n".join(lines) + "\n"
 
     def _add_requests(self, lines: list[str]) -> None:
         with self._lock:
             requests, counts = dict(self._requests), list(self._counts)
             seconds = self._seconds
-        _add(lines, "drystone_http_requests_total", "counter", "Requests answered.",
-             [({"method": method, "route": route, "status": str(status)}, count)
-              for (method, route, status), count in sorted(requests.items())])  # fmt: skip
+        samples = [
+            ({"method": method, "route": route, "status": str(status)}, count)
+            for (method, route, status), count in sorted(requests.items())
+        ]
+        _add_all(lines, "drystone_http_requests_total", "counter", "Requests answered.", samples)
         name = "drystone_http_request_duration_seconds"
-        lines += [f"# HELP {name} Until the answer was sent; without streams.",
-                  f"# TYPE {name} histogram"]  # fmt: skip
+        _add_all(lines, name, "histogram", "Until the answer was sent; without streams.", ())
         total = 0
         for edge, count in zip([*map(str, _EDGES), "+Inf"], counts, strict=True):
             total += count
@@ -88,28 +88,32 @@ def _add_system(lines: list[str], controller: Controller) -> None:
         num_faults = sum(job.num_faults for job in live.jobs.values())
         rate = sum(job.dollars_per_hour for job in live.jobs.values())
         sequence = journal.sequence
-    _add(lines, "drystone_jobs", "gauge", "Jobs by state.",
-         [({"state": state.value}, states[state]) for state in JobState])  # fmt: skip
-    _add(lines, "drystone_gpus", "gauge", "GPUs by type: in all, and free.",
-         [({"gpu": gpu, "which": which}, count)
-          for (gpu, which), count in sorted(gpus.items())])  # fmt: skip
-    _add(lines, "drystone_spent_dollars_total", "counter", "Spent on jobs, by team.",
-         [({"team": team}, value) for team, value in sorted(dollars.items())])  # fmt: skip
-    _add(lines, "drystone_spending_dollars_per_hour", "gauge", "What runs now costs.", [({}, rate)])
-    _add(lines, "drystone_job_faults_total", "counter", "Faults of jobs.", [({}, num_faults)])
-    troubles = controller.reconciler.troubles
-    _add(lines, "drystone_jobs_put_aside", "gauge", "Jobs that could not be looked after.",
-         [({}, len(troubles.by_job))])  # fmt: skip
-    _add(lines, "drystone_job_troubles_total", "counter", "How often a job was put aside.",
-         [({}, troubles.num_in_all)])  # fmt: skip
-    _add(lines, "drystone_events_total", "counter", "Events in the log.", [({}, sequence)])
-    _add(lines, "drystone_last_decision_duration_seconds", "gauge", "What the last decision took.",
-         [({}, controller.decision_seconds)])  # fmt: skip
-    _add(lines, "drystone_healthy", "gauge", "1 unless the last round failed.",
-         [({}, 0 if controller.last_error else 1)])  # fmt: skip
+    by_state = [({"state": state.value}, states[state]) for state in JobState]
+    by_type = [({"gpu": gpu, "which": which}, gpus[gpu, which]) for gpu, which in sorted(gpus)]
+    by_team = [({"team": team}, dollars[team]) for team in sorted(dollars)]
+    _add_all(lines, "drystone_jobs", "gauge", "Jobs by state.", by_state)
+    _add_all(lines, "drystone_gpus", "gauge", "GPUs by type: in all, and free.", by_type)
+    _add_all(lines, "drystone_spent_dollars_total", "counter", "Spent on jobs, by team.", by_team)
+    troubles, healthy = controller.reconciler.troubles, 0 if controller.last_error else 1
+    took = controller.decision_seconds
+    for name, kind, told, value in (
+        ("spending_dollars_per_hour", "gauge", "What runs now costs.", rate),
+        ("job_faults_total", "counter", "Faults of jobs.", num_faults),
+        ("jobs_put_aside", "gauge", "Jobs that could not be looked after.", len(troubles.by_job)),
+        ("job_troubles_total", "counter", "How often a job was put aside.", troubles.num_in_all),
+        ("events_total", "counter", "Events in the log.", sequence),
+        ("last_decision_duration_seconds", "gauge", "What the last decision took.", took),
+        ("healthy", "gauge", "1 unless the last round failed.", healthy),
+    ):
+        _add(lines, f"drystone_{name}", kind, told, value)
 
 
-def _add(lines: list[str], name: str, kind: str, told: str, samples: Iterable[Sample]) -> None:
+def _add(lines: list[str], name: str, kind: str, told: str, value: float, **labels: str) -> None:
+    """A metric with one sample."""
+    _add_all(lines, name, kind, told, [(labels, value)])
+
+
+def _add_all(lines: list[str], name: str, kind: str, told: str, samples: Iterable[Sample]) -> None:
     lines += [f"# HELP {name} {told}", f"# TYPE {name} {kind}"]
     for labels, value in samples:
         shown = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())

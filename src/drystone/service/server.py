@@ -22,7 +22,7 @@ from drystone.errors import DrystoneError, InvalidSpec
 from drystone.run.control.controller import Controller, ControllerSettings
 from drystone.run.engines.agent.network import short_path
 from drystone.service.app import make_app
-from drystone.service.auth.guard import Doors
+from drystone.service.auth.guard import HostRules
 from drystone.service.feed import Feed
 
 SOCKET_NAME = "drystone.sock"
@@ -38,7 +38,7 @@ class Network:
 
     host: str = LOOPBACK
     port: int = 0  # 0: nowhere
-    doors: Doors = field(default_factory=Doors)
+    host_rules: HostRules = field(default_factory=HostRules)
 
 
 def serve(
@@ -62,8 +62,8 @@ def serve(
         listeners.append(listen(settings.folder))
         announce(_warning(controller, network))
     except BaseException:
-        for one in listeners:
-            one.close()
+        for listener in listeners:
+            listener.close()
         controller.close(ends_agents=ends_agents)
         raise
     server = _make_server(controller, network)
@@ -85,7 +85,7 @@ def serve(
 
     # uvicorn raises a signal once more when it has shut down: by then these are the handlers, so
     # that we get to say goodbye.
-    before = {one: signal.signal(one, leave) for one in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGINT)}
     thread = threading.Thread(target=control, name="controller", daemon=True)
     thread.start()
     try:
@@ -96,8 +96,8 @@ def serve(
         controller.leave()
         thread.join()
         controller.close(ends_agents=ends_agents)
-        for one in listeners:
-            one.close()
+        for listener in listeners:
+            listener.close()
     if failure and not isinstance(failure[0], SystemExit):
         raise failure[0]
 
@@ -115,8 +115,8 @@ class Server(uvicorn.Server):
 
 
 def _make_server(controller: Controller, network: Network) -> Server:
-    doors = dataclasses.replace(network.doors, is_loopback=_is_loopback(network.host))
-    return make_server(make_app(controller, doors))
+    host_rules = dataclasses.replace(network.host_rules, is_loopback=_is_loopback(network.host))
+    return make_server(make_app(controller, host_rules))
 
 
 def make_server(app: FastAPI) -> Server:

@@ -161,8 +161,8 @@ def with_files(
     home = Path(str(body["folder"]))
     table = parse_yaml(body["text"]).value if "text" in body else body["job"]
     words = [*str(table.get("command") or "").split(), table.get("model"), table.get("data")]
-    named = [Path(str(one)) for one in words if one]
-    found = {one.as_posix(): home / one for one in named if not one.is_absolute()}
+    named = [Path(str(name)) for name in words if name]
+    found = {name.as_posix(): home / name for name in named if not name.is_absolute()}
     files = {name: path for name, path in found.items() if path.exists()}
     model = Path(str(table.get("model"))).as_posix()
     if model in files and not table.get("command"):
@@ -188,11 +188,11 @@ def _files(name: str, path: Path) -> list[tuple[str, Path]]:
     """A file by its name, or all that a folder holds."""
     if path.is_file():
         return [(name, path)]
-    inside = sorted(one for one in path.rglob("*") if one.is_file())
+    inside = sorted(file for file in path.rglob("*") if file.is_file())
     return [
-        (f"{name}/{one.relative_to(path).as_posix()}".removeprefix("./"), one)
-        for one in inside
-        if not any(part.startswith((".", "__pycache__")) for part in one.relative_to(path).parts)
+        (f"{name}/{file.relative_to(path).as_posix()}".removeprefix("./"), file)
+        for file in inside
+        if not any(part.startswith((".", "__pycache__")) for part in file.relative_to(path).parts)
     ]
 
 
@@ -208,5 +208,6 @@ def _ended(job_id: str, job: Mapping[str, Any], *, must_be_done: bool) -> str:
     state = str(job["state"])
     if must_be_done and state != "done":
         hint = f"`drystone logs {job_id}` shows what it wrote"
-        raise JobFailed(f"job {job_id} is {state}: {job['reason'] or 'taken back'}", hint=hint)
+        reason = job["reason"] or "cancelled by its owner"
+        raise JobFailed(f"job {job_id} is {state}: {reason}", hint=hint)
     return state

@@ -13,17 +13,17 @@ from typing import Final
 from drystone.errors import InvalidSpec
 from drystone.service.answers import NotFound, TooLarge
 from drystone.service.auth.callers import Caller
-from drystone.service.auth.guard import Limits
+from drystone.service.auth.guard import RequestLimits
 
 _PART: Final = re.compile(r"[A-Za-z0-9_+=,@][A-Za-z0-9._+=,@-]{0,99}")
 _BUNDLE: Final = re.compile(r"[0-9a-f]{32}")
-_MOST_PARTS: Final = 8
+_MAX_PARTS: Final = 8
 
 
 class Uploads:
     """A folder of bundles, by who sent them."""
 
-    def __init__(self, folder: Path, limits: Limits) -> None:
+    def __init__(self, folder: Path, limits: RequestLimits) -> None:
         self._folder, self._limits = folder, limits
         self._lock = threading.Lock()
 
@@ -71,17 +71,17 @@ class Uploads:
 
     def _target(self, caller: Caller, bundle: str, name: str) -> Path:
         parts = name.split("/")
-        if len(parts) > _MOST_PARTS or not all(_PART.fullmatch(one) for one in parts):
+        if len(parts) > _MAX_PARTS or not all(_PART.fullmatch(part) for part in parts):
             raise InvalidSpec(
                 "a name is a relative path of letters, digits and . _ - + = , @ without leading "
-                f"dots, at most {_MOST_PARTS} parts",
+                f"dots, at most {_MAX_PARTS} parts",
                 where="name",
             )
         root = self._place(caller, bundle)
         target = root.joinpath(*parts)
         with self._lock:
-            for one in (root, *reversed(target.relative_to(root).parents[:-1])):
-                path = one if one.is_absolute() else root / one
+            for folder in (root, *reversed(target.relative_to(root).parents[:-1])):
+                path = folder if folder.is_absolute() else root / folder
                 try:
                     path.mkdir(parents=path == root, exist_ok=True, mode=0o700)
                 except OSError as error:
@@ -92,11 +92,11 @@ class Uploads:
         return target
 
     def _check_room(self, root: Path) -> None:
-        sizes = [one.lstat().st_size for one in root.rglob("*") if one.is_file()]
+        sizes = [file.lstat().st_size for file in root.rglob("*") if file.is_file()]
         limits = self._limits
-        if sum(sizes) > limits.most_bundle_bytes or len(sizes) > limits.most_bundle_files:
+        if sum(sizes) > limits.max_bundle_bytes or len(sizes) > limits.max_bundle_files:
             raise TooLarge(
-                f"a bundle holds at most {limits.most_bundle_files} files and "
-                f"{limits.most_bundle_bytes} bytes",
+                f"a bundle holds at most {limits.max_bundle_files} files and "
+                f"{limits.max_bundle_bytes} bytes",
                 hint="Put data where the nodes can read it, and name it by its path there",
             )

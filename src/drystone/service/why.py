@@ -1,10 +1,10 @@
-"""Why does a job wait, or why did it get this? The answer in words and in numbers."""
+"""Why a job waits, or why it got what it has: the answer in words and in numbers."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Any, Final
+from typing import Final
 
 from drystone.describe.job import TrainingJob
 from drystone.run.control.admission import under_hard_cap
@@ -16,14 +16,41 @@ from drystone.run.state import JobRecord
 from drystone.schedule.decision import find_policy
 from drystone.schedule.snapshot import StartupCost
 from drystone.service.auth.callers import check_touch
-from drystone.service.views import free_by_type, job_view, options_view
+from drystone.service.shapes import Counts, Shape
+from drystone.service.views import Job, Option, free_by_type, options_of
 from drystone.units import format_seconds
 
-Table = dict[str, Any]
 _NOT_KNOWN: Final = Forecast(start_seconds=None)
 
 
-def explain(controller: Controller, job_id: str) -> Table:
+class DecisionMade(Shape):
+    """The last decision about a job."""
+
+    decision: str
+    reason: str
+    numbers: dict[str, float | None]
+    time_seconds: float
+
+
+class Why(Shape):
+    """Why a job waits, or has what it has."""
+
+    id: str
+    state: JobState
+    sentence: str
+    position: int | None
+    num_waiting: int
+    expected_start_seconds: float | None
+    not_before_seconds: float | None
+    ahead: list[str]
+    options: list[Option]
+    prices: dict[str, float | None]
+    decision: DecisionMade | None
+    faults: Counts
+    blocking: list[str]
+
+
+def explain(controller: Controller, job_id: str) -> Why:
     """Everything behind the state of one job; the future is worked out without the lock."""
     journal = controller.journal
     with journal.lock:
@@ -36,63 +63,66 @@ def explain(controller: Controller, job_id: str) -> Table:
     if present is not None:
         forecast = forecast_start(present, find_policy(controller.settings.policy), job_id)
     with journal.lock:
-        return why_view(controller, controller.find(job_id), journal.now(), forecast)
+        return _make_why(controller, controller.find(job_id), journal.now(), forecast)
 
 
-def why_view(controller: Controller, record: JobRecord, now: float, forecast: Forecast) -> Table:
+def _make_why(controller: Controller, record: JobRecord, now: float, forecast: Forecast) -> Why:
     """The whole answer, given what should happen."""
     live_state = controller.journal.live
     job_id = record.spec.id
     live = live_state.jobs[job_id]
     left = max(record.spec.total_samples - record.done_at(now), 1.0)
-    options = options_view(controller, live.job, left) if record.state not in TERMINAL else []
+    options = options_of(controller, live.job, left) if record.state not in TERMINAL else []
     waiting = [
-        one.spec.id for one in live_state.state.active.values() if one.state is JobState.QUEUED
+        other.spec.id
+        for other in live_state.state.active.values()
+        if other.state is JobState.QUEUED
     ]
     decision = live.last_decision
     if record.state is not JobState.QUEUED:
         forecast = _NOT_KNOWN  # it started or ended meanwhile
     blocking = _blocking(controller, record, options, now)
-    numbers = dict(decision.numbers) if decision else {}
-    return {
-        "id": job_id,
-        "state": record.state.value,
-        "sentence": _sentence(controller, record, options, now, forecast, blocking),
-        "position": waiting.index(job_id) + 1 if job_id in waiting else None,
-        "num_waiting": len(waiting),
-        "expected_start_seconds": forecast.start_seconds,
-        "not_before_seconds": forecast.not_before_seconds,
-        "ahead": list(forecast.earlier),
-        "options": options,
-        "prices": {
+    numbers: dict[str, float | None] = dict(decision.numbers) if decision else {}
+    made = None
+    if decision:
+        made = DecisionMade(
+            decision=decision.decision,
+            reason=decision.reason,
+            numbers=numbers,
+            time_seconds=decision.time_seconds,
+        )
+    return Why(
+        id=job_id,
+        state=record.state,
+        sentence=_sentence(controller, record, options, now, forecast, blocking),
+        position=waiting.index(job_id) + 1 if job_id in waiting else None,
+        num_waiting=len(waiting),
+        expected_start_seconds=forecast.start_seconds,
+        not_before_seconds=forecast.not_before_seconds,
+        ahead=list(forecast.earlier),
+        options=options,
+        prices={
             name.removeprefix("price_"): value
             for name, value in numbers.items()
             if name.startswith("price_")
         },
-        "decision": {
-            "decision": decision.decision,
-            "reason": decision.reason,
-            "numbers": numbers,
-            "time_seconds": decision.time_seconds,
-        }
-        if decision
-        else None,
-        "faults": dict(live.faults),
-        "blocking": blocking,
-    }
+        decision=made,
+        faults=dict(live.faults),
+        blocking=blocking,
+    )
 
 
 def _blocking(
-    controller: Controller, record: JobRecord, options: list[Table], now: float
+    controller: Controller, record: JobRecord, options: list[Option], now: float
 ) -> list[str]:
     """Running jobs whose GPUs, as they end one after another, would suffice for it."""
-    if record.state is not JobState.QUEUED or any(one["is_free"] for one in options):
+    if record.state is not JobState.QUEUED or any(option.is_free for option in options):
         return []
     state = controller.journal.live.state
     ends = []
     for other in state.active.values():
         if other.state is JobState.RUNNING:
-            eta = job_view(controller, other, now)["eta_seconds"]
+            eta = Job.of(controller, other, now).eta_seconds
             ends.append((math.inf if eta is None else eta, other))
     ends.sort(key=lambda pair: pair[0])
     free = free_by_type(controller)
@@ -101,7 +131,7 @@ def _blocking(
         blocking.append(other.spec.id)
         for row, count in other.placement:
             free[state.nodes[row].gpu] += count
-        if any(all(free[gpu] >= n for gpu, n in one["gpus"].items()) for one in options):
+        if any(all(free[gpu] >= n for gpu, n in option.gpus.items()) for option in options):
             break
     return blocking if options else []
 
@@ -109,7 +139,7 @@ def _blocking(
 def _sentence(
     controller: Controller,
     record: JobRecord,
-    options: list[Table],
+    options: list[Option],
     now: float,
     forecast: Forecast,
     blocking: list[str],
@@ -125,13 +155,13 @@ def _sentence(
             return _waiting_sentence(controller, record.spec.id, options, now, forecast, blocking)
         case JobState.DONE:
             return "It is done."
-    return f"It is {record.state.value}: {live.reason or 'its owner took it back'}."
+    return f"It is {record.state.value}: {live.reason or 'its owner cancelled it'}."
 
 
 def _waiting_sentence(
     controller: Controller,
     job_id: str,
-    options: list[Table],
+    options: list[Option],
     now: float,
     forecast: Forecast,
     blocking: list[str],
@@ -145,11 +175,11 @@ def _waiting_sentence(
         return f"It failed ({live.reason.splitlines()[0]}) and is tried again in {wait}."
     if not options:
         return _no_options_sentence(controller, live.job)
-    if not any(one["is_free"] for one in options) and controller.settings.renting is not None:
+    if not any(option.is_free for option in options) and controller.settings.renting is not None:
         return _renting_sentence(controller, blocking)
     if not blocking:
         drained = sorted(controller.journal.live.drained)
-        if drained and not any(one["is_free"] for one in options):
+        if drained and not any(option.is_free for option in options):
             return f"The nodes {', '.join(drained)} are drained, and what is left does not suffice."
         return "GPUs that suffice are free; the next decision takes it up, or serves a better use."
     num_ahead, start = len(forecast.earlier), forecast.start_seconds
@@ -175,7 +205,9 @@ def _no_options_sentence(controller: Controller, job: TrainingJob) -> str:
 
 def _renting_sentence(controller: Controller, blocking: list[str]) -> str:
     """No GPUs are free that suffice, and more can be rented."""
-    coming = Counter(one.offer for one in controller.journal.live.state.rentals.asked.values())
+    coming = Counter(
+        rental.offer for rental in controller.journal.live.state.rentals.asked.values()
+    )
     if coming:
         nodes = ", ".join(f"{number} of {offer}" for offer, number in sorted(coming.items()))
         return f"No GPUs that suffice are free; nodes are on their way ({nodes})."

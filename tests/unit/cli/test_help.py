@@ -101,6 +101,25 @@ def test_help_fits_into_80_columns_and_shows_the_examples_line_by_line(name: str
         assert f"drystone {line}" in joined
 
 
+OLD_NAMES = {
+    ("plan", "--most"): "--limit",
+    ("jobs", "--most"): "--limit",
+    ("budget", "--most"): "--limit",
+    ("simulate", "--most-jobs"): "--max-jobs",
+    ("frontier", "--most-jobs"): "--max-jobs",
+    ("trace convert", "--most-jobs"): "--max-jobs",
+    ("simulate", "--restart-most-seconds"): "--restart-max-seconds",
+    ("serve", "--weather"): "--simulated-cloud",
+}
+
+
+@pytest.mark.parametrize(("command", "old"), OLD_NAMES)
+def test_the_old_name_of_an_option_still_works(command: str, old: str):
+    names = [option.opts for option in COMMANDS[command].params]
+
+    assert [OLD_NAMES[command, old], old] in names
+
+
 def test_no_summary_is_cut_in_the_list_of_verbs():
     text = show("--help").partition("Commands:")[2]
 

@@ -87,7 +87,7 @@ def test_when_nothing_fits_the_nearest_miss_and_two_ways_out_are_named(capsys):
         (["gpt2", "--gpus", "8xA1OO"], "A100"),
         (["gpt2", "--gpus", "0xA100"], "count"),
         (["gpt2", "--gpus", ","], "no GPUs"),
-        (["gpt2", "--gpus", "A100", "--prices", "A100=cheap"], "no price"),
+        (["gpt2", "--gpus", "A100", "--prices", "A100=cheap"], "not a price"),
         (["gpt2", "--gpus", "A100", "--prices", "B1000=1"], "B100"),
         (["examples/my_module.py:build_model", "--gpus", "A100"], "estimate"),
     ],

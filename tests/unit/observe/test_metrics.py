@@ -7,7 +7,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "schedule"))
 from tiny import job, node, option_set
 
-from drystone.observe.metrics import samples_done
+from drystone.observe.metrics import samples_by_job
 from drystone.observe.simulation import Scenario, alone_seconds, report_table, simulate_policy
 from drystone.run.simulate.faults import FaultSpec
 
@@ -62,5 +62,5 @@ def test_samples_are_those_that_the_jobs_did():
     cut, _ = simulate_policy(replace(SCENARIO, horizon_seconds=150.0), "fifo")
 
     assert whole.num_interruptions > 0
-    assert samples_done(log, whole.makespan_seconds) == pytest.approx(3 * 400.0)
+    assert sum(samples_by_job(log, whole.makespan_seconds).values()) == pytest.approx(3 * 400.0)
     assert cut.mean_samples_per_second == pytest.approx(4.0)

@@ -1,4 +1,4 @@
-"""How right are the estimates? Prediction against published measurements, row by row.
+"""Accuracy of the estimates: prediction against published measurements, row by row.
 
 Like is compared with like: an `allocated` reading with the allocated estimate, `reserved` with
 reserved, everything else with what the device shows. A run that was read by two tools counts once
@@ -21,8 +21,7 @@ from drystone.describe.recipe import Tuning
 from drystone.errors import DrystoneError
 from drystone.estimate.memory.peak import estimate_memory
 from drystone.estimate.time.speed import estimate_speed
-from drystone.observe.check.machine import machine_of
-from drystone.observe.check.runs import PublishedRun, SkippedRun
+from drystone.observe.check.runs import PublishedRun, SkippedRun, machine_of
 
 GROUPS = ("dense full", "expert full", "lora", "qlora")
 POOLED_GROUPS = {"all full": GROUPS[:2], "all adapters": GROUPS[2:]}
@@ -107,7 +106,7 @@ class CheckReport:
             name: Errors.of([run for run in self.first_readings if run.group in some])
             for name, some in members.items()
         }
-        return {name: one for name, one in errors.items() if one.evaluated}
+        return {name: found for name, found in errors.items() if found.evaluated}
 
     def to_json(self) -> dict[str, Any]:
         """The documented shape of `drystone check --json`."""
@@ -126,7 +125,7 @@ class CheckReport:
                 name: asdict(errors) for name, errors in self.errors_by(dataset_and_kind).items()
             },
             "oom": asdict(self.fit_counts),
-            "skipped": [asdict(one) for one in self.skipped],
+            "skipped": [asdict(run) for run in self.skipped],
             "results": [asdict(run) | {"error": run.error} for run in self.runs],
         }
 

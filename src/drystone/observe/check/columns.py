@@ -1,4 +1,4 @@
-"""What do the columns of a published run mean? From their words to a layout and a recipe.
+"""Columns of a published run: from their words and numbers to a layout and a recipe.
 
 Each table of measurements has its own words for the same thing (`zero1 (distributed optimizer)`,
 `megatron-sp`, `qlora 4bit nf4 (bnb)`). The rules are here, one function per column.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 
 from drystone.describe.layout import Layout, Schedule, Sharding
 from drystone.describe.model import ModelSpec
@@ -24,12 +25,41 @@ from drystone.describe.recipe import (
     Tuning,
 )
 from drystone.errors import RequestError, UnknownName
-from drystone.observe.check.numbers import Row, number_of, whole_number_of
 
+Row = Mapping[str, str]
 # Parameters as stated and as counted that are no further apart than this are the same model.
 _SAME_PARAMS = 0.03
 
-_MOST_LAYERS = 10_000
+_MAX_LAYERS = 10_000
+
+# Larger numbers are slips of a pen: no model has as many heads, no job as many GPUs.
+_LARGEST = 10**9
+
+
+def whole_number_of(row: Row, name: str, default: int | None = None) -> int:
+    """The whole number in a column; `default` where it is empty."""
+    text = row.get(name, "")
+    if not text:
+        if default is None:
+            raise RequestError(f"column {name} is empty")
+        return default
+    value = number_of(row, name)
+    if value != round(value) or value > _LARGEST:
+        raise RequestError(f"column {name}: {text!r} is not a whole number up to {_LARGEST:,}")
+    return round(value)
+
+
+def number_of(row: Row, name: str) -> float:
+    """The number in a column; 0 where it is empty."""
+    text = row.get(name, "")
+    try:
+        value = float(text) if text else 0.0
+    except ValueError:
+        raise RequestError(f"column {name}: {text!r} is not a number") from None
+    if not 0 <= value < math.inf:
+        raise RequestError(f"column {name}: {text!r} is not a number from 0 on")
+    return value
+
 
 # --- the layout ------------------------------------------------------------------------------
 
@@ -180,7 +210,7 @@ def _precision(text: str) -> Precision:
     for pattern, precision in rules:
         if re.search(pattern, text):
             return precision
-    raise UnknownName("precision", text, [one.value for one in Precision])
+    raise UnknownName("precision", text, [known.value for known in Precision])
 
 
 def _kept_precision(stated: Precision, launcher: str, layout: Layout) -> Precision:
@@ -192,10 +222,14 @@ def _kept_precision(stated: Precision, launcher: str, layout: Layout) -> Precisi
 
 def _optimizer(text: str) -> Optimizer:
     for pattern, optimizer in (
-        (r"8.?bit", Optimizer.ADAM_8BIT), (r"muon", Optimizer.MUON), (r"lamb", Optimizer.LAMB),
-        (r"lion", Optimizer.LION), (r"adafactor", Optimizer.ADAFACTOR),
-        (r"sgd.*momentum", Optimizer.SGD_MOMENTUM), (r"sgd", Optimizer.SGD),
-    ):  # fmt: skip
+        (r"8.?bit", Optimizer.ADAM_8BIT),
+        (r"muon", Optimizer.MUON),
+        (r"lamb", Optimizer.LAMB),
+        (r"lion", Optimizer.LION),
+        (r"adafactor", Optimizer.ADAFACTOR),
+        (r"sgd.*momentum", Optimizer.SGD_MOMENTUM),
+        (r"sgd", Optimizer.SGD),
+    ):
         if re.search(pattern, text.lower()):
             return optimizer
     return Optimizer.ADAM

@@ -1,4 +1,4 @@
-"""Which model was a published run made with? From the row's numbers and its architecture's name."""
+"""The model of a published run, from the row's numbers and its architecture's name."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from drystone.describe.model import Attention, Block, Experts, Head, Mlp, ModelSpec, Norm, QkNorm
 from drystone.errors import RequestError
 from drystone.estimate.parameters import count_model
-from drystone.observe.check.numbers import Row, number_of, whole_number_of
+from drystone.observe.check.columns import Row, number_of, whole_number_of
 
 # Parameters as stated and as counted that are no further apart than this are the same model.
 _SAME_PARAMS = 0.03
 
-_MOST_LAYERS = 10_000
+_MAX_LAYERS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,14 @@ _STYLES = {
     "gpt": _GPT,
     "gpt_bigcode": _GPT,
     "mpt": _Style(norm=Norm.LAYER_NO_BIAS, positions=True, activation="gelu"),
-    "bert": _Style(norm=Norm.LAYER, bias=True, qkv_bias=True, positions=True,
-                   activation="gelu", causal=False),
+    "bert": _Style(
+        norm=Norm.LAYER, bias=True, qkv_bias=True, positions=True, activation="gelu", causal=False
+    ),
     "gpt-neox": _Style(norm=Norm.LAYER, bias=True, qkv_bias=True, parallel=True, activation="gelu"),
     "falcon": _Style(norm=Norm.LAYER, num_norms=1, parallel=True, activation="gelu"),
-    "phi": _Style(norm=Norm.LAYER, bias=True, qkv_bias=True, num_norms=1, parallel=True,
-                  activation="gelu"),
+    "phi": _Style(
+        norm=Norm.LAYER, bias=True, qkv_bias=True, num_norms=1, parallel=True, activation="gelu"
+    ),
     "phi3": _Style(),
     "llama": _Style(),
     "mistral": _Style(),
@@ -60,7 +62,7 @@ _STYLES = {
     "chatglm": _Style(qkv_bias=True),
     "glm": _Style(qkv_bias=True),
     "olmo2": _Style(qk_norm=QkNorm.FULL),
-}  # fmt: skip
+}
 
 
 def style_of(arch: str, *, gated: bool) -> _Style:
@@ -86,7 +88,7 @@ def parse_shape(row: Row) -> ModelSpec:
     style = style_of(arch, gated=row.get("gated_mlp", "") == "yes")
     hidden, heads = whole_number_of(row, "hidden"), whole_number_of(row, "heads")
     num_layers = whole_number_of(row, "layers")
-    if num_layers > _MOST_LAYERS:
+    if num_layers > _MAX_LAYERS:
         raise RequestError(f"column layers: {num_layers:,} are too many to be meant")
     attention = Attention(
         num_heads=heads,

@@ -1,4 +1,4 @@
-"""Published training runs, read from a CSV: what was run, and what was measured.
+"""Published training runs, read from a CSV: what was run, on what, and what was measured.
 
 The columns are those of the measurement tables (documented in `docs/measurements.md`). A row whose
 columns do not suffice becomes a `SkippedRun` with the reason; nothing is guessed in silence.
@@ -12,21 +12,43 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from drystone.describe.catalogue import find_gpu
 from drystone.describe.layout import Layout, check_layout
+from drystone.describe.machine import Link, Machine, default_machine, find_link
 from drystone.describe.model import ModelSpec
 from drystone.describe.recipe import Recipe
 from drystone.errors import DrystoneError, RequestError, UnreadableFile, reason_of
-from drystone.observe.check.columns import parse_layout, parse_recipe
+from drystone.observe.check.columns import (
+    number_of,
+    parse_layout,
+    parse_recipe,
+    whole_number_of,
+)
 from drystone.observe.check.model import parse_shape
-from drystone.observe.check.numbers import number_of, whole_number_of
 from drystone.units import GiB
 
 REQUIRED_COLUMNS = (
-    "run_id", "framework", "arch", "layers", "hidden", "heads", "vocab", "seq_len", "gpu",
-    "dp", "sharding", "tp", "pp", "micro_batch", "precision", "recompute", "tuning",
-)  # fmt: skip
+    "run_id",
+    "framework",
+    "arch",
+    "layers",
+    "hidden",
+    "heads",
+    "vocab",
+    "seq_len",
+    "gpu",
+    "dp",
+    "sharding",
+    "tp",
+    "pp",
+    "micro_batch",
+    "precision",
+    "recompute",
+    "tuning",
+)
 MEMORY_COLUMNS = ("mem_gib", "kind")
 SPEED_COLUMNS = ("tokens_per_s_per_gpu",)
+_GIGABIT_BYTES = 1e9 / 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +145,8 @@ def _parse_complete(row: dict[str, str], *, run_id: str, dataset: str) -> Publis
     model = parse_shape(row)
     layout = parse_layout(row, model)
     recipe = parse_recipe(row, layout)
-    problems = [one for one in check_layout(model, recipe, layout) if "global batch" not in one]
+    problems = check_layout(model, recipe, layout)
+    problems = [problem for problem in problems if "global batch" not in problem]
     if problems:
         raise RequestError("; ".join(problems))
     num_gpus = whole_number_of(row, "gpus", 0) or layout.num_gpus
@@ -154,3 +177,31 @@ def _measured_pace(row: dict[str, str], recipe: Recipe, num_gpus: int) -> float:
         return pace
     step_seconds = number_of(row, "step_time_s")
     return recipe.global_batch * recipe.seq_len / step_seconds / num_gpus if step_seconds else 0.0
+
+
+def machine_of(run: PublishedRun) -> Machine:
+    """The machine of a run; what the table does not say of the network is as usual for the GPU."""
+    if not run.gpu_name:
+        raise RequestError("the GPU is not stated")
+    gpu = find_gpu(run.gpu_name)
+    inter = _stated_network(run.interconnect, run.gpus_per_node)
+    return default_machine(gpu, gpus_per_node=run.gpus_per_node, inter=inter)
+
+
+def _stated_network(text: str, gpus_per_node: int) -> Link | None:
+    """A rate such as `400 Gb/s RDMA per GPU`, `4x100Gb/node` or `1600 Gbps/node`, per GPU."""
+    match = re.search(r"(?:(\d+)\s*x\s*)?(\d+(?:\.\d+)?)\s*Gb(?:ps|/s|it/s)?", text)
+    if match is None:
+        return None
+    gigabits = float(match.group(1) or 1) * float(match.group(2))
+    if "per GPU" not in text:
+        gigabits = gigabits / gpus_per_node
+    # What InfiniBand NDR reaches of its line rate, and its latency, stand for any RDMA network.
+    known = find_link("InfiniBand NDR")
+    share = known.bandwidth_bytes_per_second / (400 * _GIGABIT_BYTES)
+    return Link(
+        name=f"{gigabits:g} Gb/s a GPU",
+        bandwidth_bytes_per_second=gigabits * _GIGABIT_BYTES * share,
+        latency_seconds=known.latency_seconds,
+        source=f"stated: {text}; share of the line rate and latency as {known.name}",
+    )

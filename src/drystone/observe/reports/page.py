@@ -1,4 +1,4 @@
-"""What does a comparison look like? One HTML page with everything in it: no network, no library.
+"""A comparison of policies as one HTML page with everything in it: no network, no library.
 
 The page is a template, a style sheet and a script (`assets/`), and the runs as JSON. The script
 draws; this file decides what there is to draw.
@@ -54,51 +54,55 @@ def report_lines(reports: Sequence[RunReport]) -> list[Line]:
     def line(
         label: str, get: Callable[[RunReport], float], show: Callable[[float], str], better: int = 0
     ) -> Line:
-        values = tuple(get(one) for one in reports)
+        values = tuple(get(report) for report in reports)
         shown = tuple("-" if math.isnan(value) else show(value) for value in values)
         return Line(label, values, shown, better, everyone if better > 0 else thorough)
 
     # Whoever finished fewer jobs has it easy to be quick: less is better among the others only.
     everyone = frozenset(range(len(reports)))
-    most = max((one.num_done for one in reports), default=0)
+    most = max((report.num_done for report in reports), default=0)
     thorough = frozenset(row for row in everyone if reports[row].num_done == most > 0)
     num_jobs = reports[0].num_jobs if reports else 0
     lines = [
-        line("done", lambda one: one.num_done, lambda n: f"{n:.0f}/{num_jobs}", 1),
-        line("unfinished", lambda one: one.num_unfinished, _count, -1),
-        line("refused", lambda one: one.num_refused, _count, -1),
-        line("mean completion", lambda one: one.mean_completion_seconds, _seconds, -1),
-        line("median", lambda one: one.median_completion_seconds, _seconds, -1),
-        line("99th percentile", lambda one: one.p99_completion_seconds, _seconds, -1),
-        line("x lower bound", lambda one: one.lower_bound_ratio, lambda x: f"{x:.3f}", -1),
-        line("queued", lambda one: one.mean_queue_seconds, _seconds, -1),
-        line("makespan", lambda one: one.makespan_seconds, _seconds, -1),
+        line("done", lambda report: report.num_done, lambda n: f"{n:.0f}/{num_jobs}", 1),
+        line("unfinished", lambda report: report.num_unfinished, _count, -1),
+        line("refused", lambda report: report.num_refused, _count, -1),
+        line("mean completion", lambda report: report.mean_completion_seconds, _seconds, -1),
+        line("median", lambda report: report.median_completion_seconds, _seconds, -1),
+        line("99th percentile", lambda report: report.p99_completion_seconds, _seconds, -1),
+        line("x lower bound", lambda report: report.lower_bound_ratio, lambda x: f"{x:.3f}", -1),
+        line("queued", lambda report: report.mean_queue_seconds, _seconds, -1),
+        line("makespan", lambda report: report.makespan_seconds, _seconds, -1),
     ]
-    types = dict.fromkeys(gpu for one in reports for gpu in one.utilisation)
+    types = dict.fromkeys(gpu for report in reports for gpu in report.utilisation)
     lines += [line(f"{gpu} used", partial(_used, gpu), _share) for gpu in types]
-    lines.append(line("restarts", lambda one: one.num_restarts, _count, -1))
-    if any(one.num_interruptions for one in reports):
-        lines.append(line("interruptions", lambda one: one.num_interruptions, _count))
-    if any(one.num_deadlines for one in reports):
+    lines.append(line("restarts", lambda report: report.num_restarts, _count, -1))
+    if any(report.num_interruptions for report in reports):
+        lines.append(line("interruptions", lambda report: report.num_interruptions, _count))
+    if any(report.num_deadlines for report in reports):
         num_due = reports[0].num_deadlines
         lines.append(
             line(
                 "deadlines met",
-                lambda one: one.num_deadlines_met,
+                lambda report: report.num_deadlines_met,
                 lambda n: f"{n:.0f}/{num_due}",
                 1,
             )
         )
-    lines.append(line("spent", lambda one: one.spent_dollars, lambda x: f"${x:,.2f}"))
-    if any(one.spent_dollars for one in reports):
+    lines.append(line("spent", lambda report: report.spent_dollars, lambda x: f"${x:,.2f}"))
+    if any(report.spent_dollars for report in reports):
         lines.append(
-            line("spent an hour", lambda one: one.spent_dollars_per_hour, lambda x: f"${x:,.2f}")
+            line(
+                "spent an hour",
+                lambda report: report.spent_dollars_per_hour,
+                lambda x: f"${x:,.2f}",
+            )
         )
     over = reports[0].fairness_over if reports else "jobs"
     lines += [
-        line(f"fairness over {over}", lambda one: one.fairness, lambda x: f"{x:.3f}", 1),
-        line("time a decision", lambda one: one.mean_decision_seconds, _seconds, -1),
-        line("longest decision", lambda one: one.most_decision_seconds, _seconds, -1),
+        line(f"fairness over {over}", lambda report: report.fairness, lambda x: f"{x:.3f}", 1),
+        line("time a decision", lambda report: report.mean_decision_seconds, _seconds, -1),
+        line("longest decision", lambda report: report.most_decision_seconds, _seconds, -1),
     ]
     return lines
 
@@ -126,12 +130,12 @@ def render_page(
     scenario: Scenario, runs: Sequence[PolicyRun], *, title: str, remarks: Sequence[str] = ()
 ) -> str:
     """The page."""
-    drawn = [_run(scenario, one) for one in runs]
+    drawn = [_run(scenario, run) for run in runs]
     content = {
         "title": title,
-        "headline": headline([one.report for one in runs]),
+        "headline": headline([run.report for run in runs]),
         "remarks": list(remarks),
-        "table": _table([one.report for one in runs]),
+        "table": _table([run.report for run in runs]),
         "jobs": _drawn_jobs(scenario.jobs, drawn),
         "budget": _finite(scenario.budget_dollars_per_hour),
         "runs": drawn,
@@ -152,10 +156,10 @@ def render_page(
 
 def headline(reports: Sequence[RunReport]) -> str:
     """The result in a sentence; it compares only policies that finished the same number of jobs."""
-    most = max((one.num_done for one in reports), default=0)
+    most = max((report.num_done for report in reports), default=0)
     complete = sorted(
-        (one for one in reports if one.num_done == most and most > 0),
-        key=lambda one: one.mean_completion_seconds,
+        (report for report in reports if report.num_done == most and most > 0),
+        key=lambda report: report.mean_completion_seconds,
     )
     if not complete:
         return "No policy finished a job."
@@ -174,7 +178,7 @@ def headline(reports: Sequence[RunReport]) -> str:
 
 def _table(reports: Sequence[RunReport]) -> dict[str, Any]:
     return {
-        "policies": [one.policy for one in reports],
+        "policies": [report.policy for report in reports],
         "lines": [
             {"label": line.label, "texts": list(line.texts), "best": sorted(line.best())}
             for line in report_lines(reports)
@@ -199,7 +203,7 @@ def _run(scenario: Scenario, run: PolicyRun) -> dict[str, Any]:
 
 def _drawn_jobs(jobs: Sequence[JobSpec], drawn: Sequence[dict[str, Any]]) -> list[list[Any]]:
     """What the page says of the jobs that it draws; their tiles are numbered anew."""
-    tiles = [tile for one in drawn for tile in one["gpus"]["tiles"]]
+    tiles = [tile for run in drawn for tile in run["gpus"]["tiles"]]
     rows = sorted({tile[5] for tile in tiles})
     number = {row: index for index, row in enumerate(rows)}
     for tile in tiles:

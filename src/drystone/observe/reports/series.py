@@ -1,4 +1,4 @@
-"""What happened over time in a run? Series short enough to draw, from its events and its record."""
+"""Time series and timelines of a run, short enough to draw, from its events and its record."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def assign_gpus(
     """Which GPU of its nodes each job had: the lowest that were free, in order of starting."""
     free = [list(range(node.num_gpus)) for node in rows]
     busy: list[tuple[float, int, int, int]] = []  # until, a number to break ties, node, GPU
-    intervals = sorted(held_intervals(log, end_seconds), key=lambda one: one[0].time_seconds)
+    intervals = sorted(held_intervals(log, end_seconds), key=lambda held: held[0].time_seconds)
     number = 0
     for start, until in intervals:
         while busy and busy[0][0] <= start.time_seconds:
@@ -79,8 +79,8 @@ def render_timeline(
 
 
 NUM_POINTS: Final = 240
-MOST_TILES: Final = 5000
-_MOST_CDF_POINTS: Final = 400
+MAX_TILES: Final = 5000
+_MAX_CDF_POINTS: Final = 400
 
 _SETTLED = (Finished, Refused, Cancelled, Failed)
 
@@ -91,11 +91,11 @@ def completion_curve(jobs: Sequence[JobSpec], log: Sequence[Event]) -> dict[str,
     """Seconds, and the share of all jobs done within them; unfinished jobs leave a gap to 1."""
     submits = {job.id: job.submit_seconds for job in jobs}
     done = sorted(
-        one.time_seconds - submits[one.job_id] for one in log if isinstance(one, Finished)
+        event.time_seconds - submits[event.job_id] for event in log if isinstance(event, Finished)
     )
     shares = [(index + 1) / len(jobs) for index in range(len(done))]
-    if len(done) > _MOST_CDF_POINTS:
-        rows = np.unique(np.linspace(0, len(done) - 1, _MOST_CDF_POINTS).astype(int)).tolist()
+    if len(done) > _MAX_CDF_POINTS:
+        rows = np.unique(np.linspace(0, len(done) - 1, _MAX_CDF_POINTS).astype(int)).tolist()
         done, shares = [done[row] for row in rows], [shares[row] for row in rows]
     return {"seconds": _short(done), "share": _short(shares)}
 
@@ -128,7 +128,7 @@ def use_by_type(
 
 def waiting_jobs(jobs: Sequence[JobSpec], log: Sequence[Event], end_seconds: float) -> list[float]:
     """Jobs that are there and hold no GPU, averaged over the same stretches."""
-    ends = {one.job_id: one.time_seconds for one in log if isinstance(one, _SETTLED)}
+    ends = {event.job_id: event.time_seconds for event in log if isinstance(event, _SETTLED)}
     steps: list[Step] = [
         (job.submit_seconds, ends.get(job.id, end_seconds), 1.0)
         for job in jobs
@@ -190,9 +190,9 @@ def gpu_tiles(
         times = (round(bar.start.time_seconds), round(bar.until_seconds))
         tiles.append([kind, lane, 1, *times, job_row[bar.start.job_id]])
     total = len(tiles)
-    if total > MOST_TILES:
-        tiles.sort(key=lambda one: -one[2] * (one[4] - one[3]))
-        tiles = sorted(tiles[:MOST_TILES], key=lambda one: one[3])
+    if total > MAX_TILES:
+        tiles.sort(key=lambda tile: -tile[2] * (tile[4] - tile[3]))
+        tiles = sorted(tiles[:MAX_TILES], key=lambda tile: tile[3])
     lanes = [sum(node.num_gpus for node in rows if node.gpu == gpu) for gpu in gpu_types]
     return {
         "types": gpu_types,
@@ -216,13 +216,18 @@ def _stays(
         for kind, gpu in enumerate(gpu_types)
     ]
     rented = [
-        [gpu_types.index(stay.node.gpu), first_lane[stay.row], stay.node.num_gpus,
-         round(stay.since_seconds), round(stay.until_seconds)]
+        [
+            gpu_types.index(stay.node.gpu),
+            first_lane[stay.row],
+            stay.node.num_gpus,
+            round(stay.since_seconds),
+            round(stay.until_seconds),
+        ]
         for stay in node_stays(nodes, log, end_seconds)
         if stay.row >= len(nodes)
-    ]  # fmt: skip
-    rented.sort(key=lambda one: one[3] - one[4])
-    return [one for one in owned if one[2]] + rented[:MOST_TILES]
+    ]
+    rented.sort(key=lambda lane: lane[3] - lane[4])
+    return [lane for lane in owned if lane[2]] + rented[:MAX_TILES]
 
 
 def _first_lanes(rows: Sequence[NodeSpec], gpu_types: Sequence[str]) -> list[int]:

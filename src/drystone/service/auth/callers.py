@@ -1,4 +1,4 @@
-"""Who asks, and what may they do? One answer for every way in."""
+"""Callers: who asks, and what they may do; the same for every way in."""
 
 from __future__ import annotations
 
@@ -164,6 +164,6 @@ def _load_key(path: Path) -> bytes:
     key = path.read_bytes()
     if len(key) != 32:
         raise DrystoneError(
-            "is no key of 32 bytes", where=str(path), hint="Remove it; people log in again"
+            "is not a key of 32 bytes", where=str(path), hint="Remove it; people log in again"
         )
     return key

@@ -33,22 +33,22 @@ from drystone.service.auth.callers import (
 )
 from drystone.service.prometheus import Metrics
 
-_MOST_BUCKETS: Final = 10_000  # the one that was used longest ago goes first
+_MAX_BUCKETS: Final = 10_000  # the one that was used longest ago goes first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class RequestLimits:
     """What one process reads and answers."""
 
     requests_per_second: float = 50.0  # by token
     burst: float = 200.0
     unknown_per_second: float = 2.0  # by address, of requests that nobody vouches for
     unknown_burst: float = 40.0
-    most_body_bytes: int = 1 << 20
-    most_file_bytes: int = 64 << 20
-    most_bundle_bytes: int = 256 << 20
-    most_bundle_files: int = 500
-    most_streams: int = 512
+    max_body_bytes: int = 1 << 20
+    max_file_bytes: int = 64 << 20
+    max_bundle_bytes: int = 256 << 20
+    max_bundle_files: int = 500
+    max_streams: int = 512
 
 
 class Buckets:
@@ -69,7 +69,7 @@ class Buckets:
             self._buckets[name] = (level, now)
             raise TooMany(message, retry_seconds=(1.0 - level) / self._per_second)
         self._buckets[name] = (level - 1.0, now)
-        if len(self._buckets) > _MOST_BUCKETS:
+        if len(self._buckets) > _MAX_BUCKETS:
             self._buckets.popitem(last=False)
 
 
@@ -93,10 +93,10 @@ _HEADERS: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Doors:
+class HostRules:
     """How the service can be reached, and under which names."""
 
-    limits: Limits = field(default_factory=Limits)
+    limits: RequestLimits = field(default_factory=RequestLimits)
     names: frozenset[str] = frozenset()  # of hosts, beyond addresses and this machine's own name
     is_loopback: bool = True  # whether nobody from another machine can get here
 
@@ -121,12 +121,12 @@ class Guard:
         *,
         access: Callable[[], Access],
         sessions: Sessions,
-        doors: Doors,
+        host_rules: HostRules,
         metrics: Metrics,
     ) -> None:
         self._app, self._access, self._sessions = app, access, sessions
-        self._doors, self._metrics = doors, metrics
-        limits = doors.limits
+        self._host_rules, self._metrics = host_rules, metrics
+        limits = host_rules.limits
         self._known = Buckets(limits.requests_per_second, limits.burst)
         self._unknown = Buckets(limits.unknown_per_second, limits.unknown_burst)
 
@@ -142,7 +142,7 @@ class Guard:
             headers = Headers(scope=scope)
             caller = self._admit(scope, headers)
             set_caller(caller)
-            body = _Body(receive, self._most_bytes(scope, headers))
+            body = _Body(receive, self._max_bytes(scope, headers))
             answer.body = body
             await self._app(scope, body.receive, answer.send)
             if body.problem is not None:
@@ -163,7 +163,7 @@ class Guard:
             return OWNER  # the socket; its file lets nobody else in
         access = self._access()
         host = headers.get("host", "")
-        if not self._doors.allows(host, has_tokens=access.has_tokens):
+        if not self._host_rules.allows(host, has_tokens=access.has_tokens):
             raise Misdirected(
                 f"this service is not called {safe(host)[:80]!r}",
                 hint="Use its address, or start it with --allow-host NAME",
@@ -184,7 +184,7 @@ class Guard:
     def _identify(self, access: Access, headers: Headers, method: str) -> Caller:
         if not access.has_tokens:
             # A service that others can reach must not become everybody's with its last token.
-            return OWNER if self._doors.is_loopback else NOBODY
+            return OWNER if self._host_rules.is_loopback else NOBODY
         kind, _, text = headers.get("authorization", "").partition(" ")
         if kind:
             token = access.find(text.strip()) if kind.lower() == "bearer" else None
@@ -199,11 +199,11 @@ class Guard:
             )
         return caller_of(found[0], expires_seconds=found[1])
 
-    def _most_bytes(self, scope: Scope, headers: Headers) -> int:
+    def _max_bytes(self, scope: Scope, headers: Headers) -> int:
         """How large the body may be; one that says it is larger is refused unread."""
-        limits = self._doors.limits
+        limits = self._host_rules.limits
         is_file = scope["path"] == _FILES_PATH
-        most = limits.most_file_bytes if is_file else limits.most_body_bytes
+        most = limits.max_file_bytes if is_file else limits.max_body_bytes
         told = headers.get("content-length", "")
         if told.isdigit() and (len(told) > 15 or int(told) > most):
             raise _too_large(most)
@@ -213,16 +213,16 @@ class Guard:
 class _Body:
     """Of one request, up to a size; a larger one is not read to its end."""
 
-    def __init__(self, receive: Receive, most_bytes: int) -> None:
-        self._receive, self._most_bytes, self._num_bytes = receive, most_bytes, 0
+    def __init__(self, receive: Receive, max_bytes: int) -> None:
+        self._receive, self._max_bytes, self._num_bytes = receive, max_bytes, 0
         self.problem: TooLarge | None = None
 
     async def receive(self) -> Message:
         """What comes next."""
         message = await self._receive()
         self._num_bytes += len(message.get("body", b""))
-        if self._num_bytes > self._most_bytes:
-            self.problem = _too_large(self._most_bytes)
+        if self._num_bytes > self._max_bytes:
+            self.problem = _too_large(self._max_bytes)
             raise self.problem
         return message
 
@@ -247,8 +247,8 @@ class _Answer:
         await self._send(message)
 
 
-def _too_large(most_bytes: int) -> TooLarge:
-    return TooLarge(f"the body is larger than {most_bytes} bytes", hint="Send less at once")
+def _too_large(max_bytes: int) -> TooLarge:
+    return TooLarge(f"the body is larger than {max_bytes} bytes", hint="Send less at once")
 
 
 def _check_site(method: str, headers: Headers, host: str) -> None:

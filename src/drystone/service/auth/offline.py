@@ -14,7 +14,7 @@ from drystone.errors import DrystoneError, UnknownName
 from drystone.run.control.access import Access, make_token
 from drystone.run.control.notes import Note, TeamSet, TokenMade, TokenRevoked, parse
 from drystone.run.control.store import Lease, Store
-from drystone.service.auth.people import token_view
+from drystone.service.auth.people import TokenShown
 
 Table = dict[str, Any]
 _LEASE_SECONDS: Final = 10.0
@@ -37,7 +37,7 @@ class OfflineTokens:
             access.check_team(team)
             store.append(lease, [note], actor="owner")
             access.record(note)
-            return token_view(access.tokens[note.token_id]) | {"token": text}
+            return vars(TokenShown.of(access.tokens[note.token_id])) | {"token": text}
 
     def revoke(self, token_id: str) -> Table:
         """A token that is worth nothing any more."""
@@ -48,13 +48,13 @@ class OfflineTokens:
                 note = TokenRevoked(time_seconds=time.time(), token_id=token_id)
                 store.append(lease, [note], actor="owner")
                 access.record(note)
-            return token_view(access.tokens[token_id])
+            return vars(TokenShown.of(access.tokens[token_id]))
 
     def list(self) -> list[Table]:
         """All of them."""
         store = self._open()
         try:
-            return [token_view(one) for one in _fold(store).tokens.values()]
+            return [vars(TokenShown.of(token)) for token in _fold(store).tokens.values()]
         finally:
             store.close()
 

@@ -34,10 +34,6 @@ from drystone.service.auth.people import (
     TokenList,
     TokenNew,
     TokenShown,
-    session_view,
-    spend_view,
-    team_view,
-    token_view,
 )
 from drystone.service.shapes import (
     Failure,
@@ -70,7 +66,7 @@ def _add_sessions(router: APIRouter, controller: Controller, sessions: Sessions)
     @router.get("/v1/session", response_model=Session)
     async def session() -> Response:
         """Who asks."""
-        return answer_json(session_view(caller_now(), has_tokens=access.has_tokens))
+        return answer_json(Session.of(caller_now(), has_tokens=access.has_tokens))
 
     @router.post("/v1/session", response_model=Session, responses={401: {"model": Failure}})
     async def login(request: Request, body: Annotated[SessionBody, Body()]) -> Response:
@@ -80,7 +76,7 @@ def _add_sessions(router: APIRouter, controller: Controller, sessions: Sessions)
             raise Unauthorized("this token is not known", hint="Ask an admin for a new one")
         cookie, expires = sessions.make(token, time.time())
         caller = caller_of(token, expires_seconds=expires)
-        answer = answer_json(session_view(caller, has_tokens=True))
+        answer = answer_json(Session.of(caller, has_tokens=True))
         answer.set_cookie(
             COOKIE,
             cookie,
@@ -94,7 +90,7 @@ def _add_sessions(router: APIRouter, controller: Controller, sessions: Sessions)
     @router.delete("/v1/session", response_model=Session)
     async def logout() -> Response:
         """Log out: the answer takes the cookie away."""
-        answer = answer_json(session_view(NOBODY, has_tokens=access.has_tokens))
+        answer = answer_json(Session.of(NOBODY, has_tokens=access.has_tokens))
         answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
         return answer
 
@@ -106,7 +102,7 @@ def _add_tokens(router: APIRouter, controller: Controller) -> None:
     def tokens() -> Response:
         """All tokens, without their secrets."""
         known = list(journal.live.access.tokens.values())
-        return answer_json({"tokens": [token_view(one) for one in known]})
+        return answer_json(TokenList(tokens=[TokenShown.of(token) for token in known]))
 
     @router.post(
         "/v1/tokens",
@@ -124,7 +120,7 @@ def _add_tokens(router: APIRouter, controller: Controller) -> None:
             )
             journal.commit([note])
             made = journal.live.access.tokens[note.token_id]
-        return answer_json(token_view(made) | {"token": text}, status=201)
+        return answer_json(TokenNew(**vars(TokenShown.of(made)), token=text), status=201)
 
     @router.delete(
         "/v1/tokens/{token_id}",
@@ -141,7 +137,7 @@ def _add_tokens(router: APIRouter, controller: Controller) -> None:
             if known.revoked_seconds is None:
                 journal.commit([TokenRevoked(time_seconds=journal.now(), token_id=token_id)])
             shown: Token = journal.live.access.tokens[token_id]
-        return answer_json(token_view(shown))
+        return answer_json(TokenShown.of(shown))
 
 
 def _add_teams(router: APIRouter, controller: Controller) -> None:
@@ -152,7 +148,8 @@ def _add_teams(router: APIRouter, controller: Controller) -> None:
         """All teams, their limits and what they use of them."""
         with journal.lock:
             now, known = journal.now(), journal.live.access.teams.values()
-            return answer_json({"teams": [team_view(controller, one, now) for one in known]})
+            shown = [TeamShown.of(controller, team, now) for team in known]
+        return answer_json(TeamList(teams=shown))
 
     @router.post(
         "/v1/teams",
@@ -168,7 +165,7 @@ def _add_teams(router: APIRouter, controller: Controller) -> None:
                 raise Conflict(f"there is a team {body.name} already", hint="PATCH changes it")
             journal.commit([make_team(**body.model_dump(), now_seconds=journal.now())])
             team = journal.live.access.teams[body.name]
-            return answer_json(team_view(controller, team, journal.now()), status=201)
+            return answer_json(TeamShown.of(controller, team, journal.now()), status=201)
 
     @router.patch(
         "/v1/teams/{name}", dependencies=[ADMIN], response_model=TeamShown, responses=_MISSING
@@ -185,14 +182,14 @@ def _add_teams(router: APIRouter, controller: Controller) -> None:
             wanted = dataclasses.asdict(known) | changes
             journal.commit([make_team(**wanted, now_seconds=journal.now())])
             team = journal.live.access.teams[name]
-            return answer_json(team_view(controller, team, journal.now()))
+            return answer_json(TeamShown.of(controller, team, journal.now()))
 
     @router.get("/v1/spend", dependencies=[VIEWER], response_model=SpendPage)
     def spend(hours: Annotated[int, Query(ge=1, le=24 * 366)] = 168) -> Response:
         """What every team spent and spends, against its budget."""
         with journal.lock:
-            view = spend_view(controller, journal.now(), hours)
-        return answer_json(view)
+            answer = SpendPage.of(controller, journal.now(), hours)
+        return answer_json(answer)
 
 
 def found_no_team(controller: Controller, name: str) -> DrystoneError:
@@ -221,5 +218,5 @@ def _add_files(router: APIRouter, uploads: Uploads) -> None:
     ) -> Response:
         """Keep a file of a bundle, for a job that is submitted with `files: bundle`."""
         size, digest = await uploads.keep(caller_now(), bundle, name, request.stream())
-        shown = {"bundle": bundle, "name": name, "num_bytes": size, "sha256": digest}
+        shown = FileKept(bundle=bundle, name=name, num_bytes=size, sha256=digest)
         return answer_json(shown, status=201)

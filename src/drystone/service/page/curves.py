@@ -1,4 +1,4 @@
-"""What did the launches of a job report, and how is its work divided? Read from what they wrote."""
+"""Curves, division of work, life and price history for the page, from files and the event log."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from drystone.run.control.store import Store
 from drystone.run.engines.agent.launches import open_plain
 from drystone.run.events import load_line
 from drystone.run.job_output import BadReport, parse_report
+from drystone.service.views import JobDetails, Launch
 from drystone.units import HOUR_SECONDS
 
 Table = dict[str, Any]
-_MOST_BYTES: Final = 2_000_000  # of the reports of one launch, from the end
-_MOST_LAUNCHES: Final = 40  # whose reports are read, the last ones
+_MAX_BYTES: Final = 2_000_000  # of the reports of one launch, from the end
+_MAX_LAUNCHES: Final = 40  # whose reports are read, the last ones
 
 
-def read_curves(folder: Path, job_id: str, details: Table, *, most: int) -> list[Table]:
+def read_curves(folder: Path, job: JobDetails, *, most: int) -> list[Table]:
     """`[{epoch, points: [[step, loss, step_seconds]]}]` of all launches, from their reports.
 
     Where reports lie elsewhere (another machine's disk), what the controller heard of the last one.
     """
-    found = []
-    for launch in details["launches"][-_MOST_LAUNCHES:]:
-        points = read_reports(_report_file(folder, job_id, details, launch))
+    found: list[Table] = []
+    for launch in job.launches[-_MAX_LAUNCHES:]:
+        points = read_reports(_report_file(folder, job, launch))
         if points:
-            found.append({"epoch": launch["epoch"], "points": points})
-    if details["curve"] and details["launches"]:
-        epoch = details["launches"][-1]["epoch"]
-        if not any(one["epoch"] == epoch for one in found):
-            found.append({"epoch": epoch, "points": details["curve"]})
-    total = sum(len(one["points"]) for one in found)
-    for one in found:
-        share = max(2, round(most * len(one["points"]) / max(total, 1)))
-        one["points"] = thin_out(one["points"], share)
+            found.append({"epoch": launch.epoch, "points": points})
+    if job.curve and job.launches:
+        epoch = job.launches[-1].epoch
+        if not any(curve["epoch"] == epoch for curve in found):
+            found.append({"epoch": epoch, "points": job.curve})
+    total = sum(len(curve["points"]) for curve in found)
+    for curve in found:
+        share = max(2, round(most * len(curve["points"]) / max(total, 1)))
+        curve["points"] = thin_out(curve["points"], share)
     return found
 
 
-def _report_file(folder: Path, job_id: str, details: Table, launch: Table) -> Path:
-    epoch = launch["epoch"]
-    if details["description"].get("command") or not launch["devices"]:
-        return folder / "jobs" / job_id / f"epoch-{epoch}" / "progress.jsonl"
-    node = str(launch["devices"][0][0])
-    return folder / "agents" / node / "launches" / f"{job_id}.{epoch}" / "rank-0.out"
+def _report_file(folder: Path, job: JobDetails, launch: Launch) -> Path:
+    if job.description.get("command") or not launch.devices:
+        return folder / "jobs" / job.id / f"epoch-{launch.epoch}" / "progress.jsonl"
+    node = launch.devices[0][0]
+    return folder / "agents" / node / "launches" / f"{job.id}.{launch.epoch}" / "rank-0.out"
 
 
 def read_reports(path: Path) -> list[list[Any]]:
@@ -55,7 +55,7 @@ def read_reports(path: Path) -> list[list[Any]]:
     try:
         with open_plain(path) as file:
             size = file.seek(0, 2)
-            file.seek(max(0, size - _MOST_BYTES))
+            file.seek(max(0, size - _MAX_BYTES))
             text = file.read().decode("utf-8", errors="replace")
     except OSError:
         return []
@@ -80,27 +80,24 @@ def thin_out(points: Sequence[Any], most: int) -> list[Any]:
     return [points[round(number * last / (most - 1))] for number in range(most)]
 
 
-def read_picture(folder: Path, job_id: str, launch: Table, gpus: Mapping[str, str]) -> Table:
+def read_picture(folder: Path, job_id: str, launch: Launch, gpus: Mapping[str, str]) -> Table:
     """Who computes what and holds what in a launch (docs/page.md)."""
     seats = [
         {"rank": rank, "node": node, "device": device, "gpu": gpus.get(node, "gone")}
-        for rank, (node, device) in enumerate(launch["devices"])
+        for rank, (node, device) in enumerate(launch.devices)
     ]
-    made = {"epoch": launch["epoch"], "plan": launch["plan"]}
-    path = folder / "jobs" / job_id / f"epoch-{launch['epoch']}" / "plan.json"
+    made = {"epoch": launch.epoch, "plan": launch.plan}
+    path = folder / "jobs" / job_id / f"epoch-{launch.epoch}" / "plan.json"
     try:
         plan = json.loads(path.read_text(encoding="utf-8"))["plan"]
         return made | _divided(plan, seats)
     except (OSError, ValueError, KeyError, TypeError, IndexError):
-        ranks = [seat | dict.fromkeys(_SHARES) for seat in seats]
+        shares = ("batch", "micro_batch", "compute_share", "state_share")
+        memory = ("memory_bytes", "memory_capacity_bytes")
+        ranks = [seat | dict.fromkeys((*shares, *memory)) for seat in seats]
         stage = {"first_layer": None, "num_layers": None, "ranks": ranks}
         none = dict.fromkeys(("step_seconds", "samples_per_second", "num_layers"))
         return made | none | {"way": "script", "stages": [stage]}
-
-
-_SHARES: Final = (
-    "batch", "micro_batch", "compute_share", "state_share", "memory_bytes", "memory_capacity_bytes",
-)  # fmt: skip
 
 
 def _divided(plan: Table, seats: Sequence[Table]) -> Table:
@@ -110,12 +107,15 @@ def _divided(plan: Table, seats: Sequence[Table]) -> Table:
         ranks = []
         for share in stage["ranks"]:
             need = _need(plan["needs"], share["gpu"], number)
-            for _ in range(share["count"]):
-                shares = (
-                    share["batch"], share["micro_batch"], share["batch"] / batch,
-                    share["state_share"], need.get("required_bytes"), need.get("usable_bytes"),
-                )  # fmt: skip
-                ranks.append(left.pop(0) | dict(zip(_SHARES, shares, strict=True)))
+            shares = {
+                "batch": share["batch"],
+                "micro_batch": share["micro_batch"],
+                "compute_share": share["batch"] / batch,
+                "state_share": share["state_share"],
+                "memory_bytes": need.get("required_bytes"),
+                "memory_capacity_bytes": need.get("usable_bytes"),
+            }
+            ranks += [left.pop(0) | shares for _ in range(share["count"])]
         first = stage["first_layer"]
         stages.append(
             {"first_layer": first, "num_layers": stage["end_layer"] - first, "ranks": ranks}
@@ -125,14 +125,14 @@ def _divided(plan: Table, seats: Sequence[Table]) -> Table:
         "way": plan["way"],
         "step_seconds": seconds,
         "samples_per_second": batch / seconds if seconds else None,
-        "num_layers": sum(one["num_layers"] for one in stages),
+        "num_layers": sum(stage["num_layers"] for stage in stages),
         "stages": stages,
     }
 
 
 def _need(needs: Sequence[Table], gpu: str, stage: int) -> Table:
-    mine = [one for one in needs if one["gpu"] == gpu]
-    exact = [one for one in mine if one.get("stage", 0) == stage]
+    mine = [need for need in needs if need["gpu"] == gpu]
+    exact = [need for need in mine if need.get("stage", 0) == stage]
     return (exact or mine or [{}])[0]
 
 
@@ -142,11 +142,19 @@ def _shown(value: float) -> float | None:
 
 _PROGRESS: Final = '{"event": "Progressed"'
 _NEXT: Final[Mapping[str, str]] = {
-    "Submitted": "queued", "Started": "planned", "Stopped": "queued", "Interrupted": "queued",
-    "StartFailed": "queued", "Unpaused": "queued", "Paused": "paused", "Finished": "done",
-    "Failed": "failed", "Refused": "refused", "Cancelled": "cancelled",
-}  # fmt: skip
-_MOST_SPANS: Final = 400  # of a job that was interrupted very often, the last ones
+    "Submitted": "queued",
+    "Started": "planned",
+    "Stopped": "queued",
+    "Interrupted": "queued",
+    "StartFailed": "queued",
+    "Unpaused": "queued",
+    "Paused": "paused",
+    "Finished": "done",
+    "Failed": "failed",
+    "Refused": "refused",
+    "Cancelled": "cancelled",
+}
+_MAX_SPANS: Final = 400  # of a job that was interrupted very often, the last ones
 
 
 @dataclass(slots=True)
@@ -178,7 +186,7 @@ def life_of(lines: Iterable[str], gpu_of_node: Mapping[str, str]) -> list[Table]
             state = "resized" if life.is_resized else "running"
             at = float(json.loads(line)["time_seconds"])
             life.enter(state, at, "", gpus=last["gpus"], plan=last["plan"])
-    return life.spans[-_MOST_SPANS:]
+    return life.spans[-_MAX_SPANS:]
 
 
 def _take(life: _Life, event: Table, gpu_of_node: Mapping[str, str]) -> None:
@@ -198,8 +206,8 @@ def _take(life: _Life, event: Table, gpu_of_node: Mapping[str, str]) -> None:
 
 Points = list[tuple[float, float]]
 _CHUNK: Final = 20_000
-_MOST_KEPT: Final = 20_000  # points of one line; then every second of the older half goes
-_MOST_SHOWN: Final = 300
+_MAX_KEPT: Final = 20_000  # points of one line; then every second of the older half goes
+_MAX_SHOWN: Final = 300
 _WANTED: Final = ("Decided", "ClusterDescribed", "NodeJoined")
 
 
@@ -254,13 +262,13 @@ def put(points: Points, at: float, value: float) -> None:
         points[-1] = (points[-1][0], value)
     elif not points or points[-1][1] != value:
         points.append((at, value))
-    if len(points) > _MOST_KEPT:
-        del points[1 : _MOST_KEPT // 2 : 2]
+    if len(points) > _MAX_KEPT:
+        del points[1 : _MAX_KEPT // 2 : 2]
 
 
-def shown(points: Points, since: float, most: int = _MOST_SHOWN) -> list[list[float]]:
+def shown(points: Points, since: float, most: int = _MAX_SHOWN) -> list[list[float]]:
     """The points from a time on, and the one that held then; of very many, evenly fewer."""
-    inside = [one for one in points if one[0] >= since]
+    inside = [point for point in points if point[0] >= since]
     before = points[: len(points) - len(inside)][-1:]
     if len(inside) > most:
         last = len(inside) - 1

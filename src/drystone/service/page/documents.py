@@ -1,4 +1,4 @@
-"""What do the views of the page show? Small documents, each just what one view needs.
+"""Documents that the views of the page show: small, each just what one view needs.
 
 A view asks again when something happened, at most once a second. What all viewers share is made
 once for each state of the log and each second, so that fifty of them cost about as much as one.
@@ -6,7 +6,6 @@ once for each state of the log and each second, so that fifty of them cost about
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
@@ -15,14 +14,14 @@ from drystone.run.control.controller import Controller
 from drystone.run.control.live_state import LiveJob
 from drystone.run.lifecycle import JobState
 from drystone.run.state import JobRecord
-from drystone.service.answers import Forbidden, found
+from drystone.service.answers import Forbidden, found, to_json
 from drystone.service.page.curves import PriceHistory, life_of, read_curves, read_picture
-from drystone.service.views import cluster_view, job_details, job_view, money_view
+from drystone.service.views import Cluster, Job, JobDetails
 
 Table = dict[str, Any]
-_MOST_RUNNING: Final = 12  # that the cluster's view lists
-_MOST_POINTS: Final = 400  # of a job's curves
-_MOST_KEPT: Final = 64  # documents
+_MAX_RUNNING: Final = 12  # that the cluster's view lists
+_MAX_POINTS: Final = 400  # of a job's curves
+_MAX_KEPT: Final = 64  # documents
 
 GROUPS: Final[Mapping[str, frozenset[JobState]]] = {
     "live": frozenset({JobState.RUNNING, JobState.QUEUED, JobState.PAUSED}),
@@ -74,15 +73,16 @@ class PageData:
         with journal.lock:
             now = journal.now()
             record = found(lambda: controller.find(job_id))
-            shown = job_view(controller, record, now)
+            shown = Job.of(controller, record, now)
             gpus = {node.id: node.gpu for node in journal.live.state.nodes}
             try:
-                details: Table | None = job_details(controller, record, now)
+                details: JobDetails | None = JobDetails.of(controller, record, now)
             except Forbidden:
                 details = None
         lines = controller.store.read_lines(job_id=job_id)
         made = {
-            "job": (details or shown) | {"timeline": life_of((one for _, one in lines), gpus)},
+            "job": vars(details or shown)
+            | {"timeline": life_of((line for _, line in lines), gpus)},
             "is_open": details is not None,
             "curves": {"launches": []},
             "plan": None,
@@ -91,10 +91,10 @@ class PageData:
         }
         if details is not None:
             folder = controller.settings.folder
-            launches = read_curves(folder, job_id, details, most=_MOST_POINTS)
+            launches = read_curves(folder, details, most=_MAX_POINTS)
             made["curves"] = {"launches": launches}
-            if details["launches"]:
-                made["plan"] = read_picture(folder, job_id, details["launches"][-1], gpus)
+            if details.launches:
+                made["plan"] = read_picture(folder, job_id, details.launches[-1], gpus)
         return made
 
     # --- documents ------------------------------------------------------------------------------
@@ -103,12 +103,11 @@ class PageData:
         controller, journal = self.controller, self.controller.journal
         with journal.lock:
             now, live = journal.now(), journal.live
-            view = cluster_view(controller, now) | money_view(controller, now)
-            holders = [one for one in live.state.active.values() if one.num_gpus]
-            largest = sorted(holders, key=lambda one: -one.num_gpus)[:_MOST_RUNNING]
-            return view | {
-                "held": {one.spec.id: _brief(live.jobs[one.spec.id]) for one in holders},
-                "running": [job_view(controller, one, now) for one in largest],
+            holders = [record for record in live.state.active.values() if record.num_gpus]
+            largest = sorted(holders, key=lambda record: -record.num_gpus)[:_MAX_RUNNING]
+            return vars(Cluster.of(controller, now)) | {
+                "held": {record.spec.id: _brief(live.jobs[record.spec.id]) for record in holders},
+                "running": [Job.of(controller, record, now) for record in largest],
                 "counts": count_groups(live.state.jobs.values()),
                 "policy": controller.settings.policy,
                 "now_seconds": now,
@@ -132,24 +131,27 @@ class PageData:
             now, live = journal.now(), journal.live
             pool = live.state.active if is_live else live.state.jobs
             matching = [
-                one
-                for one in (pool.values() if is_live else reversed(pool.values()))
-                if one.state in states
-                and (not text or _matches(live.jobs[one.spec.id], one.spec.id, text))
+                record
+                for record in (pool.values() if is_live else reversed(pool.values()))
+                if record.state in states
+                and (not text or _matches(live.jobs[record.spec.id], record.spec.id, text))
             ]
             if is_live:
-                matching.sort(key=lambda one: _RANK[one.state])
-            rows = [job_view(controller, one, now) for one in matching[skip : skip + most]]
+                matching.sort(key=lambda record: _RANK[record.state])
+            jobs = [Job.of(controller, record, now) for record in matching[skip : skip + most]]
             waiting = [
-                one.spec.id for one in live.state.active.values() if one.state is JobState.QUEUED
+                record.spec.id
+                for record in live.state.active.values()
+                if record.state is JobState.QUEUED
             ]
             counts = count_groups(live.state.jobs.values())
             sequence = journal.sequence
         place = {job_id: number for number, job_id in enumerate(waiting, start=1)}
-        for row in rows:
-            row["why"] = reason_in_short(row, place.get(row["id"], 0), len(waiting), now)
         return {
-            "jobs": rows,
+            "jobs": [
+                vars(job) | {"why": reason_in_short(job, place.get(job.id, 0), len(waiting), now)}
+                for job in jobs
+            ],
             "total": len(matching),
             "counts": counts,
             "is_emulated": controller.cluster.is_emulated,
@@ -164,32 +166,31 @@ class PageData:
         with self._lock:
             known = self._kept.get(key)
             if known is None or known[0] != version:
-                text = json.dumps(make(), allow_nan=False, ensure_ascii=False)
-                known = (version, text.encode("utf-8", errors="backslashreplace"))
-                if len(self._kept) >= _MOST_KEPT:
+                known = (version, to_json(make()))
+                if len(self._kept) >= _MAX_KEPT:
                     self._kept.clear()
                 self._kept[key] = known
         return known[1]
 
 
-def reason_in_short(row: Table, place: int, num_waiting: int, now: float) -> str:
+def reason_in_short(job: Job, place: int, num_waiting: int, now: float) -> str:
     """Why a job stands where it does, in a line; `why` has the whole answer."""
-    if row["state"] != JobState.QUEUED.value:
-        return str(row["reason"])
-    if row["retry_seconds"]:
-        return f"tried again in {max(1, round(row['retry_seconds'] - now))} s: {row['reason']}"
-    if row["phase"] == "held":
-        return str(row["reason"])
-    before = f"; it had to give its GPUs back: {row['reason']}" if row["num_starts"] else ""
+    if job.state is not JobState.QUEUED:
+        return job.reason
+    if job.retry_seconds:
+        return f"tried again in {max(1, round(job.retry_seconds - now))} s: {job.reason}"
+    if job.phase == "held":
+        return job.reason
+    before = f"; it had to give its GPUs back: {job.reason}" if job.num_starts else ""
     return f"number {place} of {num_waiting} that wait for GPUs{before}"
 
 
 def count_groups(records: Iterable[JobRecord]) -> dict[str, int]:
     """How many jobs each list has."""
     by_state = dict.fromkeys(JobState, 0)
-    for one in records:
-        by_state[one.state] += 1
-    return {group: sum(by_state[one] for one in states) for group, states in GROUPS.items()}
+    for record in records:
+        by_state[record.state] += 1
+    return {group: sum(by_state[state] for state in states) for group, states in GROUPS.items()}
 
 
 def _brief(live: LiveJob) -> Table:
@@ -198,4 +199,4 @@ def _brief(live: LiveJob) -> Table:
 
 def _matches(live: LiveJob, job_id: str, text: str) -> bool:
     job = live.job
-    return text == job_id or any(text in one.lower() for one in (job.name, job.owner, job.model))
+    return text == job_id or any(text in word.lower() for word in (job.name, job.owner, job.model))

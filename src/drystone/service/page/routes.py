@@ -16,7 +16,7 @@ from fastapi.responses import Response
 from drystone.run.control.controller import Controller
 from drystone.service.answers import answer_json
 from drystone.service.page.documents import PageData
-from drystone.service.shapes import MOST_SEQUENCE, Failure, JobId
+from drystone.service.shapes import MAX_SEQUENCE, Failure, JobId
 
 _FOLDER: Final = Path(__file__).parent / "static"
 _KINDS: Final = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
@@ -108,7 +108,7 @@ def _documents(data: PageData) -> APIRouter:
         group: Annotated[Group, Query()] = "live",
         search: Annotated[str, Query(max_length=80)] = "",
         most: Annotated[int, Query(ge=1, le=200)] = 50,
-        skip: Annotated[int, Query(ge=0, le=MOST_SEQUENCE)] = 0,
+        skip: Annotated[int, Query(ge=0, le=MAX_SEQUENCE)] = 0,
     ) -> Response:
         """One page of a list of jobs, each with its reason in short; how many each list has."""
         return _json(data.jobs(group, search, most=most, skip=skip))

@@ -18,9 +18,14 @@ from drystone.describe.recipe import (
 )
 from drystone.errors import DrystoneError, RequestError
 from drystone.estimate.parameters import count_model
-from drystone.observe.check.columns import launcher_of, parse_layout, parse_recipe
+from drystone.observe.check.columns import (
+    launcher_of,
+    number_of,
+    parse_layout,
+    parse_recipe,
+    whole_number_of,
+)
 from drystone.observe.check.model import parse_shape, style_of
-from drystone.observe.check.numbers import number_of, whole_number_of
 
 ROW = {
     "run_id": "mine-0001",

@@ -8,8 +8,7 @@ from drystone.describe.catalogue import find_gpu
 from drystone.describe.machine import default_machine, find_link
 from drystone.errors import DrystoneError, RequestError, UnknownName
 from drystone.observe.check.accuracy import SPEED_TABLE
-from drystone.observe.check.machine import machine_of
-from drystone.observe.check.runs import PublishedRun, load_runs
+from drystone.observe.check.runs import PublishedRun, load_runs, machine_of
 
 GIGABIT_BYTES = 1e9 / 8
 

@@ -8,88 +8,83 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Any, Final
 
+import numpy as np
+
 from drystone.errors import UnknownName
-from drystone.schedule.snapshot import JobTable, Placement, Snapshot
+from drystone.schedule.snapshot import BoolArray, JobTable, Placement, Snapshot
 
 Numbers = Mapping[str, float]
+NO_SINGLE_TYPE: Final = "it has no option with GPUs of one type"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class Reasoned:
+    """Every decision says why, in words and with the numbers behind it."""
+
+    reason: str
+    numbers: Numbers = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start(Reasoned):
     """Give a waiting job GPUs."""
 
     job_id: str
     option: int
     placement: Placement
-    reason: str
-    numbers: Numbers = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resize:
+class Resize(Reasoned):
     """Give a running job another option: other types or another number of GPUs."""
 
     job_id: str
     option: int
     placement: Placement
-    reason: str
-    numbers: Numbers = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
+class Move(Reasoned):
     """Give a running job the same option on other nodes."""
 
     job_id: str
     placement: Placement
-    reason: str
-    numbers: Numbers = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Preempt:
+class Preempt(Reasoned):
     """Take the GPUs from a running job; it keeps its progress and waits."""
 
     job_id: str
-    reason: str
-    numbers: Numbers = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refuse:
+class Refuse(Reasoned):
     """Turn a waiting job away for good."""
 
     job_id: str
-    reason: str
-    numbers: Numbers = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rent:
+class Rent(Reasoned):
     """Rent nodes of an offer."""
 
     offer: str
     num_nodes: int
-    reason: str
-    numbers: Numbers = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Release:
+class Release(Reasoned):
     """Give a rented node back."""
 
     node: int
-    reason: str
-    numbers: Numbers = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wake:
+class Wake(Reasoned):
     """Decide again at this time at the latest, even if nothing happens until then."""
 
     at_seconds: float
-    reason: str
-    numbers: Numbers = field(default_factory=dict)
 
 
 Decision = Start | Resize | Move | Preempt | Refuse | Rent | Release | Wake
@@ -119,6 +114,12 @@ def change_job(
         reason = move_reason or reason
         return Move(job_id=job_id, placement=placement, reason=reason, numbers=numbers)
     return None
+
+
+def refuse_jobs(jobs: JobTable, hopeless: BoolArray, reason: str) -> list[Decision]:
+    """Refuse those of the hopeless jobs that wait."""
+    rows = np.flatnonzero(hopeless & ~jobs.is_running).tolist()
+    return [Refuse(job_id=jobs.specs[row].id, reason=reason) for row in rows]
 
 
 Memory = Any  # each policy knows the shape of its own

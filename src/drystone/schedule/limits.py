@@ -9,7 +9,7 @@ the same of a job that is only being submitted.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -68,6 +68,23 @@ def check_limits(
         },
         left_seconds=tuple(left[left > 0].tolist()),
     )
+
+
+def named_options(
+    specs: Sequence[JobSpec], counts: IntArray, gpu_types: Sequence[str]
+) -> BoolArray:
+    """The options with GPU types and numbers that the owners allow, (jobs, options).
+
+    `counts` is (jobs, options, types).
+    """
+    num_gpus = counts.sum(axis=2)
+    fewest = np.array([[spec.min_gpus] for spec in specs])
+    most = np.array([[spec.max_gpus] for spec in specs])
+    fits = (num_gpus >= fewest) & (num_gpus <= most)
+    for kind, gpu in enumerate(gpu_types):
+        names = np.array([[spec.names(gpu)] for spec in specs])
+        fits &= names | (counts[:, :, kind] == 0)
+    return np.asarray(fits, dtype=np.bool_)
 
 
 def seconds_and_dollars(
@@ -157,7 +174,7 @@ class _LimitedJobs:
 
     def left(self, seconds: FloatArray, dollars: FloatArray) -> tuple[BoolArray, dict[int, str]]:
         """The options that are left, and why there is none, by row of the snapshot."""
-        fits = self._named()
+        fits = (self._speeds > 0) & named_options(self._specs, self._counts, self._gpu_types)
         money, time = dollars[:, None] + self._dollars, seconds[:, None] + self._seconds
         within = (money <= self._max_dollars[:, None]) & (time <= self._max_seconds[:, None])
         is_out = (dollars >= self._max_dollars) | (seconds >= self._max_seconds)
@@ -184,16 +201,6 @@ class _LimitedJobs:
         np.divide((self._max_dollars - dollars)[runs], rate, out=money, where=rate > 0)
         result[runs] = np.minimum(money, (self._max_seconds - seconds)[runs])
         return result
-
-    def _named(self) -> BoolArray:
-        """By type and number of GPUs alone."""
-        fewest = np.array([[spec.min_gpus] for spec in self._specs])
-        most = np.array([[spec.max_gpus] for spec in self._specs])
-        fits = (self._speeds > 0) & (self._num_gpus >= fewest) & (self._num_gpus <= most)
-        for kind, gpu in enumerate(self._gpu_types):
-            names = np.array([[spec.names(gpu)] for spec in self._specs])
-            fits &= names | (self._counts[:, :, kind] == 0)
-        return np.asarray(fits, dtype=np.bool_)
 
     def _why_not(self, spec: JobSpec, money: FloatArray, time: FloatArray, used: Used) -> str:
         """The reason; `money` and `time` are of the options that the types and numbers leave."""

@@ -27,13 +27,7 @@ import numpy as np
 
 from drystone.schedule.baselines.cells.search import CellTable, make_cells
 from drystone.schedule.baselines.queues import rigid_options
-from drystone.schedule.decision import (
-    Decision,
-    Memory,
-    Preempt,
-    Refuse,
-    change_job,
-)
+from drystone.schedule.decision import NO_SINGLE_TYPE, Decision, Memory, Preempt, Refuse, change_job
 from drystone.schedule.packing import Room, make_room
 from drystone.schedule.snapshot import IntArray, Placement, Snapshot
 
@@ -165,7 +159,7 @@ class _Flow:
         )
 
     def _refusal(self, row: int) -> Decision:
-        reason = "it has no option with GPUs of one type"
+        reason = NO_SINGLE_TYPE
         if self._kinds[row] >= 0:
             reason = "it cannot end by its deadline any more, whatever it gets"
         return Refuse(job_id=self._jobs.specs[row].id, reason=reason)

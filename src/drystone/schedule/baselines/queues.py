@@ -18,10 +18,20 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from drystone.schedule.decision import Decision, Memory, Preempt, Refuse, Start, change_job
+from drystone.schedule.decision import (
+    Decision,
+    Memory,
+    Preempt,
+    Refuse,
+    Start,
+    change_job,
+    refuse_jobs,
+)
 from drystone.schedule.packing import Room, make_room
 from drystone.schedule.snapshot import FloatArray, IntArray, Placement, Snapshot
 from drystone.units import HOUR_SECONDS
+
+_IMPOSSIBLE: Final = "it cannot run on the GPUs that were asked for, and this policy changes none"
 
 
 def rigid_options(snapshot: Snapshot) -> IntArray:
@@ -55,14 +65,6 @@ def rigid_option(snapshot: Snapshot, option_set: int, requested: int) -> int:
     return int(np.argmax(np.where(per_gpu >= per_gpu.max() * (1 - 1e-9), speeds, -1.0)))
 
 
-def refuse(job_id: str) -> Refuse:
-    """Refuse a job that has no option."""
-    return Refuse(
-        job_id=job_id,
-        reason="it cannot run on the GPUs that were asked for, and this policy changes none",
-    )
-
-
 def give_by_rank(
     snapshot: Snapshot, rank: FloatArray, options: IntArray, *, reason: str
 ) -> list[Decision]:
@@ -73,8 +75,7 @@ def give_by_rank(
     refused.
     """
     jobs = snapshot.jobs
-    hopeless = np.flatnonzero((options < 0) & ~jobs.is_running)
-    decisions: list[Decision] = [refuse(jobs.specs[row].id) for row in hopeless.tolist()]
+    decisions = refuse_jobs(jobs, options < 0, _IMPOSSIBLE)
     order = np.lexsort((np.arange(len(jobs)), rank))
     order = order[options[order] >= 0]
     left: list[int] = snapshot.capacity.tolist()
@@ -136,7 +137,7 @@ def fifo(snapshot: Snapshot, memory: Memory) -> tuple[list[Decision], Memory]:
     num_new = num_seen - before.num_seen
     for job in snapshot.waiting_from(before.num_seen, num_new) if num_new else ():
         if rigid_option(snapshot, job.option_set, job.requested) < 0:
-            decisions.append(refuse(job.spec.id))
+            decisions.append(Refuse(job_id=job.spec.id, reason=_IMPOSSIBLE))
     starts, heads = _start(snapshot, before.heads, num_seen)
     after = FifoMemory(num_seen=num_seen, heads=heads, num_requeued=num_requeued)
     return decisions + starts, after

@@ -26,14 +26,15 @@ from typing import Final
 import numpy as np
 
 from drystone.schedule.decision import (
+    NO_SINGLE_TYPE,
     Decision,
     Move,
     Preempt,
-    Refuse,
     Resize,
     Start,
     Wake,
     change_job,
+    refuse_jobs,
 )
 from drystone.schedule.packing import Room
 from drystone.schedule.programme import choose_exactly
@@ -182,10 +183,7 @@ def sia(snapshot: Snapshot, memory: SiaMemory | None) -> tuple[list[Decision], S
     jobs = snapshot.jobs
     most = _most_gpus(snapshot, memory or {})
     allowed = allowed_options(snapshot, most)
-    refusals: list[Decision] = [
-        Refuse(job_id=jobs.specs[row].id, reason="it has no option with GPUs of one type")
-        for row in np.flatnonzero(~one_type(snapshot).any(axis=1) & ~jobs.is_running)
-    ]
+    refusals = refuse_jobs(jobs, ~np.asarray(one_type(snapshot).any(axis=1)), NO_SINGLE_TYPE)
     speeds = relative_speeds(snapshot, allowed)
     costs = programme_costs(speeds)
     held, costs, capacity = _hold_starting(snapshot, costs)
@@ -194,13 +192,8 @@ def sia(snapshot: Snapshot, memory: SiaMemory | None) -> tuple[list[Decision], S
     chosen = np.where(held, jobs.option, chosen)
 
     def numbers(row: int) -> Mapping[str, float]:
-        option = int(chosen[row])
-        if option < 0:
-            return {"options": float(allowed[row].sum())}
-        return {
-            "relative_speed": float(speeds[row, option]),
-            "options": float(allowed[row].sum()),
-        }
+        speed = {"relative_speed": float(speeds[row, chosen[row]])} if chosen[row] >= 0 else {}
+        return {**speed, "options": float(allowed[row].sum())}
 
     decisions = reassign(
         snapshot,

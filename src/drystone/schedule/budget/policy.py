@@ -56,7 +56,8 @@ from drystone.schedule.budget.spares import (
     pay_for_spares,
     plan_spares,
 )
-from drystone.schedule.decision import Decision, Memory, Refuse, Resize, Start, Wake
+from drystone.schedule.decision import Decision, Memory, Wake, change_job, refuse_jobs
+from drystone.schedule.limits import named_options
 from drystone.schedule.packing import Room, make_room
 from drystone.schedule.renting import cheapest_offers, option_rents, own_gpus, rounded_cap
 from drystone.schedule.snapshot import BoolArray, FloatArray, IntArray, Placement, Snapshot
@@ -110,7 +111,7 @@ def budget(snapshot: Snapshot, memory: Memory) -> tuple[list[Decision], Memory]:
     rest = weigh_rest(snapshot, _job_prices(snapshot, prices), multiplier, startups)
 
     room = make_room(snapshot)
-    wanted = Wanted(snapshot, offers, room, _most_rentals(snapshot, balance))
+    wanted = Wanted(snapshot, offers, room, _max_rentals(snapshot, balance))
     numbers = {"job_hours_per_dollar": multiplier}
     # Who waits for nodes that are on their way keeps its pick; anybody else picks again.
     kept = before.picks if snapshot.rentals.coming else {}
@@ -171,7 +172,7 @@ def _balance_now(
     return replace(after, budget_dollars_per_hour=limit, horizon_seconds=horizon_seconds)
 
 
-def _most_rentals(snapshot: Snapshot, balance: BudgetBalance | None) -> float:
+def _max_rentals(snapshot: Snapshot, balance: BudgetBalance | None) -> float:
     """For how many waiting jobs nodes may be rented: any number, none in debt, one if none runs."""
     if balance is None:
         return np.inf
@@ -184,13 +185,8 @@ def _most_rentals(snapshot: Snapshot, balance: BudgetBalance | None) -> float:
 def _refuse(snapshot: Snapshot) -> list[Decision]:
     """Waiting jobs that none of their options allows to run, ever."""
     possible = ((snapshot.job_speeds > 0) & _allowed(snapshot)).any(axis=1)
-    return [
-        Refuse(
-            job_id=snapshot.jobs.specs[row].id,
-            reason="it has no option within the limits that its owner set",
-        )
-        for row in np.flatnonzero(~possible & ~snapshot.jobs.is_running).tolist()
-    ]
+    reason = "it has no option within the limits that its owner set"
+    return refuse_jobs(snapshot.jobs, ~np.asarray(possible), reason)
 
 
 def _option_prices(snapshot: Snapshot, offers: Mapping[int, Offer]) -> FloatArray:
@@ -274,15 +270,12 @@ def _job_prices(snapshot: Snapshot, prices: FloatArray) -> FloatArray:
 
 def _allowed(snapshot: Snapshot) -> BoolArray:
     """Whether each job may take each option, by the limits its owner set."""
-    specs, number = snapshot.jobs.specs, snapshot.job_num_gpus
-    least = np.array([spec.min_gpus for spec in specs], dtype=np.int64)
-    most = np.array([spec.max_gpus for spec in specs], dtype=np.int64)
-    allowed: BoolArray = (number >= least[:, None]) & (number <= most[:, None])
-    for row, spec in enumerate(specs):
-        if spec.allowed_gpus:
-            barred = [gpu not in spec.allowed_gpus for gpu in snapshot.gpu_types]
-            counts = snapshot.options.counts[snapshot.jobs.option_set[row]]
-            allowed[row] &= ~(counts[:, barred] > 0).any(axis=1)
+    jobs, allowed = snapshot.jobs, np.ones(snapshot.job_speeds.shape, dtype=np.bool_)
+    rows = np.flatnonzero(jobs.is_limited)
+    if len(rows):
+        counts = snapshot.options.counts[jobs.option_set[rows]]
+        specs = [jobs.specs[row] for row in rows.tolist()]
+        allowed[rows] = named_options(specs, counts, snapshot.gpu_types)
     return allowed
 
 
@@ -309,15 +302,10 @@ def _start(
             placement = room.place(counts)
             if placement is not None:
                 reason = "what its speedup is worth at the budget, and there is room"
-                decisions.append(
-                    Start(
-                        job_id=job_id,
-                        option=option,
-                        placement=placement,
-                        reason=reason,
-                        numbers=numbers,
-                    )
+                start = change_job(
+                    snapshot.jobs, row, option, placement, reason=reason, numbers=numbers
                 )
+                decisions += [start] if start is not None else []
                 break
             if wanted.add(counts):
                 waiting[job_id] = option
@@ -354,15 +342,9 @@ def _resize(
             wanted.add(np.maximum(counts - _whole_nodes(snapshot, held), 0))
             continue
         saving = 1 - float(least[row] / rest.stay[row])
-        decisions.append(
-            Resize(
-                job_id=jobs.specs[row].id,
-                option=option,
-                placement=placement,
-                reason=f"{saving:.0%} less time and money for what is left, restart included",
-                numbers=numbers,
-            )
-        )
+        reason = f"{saving:.0%} less time and money for what is left, restart included"
+        resize = change_job(jobs, row, option, placement, reason=reason, numbers=numbers)
+        decisions += [resize] if resize is not None else []
     return decisions
 
 

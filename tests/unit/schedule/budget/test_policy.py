@@ -291,6 +291,8 @@ def test_the_owner_s_limits_are_kept():
 
     assert rented(one_job(allowed_gpus=frozenset({"B"}))) == [("b", 1)]
     assert rented(one_job(allowed_gpus=frozenset({"A"}))) == [("a", 1)]
+    assert rented(one_job(denied_gpus=("A",))) == [("b", 1)]
+    assert rented(one_job(denied_gpus=("B",))) == [("a", 1)]
 
     world = MarketWorld([one_job(min_gpus=64)], table, offers, 1000.0)
     assert [type(one) for one in budget(world.observe(), None)[0]] == [Refuse]

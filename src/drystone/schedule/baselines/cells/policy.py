@@ -42,13 +42,7 @@ from drystone.schedule.baselines.cells.search import (
     upgrade,
 )
 from drystone.schedule.baselines.queues import rigid_options
-from drystone.schedule.decision import (
-    Decision,
-    Memory,
-    Preempt,
-    Refuse,
-    change_job,
-)
+from drystone.schedule.decision import NO_SINGLE_TYPE, Decision, Memory, Preempt, Refuse, change_job
 from drystone.schedule.snapshot import BoolArray, IntArray, Placement, Snapshot
 
 MAX_RESTARTS: Final = 100
@@ -286,7 +280,7 @@ class _Round:
         )
 
     def _refusal(self, row: int) -> Decision:
-        reason = "it has no option with GPUs of one type"
+        reason = NO_SINGLE_TYPE
         if self._has_deadlines and (self._snapshot.job_speeds[row] > 0).any():
             reason = "it cannot end by its deadline any more, whatever it gets"
         return Refuse(job_id=self._jobs.specs[row].id, reason=reason)

@@ -22,7 +22,7 @@ from typing import Final
 import numpy as np
 
 from drystone.schedule.baselines.gavel.policy import type_choices
-from drystone.schedule.decision import Decision, Memory, Refuse, change_job
+from drystone.schedule.decision import NO_SINGLE_TYPE, Decision, Memory, Refuse, change_job
 from drystone.schedule.packing import Room, make_room, spread_thinner
 from drystone.schedule.programme import Programme, Unsolved, solve
 from drystone.schedule.snapshot import FloatArray, IntArray, Placement, Snapshot
@@ -128,7 +128,7 @@ class _Admission:
         if row not in self._kinds:
             if runs or (self._speeds[row] > 0).any():
                 return None
-            return Refuse(job_id=job_id, reason="it has no option with GPUs of one type")
+            return Refuse(job_id=job_id, reason=NO_SINGLE_TYPE)
         option, placement = int(self._options[row, self._kinds[row]]), self._placements[row]
         reason = "of all assignments this makes the most samples a second"
         return change_job(self._jobs, row, option, placement, reason=reason)

@@ -35,7 +35,15 @@ from drystone.schedule.baselines.gavel.time_shares import (
     greatest_sum,
 )
 from drystone.schedule.baselines.queues import rigid_options
-from drystone.schedule.decision import Decision, Memory, Preempt, Refuse, Resize, Start, Wake
+from drystone.schedule.decision import (
+    NO_SINGLE_TYPE,
+    Decision,
+    Memory,
+    Preempt,
+    Wake,
+    change_job,
+    refuse_jobs,
+)
 from drystone.schedule.packing import make_room
 from drystone.schedule.snapshot import FloatArray, IntArray, Placement, Snapshot
 
@@ -112,21 +120,15 @@ def _decide(
     is_round_end = snapshot.now_seconds >= memory.round_end_seconds - 1e-6
     chosen = _choose(snapshot, order, num_gpus, keeps_running=not is_round_end)
     decisions, running = _place(snapshot, chosen, options)
-    decisions += _refusals(snapshot, speeds)
+    can_run = np.asarray((speeds > 0).any(axis=1))
+    decisions += refuse_jobs(snapshot.jobs, ~can_run, NO_SINGLE_TYPE)
     end = memory.round_end_seconds
     if is_round_end:
         end = snapshot.now_seconds + ROUND_SECONDS
-    if 0 < len(running) < int((speeds > 0).any(axis=1).sum()):
+    if 0 < len(running) < int(can_run.sum()):
         decisions.append(Wake(at_seconds=end, reason="the round ends, and others have their turn"))
-    return decisions, GavelMemory(
-        now_seconds=snapshot.now_seconds,
-        round_end_seconds=end,
-        reset_seconds=memory.reset_seconds,
-        shares=memory.shares,
-        received_seconds=memory.received_seconds,
-        given_seconds=memory.given_seconds,
-        running=running,
-        capacity=snapshot.capacity,
+    return decisions, replace(
+        memory, round_end_seconds=end, running=running, capacity=snapshot.capacity
     )
 
 
@@ -189,15 +191,12 @@ def _account(snapshot: Snapshot, before: GavelMemory | None) -> GavelMemory:
         received[spec.id] = had
     runs = bool(snapshot.jobs.is_running.any())
     end = before.round_end_seconds if runs else min(before.round_end_seconds, snapshot.now_seconds)
-    return GavelMemory(
+    return replace(
+        before,
         now_seconds=snapshot.now_seconds,
         round_end_seconds=end,
-        reset_seconds=before.reset_seconds,
-        shares=before.shares,
         received_seconds=received,
         given_seconds=given,
-        running=before.running,
-        capacity=before.capacity,
     )
 
 
@@ -229,16 +228,14 @@ def _reset_if_due(
             total_samples=_total_samples(snapshot)[able],
         )
     )
-    return GavelMemory(
-        now_seconds=memory.now_seconds,
-        round_end_seconds=memory.round_end_seconds,
+    return replace(
+        memory,
         reset_seconds=snapshot.now_seconds,
         shares={spec.id: shares[row] for row, spec in enumerate(jobs.specs)},
         received_seconds={
             spec.id: np.full(speeds.shape[1], HEAD_START_SECONDS) for spec in jobs.specs
         },
         given_seconds=np.full(speeds.shape[1], HEAD_START_SECONDS * len(jobs)),
-        running=memory.running,
         capacity=snapshot.capacity,
     )
 
@@ -330,22 +327,8 @@ def _place(
             decisions.append(Preempt(job_id=job_id, reason=reason))
             continue
         kind = running[job_id] = chosen[row]
-        given = Resize if jobs.is_running[row] else Start
-        decisions.append(
-            given(
-                job_id=job_id,
-                option=int(options[row, kind]),
-                placement=placed[row],
-                reason=f"it is its turn on {snapshot.gpu_types[kind]}",
-            )
-        )
+        reason = f"it is its turn on {snapshot.gpu_types[kind]}"
+        change = change_job(jobs, row, int(options[row, kind]), placed[row], reason=reason)
+        if change is not None:
+            decisions.append(change)
     return decisions, running
-
-
-def _refusals(snapshot: Snapshot, speeds: FloatArray) -> list[Decision]:
-    reason = "it has no option with GPUs of one type"
-    hopeless = ~snapshot.jobs.is_running & ~(speeds > 0).any(axis=1)
-    return [
-        Refuse(job_id=snapshot.jobs.specs[row].id, reason=reason)
-        for row in np.flatnonzero(hopeless)
-    ]

@@ -21,13 +21,14 @@ import numpy as np
 
 from drystone.schedule.baselines.pollux.search import SharingSearch, search_sharing
 from drystone.schedule.decision import (
+    NO_SINGLE_TYPE,
     Decision,
     Preempt,
-    Refuse,
     Resize,
     Start,
     Wake,
     change_job,
+    refuse_jobs,
 )
 from drystone.schedule.snapshot import BoolArray, FloatArray, IntArray, Placement, Snapshot
 
@@ -60,10 +61,7 @@ def share_gpus(
     lookup = option_lookup(snapshot)
     has_none = lookup.max(axis=(1, 2), initial=-1) < 0
     hopeless = has_none[jobs.option_set] & ~jobs.is_running
-    refusals: list[Decision] = [
-        Refuse(job_id=jobs.specs[row].id, reason="it has no option with GPUs of one type")
-        for row in np.flatnonzero(hopeless)
-    ]
+    refusals = refuse_jobs(jobs, hopeless, NO_SINGLE_TYPE)
     rows = np.flatnonzero(~hopeless)
     if not len(rows) or not len(nodes):
         return [*refusals, *_preempt_all(snapshot, rows)], memory

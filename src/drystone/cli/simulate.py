@@ -23,7 +23,7 @@ from drystone.observe.reports.page import report_lines
 if TYPE_CHECKING:
     from drystone.cli.simulate_setup import Request, Setup
     from drystone.observe.simulation import PolicyRun
-    from drystone.schedule.durations import Scaling
+    from drystone.schedule.options import Scaling
 
 
 def simulate(
@@ -167,7 +167,7 @@ def find_policies(text: str) -> list[str]:
 
 def find_scaling(scaling: str, type_speeds: str) -> Scaling:
     """What is assumed of jobs of which only the duration is known."""
-    from drystone.schedule.durations import Scaling
+    from drystone.schedule.options import Scaling
 
     if type_speeds not in ("equal", "peak"):
         raise InvalidSpec(f"--type-speeds is {type_speeds!r}", hint="Write equal or peak")

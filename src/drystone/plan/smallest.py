@@ -14,10 +14,10 @@ from drystone.describe.machine import default_machine
 from drystone.describe.model import ModelSpec
 from drystone.describe.pool import GpuGroup
 from drystone.describe.recipe import Recipe, auto_precision
-from drystone.plan.cells.search import Cells, search_cells
+from drystone.plan.cells.search import Cells, cell_plan, search_cells
 from drystone.plan.options import count_grid
 from drystone.plan.plan import Plan
-from drystone.plan.search import cell_plan, priced
+from drystone.plan.search import priced
 
 # One setting of micro-batches is enough to compare types; the chosen plans are searched in full.
 _MOST_MICRO_BATCH = 8

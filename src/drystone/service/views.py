@@ -12,6 +12,7 @@ import numpy as np
 
 from drystone.describe.files.json_shapes import to_plain
 from drystone.describe.job import TrainingJob, count_steps, make_spec
+from drystone.describe.option import OptionSet
 from drystone.run.control.admission import check_hard_cap, under_hard_cap
 from drystone.run.control.controller import Controller
 from drystone.run.control.live_state import Lesson
@@ -19,7 +20,7 @@ from drystone.run.control.options import work_of
 from drystone.run.lifecycle import JobState
 from drystone.run.state import JobRecord
 from drystone.schedule.limits import options_within
-from drystone.schedule.snapshot import BoolArray, OptionSet
+from drystone.schedule.snapshot import BoolArray
 from drystone.service.auth.callers import check_touch
 from drystone.units import HOUR_SECONDS
 

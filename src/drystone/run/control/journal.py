@@ -21,6 +21,8 @@ from drystone.describe.cluster import NodeSpec
 from drystone.describe.files.cluster import ClusterSpec
 from drystone.describe.job import JobSpec
 from drystone.describe.market import Offer
+from drystone.describe.option import OptionSet
+from drystone.plan.plan import Plan
 from drystone.run.control.live_state import Joining, LiveState
 from drystone.run.control.notes import (
     ClusterDescribed,
@@ -55,7 +57,7 @@ from drystone.run.lifecycle import TERMINAL, JobState
 from drystone.run.renting.provider import Renting, with_rentable
 from drystone.run.snapshots.maker import SnapshotMaker, take_jobs
 from drystone.run.state import JobRecord
-from drystone.schedule.snapshot import OptionSet, Placement, Snapshot, StartupCost
+from drystone.schedule.snapshot import Placement, Snapshot, StartupCost
 
 _NO_CHANGE = (Progressed, Decided, Launched, Described, TokenMade, TokenRevoked)  # for policies
 
@@ -243,6 +245,13 @@ class Journal:
             )
         self.unplannable.solve(spec.id)
         return options
+
+    def plan_of(self, spec: JobSpec, option: int) -> Plan | None:
+        """Who computes what once a job has this option; None for a script of unknown model."""
+        self.options_of(spec)
+        job = self.live.jobs[spec.id].job
+        counts = self.book.counts_of(job, option)
+        return self.book.plan(job, counts, self.live.lessons.get(work_of(job)))
 
     def offers(self) -> tuple[Offer, ...]:
         """What can be rented, at the prices of now."""

@@ -52,7 +52,7 @@ def memory_lesson(journal: Journal, record: JobRecord) -> list[Event]:
     job = journal.live.jobs[job_id].job
     counts = journal.book.counts_of(job, record.option)
     lesson = journal.live.lessons.get(work_of(job))
-    plan = journal.book.plan(job, counts, lesson)
+    plan = journal.plan_of(record.spec, record.option)
     if plan is None:
         return []
     known = lesson.memory_share if lesson else 1.0

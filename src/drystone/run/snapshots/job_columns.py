@@ -12,7 +12,7 @@ import numpy as np
 
 from drystone.describe.job import JobSpec
 from drystone.run.lifecycle import TERMINAL, JobState
-from drystone.run.option_table import OptionBook
+from drystone.run.option_table import OptionStack
 from drystone.run.state import JobRecord
 from drystone.schedule.snapshot import FloatArray, IntArray, JobStatus, Placement, WaitingJob
 
@@ -49,7 +49,7 @@ class Index(IntEnum):
 class JobColumns:
     """Jobs by sequence number, which grows with submission; `order` has those that are there."""
 
-    def __init__(self, book: OptionBook) -> None:
+    def __init__(self, book: OptionStack) -> None:
         self.book = book
         self._numbers = np.zeros((len(Number), 64))
         self._indices = np.zeros((len(Index), 64), dtype=np.int64)

@@ -18,20 +18,19 @@ import numpy as np
 from drystone.describe.cluster import NodeSpec
 from drystone.describe.job import JobSpec
 from drystone.describe.market import Offer
+from drystone.describe.option import OptionRow, OptionSet
 from drystone.run.lifecycle import JobState
-from drystone.run.option_table import OptionBook
+from drystone.run.option_table import OptionStack
 from drystone.run.rentals import RentalState
 from drystone.run.snapshots.job_columns import JobColumns
 from drystone.run.snapshots.lazy_tables import LazyJobTable, LazyNodeTable
 from drystone.run.snapshots.node_columns import NodeColumns, node_columns
 from drystone.run.state import ClusterState, JobRecord
-from drystone.schedule.phases import Options
 from drystone.schedule.snapshot import (
     ComingNodes,
     JobStatus,
     JobTable,
     NodeTable,
-    OptionFacts,
     OptionTable,
     Rentals,
     Snapshot,
@@ -69,7 +68,7 @@ class SnapshotMaker:
         self,
         nodes: tuple[NodeSpec, ...],
         gpu_types: tuple[str, ...],
-        options_of: Callable[[JobSpec], Options],
+        options_of: Callable[[JobSpec], OptionSet],
         startup: StartupCost,
         *,
         knows_lengths: bool = True,
@@ -78,7 +77,7 @@ class SnapshotMaker:
         hard_cap_dollars_per_hour: float = math.inf,
     ) -> None:
         self.gpu_dollars_per_hour: Mapping[str, float] = {}  # of the owner's GPUs, by type
-        self.book = OptionBook(gpu_types, options_of)
+        self.book = OptionStack(gpu_types, options_of)
         self.gpu_types, self.startup, self.knows_lengths = gpu_types, startup, knows_lengths
         self.budget_dollars_per_hour = budget_dollars_per_hour
         self.hard_cap_dollars_per_hour = hard_cap_dollars_per_hour
@@ -290,12 +289,12 @@ class LazySnapshot(Snapshot):
             return facts.waiting
         return JobStatus(record.option, facts.row, record.placement)
 
-    def option_facts(self, option_set: int, option: int) -> OptionFacts | None:
+    def option_facts(self, option_set: int, option: int) -> OptionRow | None:
         if not self._is_live:
             return super().option_facts(option_set, option)
         return self._maker.book.facts(option_set, option)
 
-    def start_facts(self, job_id: str, option: int) -> OptionFacts | None:
+    def start_facts(self, job_id: str, option: int) -> OptionRow | None:
         if not self._is_live:
             return super().start_facts(job_id, option)
         maker = self._maker

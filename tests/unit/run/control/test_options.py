@@ -9,7 +9,7 @@ from drystone.errors import NothingFits
 from drystone.plan.plan import Plan
 from drystone.run.control.launches import seat_ranks, section_seconds, take_seats
 from drystone.run.control.live_state import Lesson
-from drystone.run.control.options import OptionBook, kind_of, work_of
+from drystone.run.control.options import OptionBook, job_kind, work_of
 
 CLUSTER = parse_cluster(
     """
@@ -72,10 +72,10 @@ def test_jobs_of_one_kind_share_one_set(tmp_path):
     book = OptionBook(CLUSTER)
     one, two = a_job(tmp_path, name="one"), a_job(tmp_path, name="two", priority=3)
 
-    assert kind_of(one) == kind_of(two)
+    assert job_kind(one) == job_kind(two)
     assert book.options(one) is book.options(two)
     assert work_of(one) == work_of(a_job(tmp_path, gpus={"max": 1}))
-    assert kind_of(one) != kind_of(a_job(tmp_path, gpus={"max": 1}))
+    assert job_kind(one) != job_kind(a_job(tmp_path, gpus={"max": 1}))
 
 
 def test_what_was_measured_replaces_the_estimate_and_moves_its_type(tmp_path):

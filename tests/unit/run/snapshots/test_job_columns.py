@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drystone.describe.job import JobSpec
+from drystone.describe.option import OptionSet
 from drystone.run.events import Submitted
 from drystone.run.lifecycle import JobState
-from drystone.run.option_table import OptionBook
+from drystone.run.option_table import OptionStack
 from drystone.run.snapshots.job_columns import JobColumns
 from drystone.run.snapshots.lazy_tables import LazyJobTable
 from drystone.run.state import ClusterState, JobRecord
-from drystone.schedule.snapshot import OptionSet
 
 OPTIONS = OptionSet(
     counts=np.array([[1], [2]]), samples_per_second=np.array([1.0, 2.0]), memory_bytes=np.zeros(2)
@@ -27,7 +27,7 @@ def record(number: int) -> JobRecord:
 
 
 def new_columns() -> JobColumns:
-    return JobColumns(OptionBook(("A",), lambda _: OPTIONS))
+    return JobColumns(OptionStack(("A",), lambda _: OPTIONS))
 
 
 def table_of(columns: JobColumns, now_seconds: float) -> LazyJobTable:

@@ -39,7 +39,7 @@ def measure() -> None:
     from drystone.plan.search import plan_job
     from drystone.plan.uneven.data_parallel import plan_uneven
     from drystone.run.control.live_state import Lesson
-    from drystone.run.control.options import OptionBook
+    from drystone.run.control.options import OptionBook, work_of
 
     def seconds(run: Callable[[], object]) -> tuple[float, float]:
         start, start_cpu = time.perf_counter(), time.process_time()
@@ -62,14 +62,15 @@ def measure() -> None:
     nodes = ", ".join(
         f"{{gpu: {gpu}, count: 8, gpus_per_node: 8}}" for gpu in ("A100", "H100", "L40S", "A6000")
     )
-    book = OptionBook(parse_cluster(f"nodes: [{nodes}]"))
+    lessons: dict[str, Lesson] = {}
+    book = OptionBook(parse_cluster(f"nodes: [{nodes}]"), lessons=lessons)
     job = make_job(
         {"model": "llama-3.1-8b", "train": {"steps": 1, "batch": 512, "sequence": 4096}},
         folder=Path.cwd(),
     )
     book.options(job)
-    lesson = Lesson(speeds={}, factors={(("L40S-48GB", 1),): 0.8})
-    found.append(seconds(lambda: book.options(job, lesson)))
+    lessons[work_of(job)] = Lesson(speeds={}, factors={(("L40S-48GB", 1),): 0.8})
+    found.append(seconds(lambda: book.options(job)))
     for name, (value, cpu) in zip(names, found, strict=True):
         print(f"{name}\t{value}\t{cpu}")
 

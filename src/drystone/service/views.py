@@ -16,7 +16,6 @@ from drystone.describe.option import OptionSet
 from drystone.run.control.admission import check_hard_cap, under_hard_cap
 from drystone.run.control.controller import Controller
 from drystone.run.control.live_state import Lesson
-from drystone.run.control.options import work_of
 from drystone.run.lifecycle import JobState
 from drystone.run.state import JobRecord
 from drystone.schedule.limits import options_within
@@ -140,8 +139,8 @@ def options_view(
 
     Options above the hard cap cannot be chosen.
     """
-    lesson = controller.journal.live.lessons.get(work_of(job)) or Lesson()
-    options, _ = under_hard_cap(controller.journal, controller.journal.book.options(job, lesson))
+    lesson = controller.journal.book.lesson(job)
+    options, _ = under_hard_cap(controller.journal, controller.journal.book.options(job))
     order = np.argsort(-options.samples_per_second, kind="stable")
     free = free_by_type(controller)
     rows: list[Table] = []
@@ -192,7 +191,7 @@ def plan_view(controller: Controller, job: TrainingJob) -> Table:
     shape = journal.book.shape(job)
     steps = count_steps(job, shape)
     left_samples = float(steps * job.global_batch)
-    options = journal.book.options(job, journal.live.lessons.get(work_of(job)))
+    options = journal.book.options(job)
     # What the cap, its money or its time does not allow is said now, not when it waits.
     options = check_hard_cap(journal, job.name, options)
     shown = options_view(controller, job, left_samples)

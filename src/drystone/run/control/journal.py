@@ -33,7 +33,7 @@ from drystone.run.control.notes import (
     TokenMade,
     TokenRevoked,
 )
-from drystone.run.control.options import OptionBook, work_of
+from drystone.run.control.options import OptionBook
 from drystone.run.control.store import (
     CommitUnclear,
     Lease,
@@ -107,7 +107,7 @@ class Journal:
         if not self.live.state.nodes:
             self._describe(tuple((one.id, one.gpu, one.num_gpus) for one in cluster.nodes))
         types = dict.fromkeys((*self._all_types(), *cluster.gpu_types))
-        self.book = OptionBook(self._reachable(cluster), tuple(types))
+        self.book = OptionBook(self._reachable(cluster), tuple(types), self.live.lessons)
         self.adopt(cluster, reason="the controller was started with other nodes")
 
     def now(self) -> float:
@@ -232,7 +232,7 @@ class Journal:
         """
         job = self.live.jobs[spec.id].job
         try:
-            options = self.book.options(job, self.live.lessons.get(work_of(job)))
+            options = self.book.options(job)
         except Exception as error:
             self.unplannable.put_aside(spec.id, error)
             record = self.live.state.jobs[spec.id]
@@ -250,8 +250,7 @@ class Journal:
         """Who computes what once a job has this option; None for a script of unknown model."""
         self.options_of(spec)
         job = self.live.jobs[spec.id].job
-        counts = self.book.counts_of(job, option)
-        return self.book.plan(job, counts, self.live.lessons.get(work_of(job)))
+        return self.book.plan(job, self.book.counts_of(job, option))
 
     def offers(self) -> tuple[Offer, ...]:
         """What can be rented, at the prices of now."""

@@ -53,9 +53,15 @@ class _Listed:
 
 
 class OptionBook:
-    """Options by kind of job."""
+    """Options by kind of job, with what was learned so far: `lessons` is the live state's own."""
 
-    def __init__(self, cluster: ClusterSpec, types: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        cluster: ClusterSpec,
+        types: tuple[str, ...] = (),
+        lessons: Mapping[str, Lesson] | None = None,
+    ) -> None:
+        self._lessons = lessons if lessons is not None else {}
         self.cluster = cluster
         self.types = types or cluster.gpu_types  # also those of which there are no nodes now
         self._totals = dict.fromkeys(self.types, 0)
@@ -107,9 +113,13 @@ class OptionBook:
             return job
         return replace(job, precision=self.recipe(job, shape).precision.value)
 
-    def options(self, job: TrainingJob, lesson: Lesson | None = None) -> OptionSet:
+    def lesson(self, job: TrainingJob) -> Lesson:
+        """What runs have taught about its work."""
+        return self._lessons.get(work_of(job), _NOTHING_LEARNED)
+
+    def options(self, job: TrainingJob) -> OptionSet:
         """Resources against speed, with what was learned."""
-        kind, lesson = job_kind(job), lesson or _NOTHING_LEARNED
+        kind, lesson = job_kind(job), self.lesson(job)
         known = self._sets.get(kind)
         if known is None or known[0] is not lesson:
             listed = self._list(job, lesson.memory_share)
@@ -126,7 +136,7 @@ class OptionBook:
 
     def for_cluster(self, cluster: ClusterSpec, types: tuple[str, ...]) -> OptionBook:
         """The book of other nodes; shapes of models that were read need not be read again."""
-        other = OptionBook(cluster, types)
+        other = OptionBook(cluster, types, self._lessons)
         other._shapes = self._shapes
         return other
 
@@ -143,12 +153,12 @@ class OptionBook:
         """The same by name, without those of which there are none."""
         return tuple((gpu, n) for gpu, n in zip(self.types, counts, strict=True) if n)
 
-    def plan(self, job: TrainingJob, counts: Counts, lesson: Lesson | None = None) -> Plan | None:
+    def plan(self, job: TrainingJob, counts: Counts) -> Plan | None:
         """Who computes what on these GPUs: the plan of the option, made once.
 
         None for a script whose model nobody told us.
         """
-        share = (lesson or _NOTHING_LEARNED).memory_share
+        share = self.lesson(job).memory_share
         listed = self._list(job, share)
         row = listed.planned_row.get(counts)
         if row is not None and listed.planned is not None:
@@ -199,26 +209,26 @@ class OptionBook:
         if known is not None and known.memory_share == memory_share:
             return known
         rows = known.row_of if known is not None else {}
-        listed = self._listed[kind] = _Listed(memory_share, None, rows, {}, {})
+        listed = _Listed(memory_share, None, rows, {}, {})
         largest = job.max_gpus if shape is None else min(job.max_gpus, job.global_batch)
         limits = {gpu: min(self._totals[gpu], largest) for gpu in self._usable_types(job)}
-        if not limits:
-            return listed
-        listed.planned = job_options(
-            shape,
-            self.recipe(job, shape),
-            self._pool(limits, memory_share),
-            prunes=job.min_gpus == 1,
-        )
-        table = listed.planned.table
-        columns = [self.types.index(gpu) for gpu in limits]
-        whole = np.zeros((len(table), len(self.types)), dtype=np.int64)
-        whole[:, columns] = table.counts
-        for row, counts in enumerate(map(tuple, whole.tolist())):
-            if job.min_gpus <= sum(counts) <= job.max_gpus:
-                listed.row_of.setdefault(counts, len(listed.row_of))
-                listed.planned_row[counts] = row
-                listed.estimated[counts] = float(table.samples_per_second[row])
+        if limits:
+            listed.planned = job_options(
+                shape,
+                self.recipe(job, shape),
+                self._pool(limits, memory_share),
+                prunes=job.min_gpus == 1,
+            )
+            table = listed.planned.table
+            columns = [self.types.index(gpu) for gpu in limits]
+            whole = np.zeros((len(table), len(self.types)), dtype=np.int64)
+            whole[:, columns] = table.counts
+            for row, counts in enumerate(map(tuple, whole.tolist())):
+                if job.min_gpus <= sum(counts) <= job.max_gpus:
+                    listed.row_of.setdefault(counts, len(listed.row_of))
+                    listed.planned_row[counts] = row
+                    listed.estimated[counts] = float(table.samples_per_second[row])
+        self._listed[kind] = listed  # not before: what could not be planned is tried again
         return listed
 
     def _corrected(self, job: TrainingJob, listed: _Listed, lesson: Lesson) -> OptionSet:

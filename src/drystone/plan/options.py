@@ -65,14 +65,14 @@ class JobOptions:
         return self.plans.get(row)
 
     def _make_plan(self, model: ModelSpec, row: int) -> Plan:
-        counts = self.table.counts[row].tolist()
-        columns = [column for column, count in enumerate(counts) if count]
         groups = [
-            GpuGroup(machine=self.pool.groups[column].machine, count=counts[column])
-            for column in columns
+            GpuGroup(machine=group.machine, count=count)
+            for group, count in zip(self.pool.groups, self.table.counts[row].tolist(), strict=True)
+            if count
         ]
         if self.cell[row] >= 0:
-            return cell_plan(model, self.cells[columns[0]], int(self.cell[row]), groups[0])
+            cells = self.cells[int(self.table.counts[row].argmax())]
+            return cell_plan(model, cells, int(self.cell[row]), groups[0])
         some = make_pool(groups)
         found = plan_uneven(model, self.recipe, some)
         if not isinstance(found, Plan):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -34,6 +34,8 @@ class OptionStack:
         # By identity of the set: its phases. Holding the set keeps its identity from being reused.
         self._phases: dict[int, list[RunFacts]] = {}
         self._rows: list[tuple[OptionSet, int]] = []  # the set and the phase of each row
+        self._end_samples: list[float] = []  # by row: the work done when its phase ends
+        self._has_phases = False
         self.first_runs: dict[str, RunFacts] = {}  # by job that was asked for, of its first phase
         self._requested: dict[tuple[int, str, int], int] = {}
         self._table = OptionTable(
@@ -42,7 +44,7 @@ class OptionStack:
             memory_bytes=np.zeros((0, 0)),
         )
         self._room = self._table  # the same arrays, with rows to spare
-        self.known_facts = self._table._known_facts  # by row and option, of those that can be run
+        self._known: dict[tuple[int, int], OptionRow] = {}  # by row and option
 
     def options(self, job: JobSpec) -> OptionSet:
         """What a job can choose from; asked for once."""
@@ -63,24 +65,26 @@ class OptionStack:
 
     def _add(self, options: OptionSet) -> list[RunFacts]:
         """All phases of a set get their rows at once."""
+        self._has_phases |= options.num_phases > 1
         phases = self._phases[id(options)] = []
         for phase in range(options.num_phases):
             row = len(self._rows)
             self._rows.append((options, phase))
             speeds: list[float] = options.speeds(phase).tolist()
             end_samples = options.phase_end_samples(phase)
+            self._end_samples.append(end_samples)
             waiting = JobStatus(-1, row, ())
             phases.append(RunFacts(speeds, end_samples, row, options, waiting, {}))
         return phases
 
     def facts(self, option_set: int, option: int) -> OptionRow | None:
-        """What `OptionTable.facts` says, without a table."""
-        known = self.known_facts.get((option_set, option))
+        """What `OptionTable.facts` says, without a table; kept for the next time."""
+        known = self._known.get((option_set, option))
         if known is None:
             options, phase = self._rows[option_set]
             known = options.row(option, phase)
             if known is not None:
-                self.known_facts[option_set, option] = known
+                self._known[option_set, option] = known
         return known
 
     def row_of(self, job: JobSpec, phase: int) -> int:
@@ -111,20 +115,15 @@ class OptionStack:
                 room.counts[row, : len(options)] = options.counts
                 room.samples_per_second[row, : len(options)] = options.speeds(phase)
                 room.memory_bytes[row, : len(options)] = options.memory_bytes
-            if any(options.num_phases > 1 for options, _ in self._rows):
-                ends = [options.phase_end_samples(phase) for options, phase in self._rows]
-                is_last = np.isinf(ends)
-                next_set = np.where(is_last, -1, np.arange(1, number + 1))
-                phases = {"next_set": next_set, "end_samples": np.array(ends)}
-            else:
-                phases = {}
             self._table = OptionTable(
                 counts=room.counts[:number],
                 samples_per_second=room.samples_per_second[:number],
                 memory_bytes=room.memory_bytes[:number],
-                **phases,
             )
-            self._table.__dict__["_known_facts"] = self.known_facts
+            if self._has_phases:
+                ends = np.array(self._end_samples)
+                next_set = np.where(np.isinf(ends), -1, np.arange(1, number + 1))
+                self._table = replace(self._table, next_set=next_set, end_samples=ends)
         return self._table
 
     def least_samples(self, seconds: float) -> FloatArray:

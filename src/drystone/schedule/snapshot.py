@@ -75,23 +75,14 @@ class OptionTable:
             known = self._known_startups[rule] = rule.seconds(self.num_gpus)
         return known
 
-    @cached_property
-    def _known_facts(self) -> dict[tuple[int, int], OptionRow]:
-        return {}
-
     def facts(self, option_set: int, option: int) -> OptionRow | None:
-        """One option, kept for the next time it is asked for; None where there is no such."""
-        known = self._known_facts.get((option_set, option))
-        if known is None:
-            padded = OptionSet(
-                counts=self.counts[option_set],
-                samples_per_second=self.samples_per_second[option_set],
-                memory_bytes=self.memory_bytes[option_set],
-            )
-            known = padded.row(option)
-            if known is not None:
-                self._known_facts[option_set, option] = known
-        return known
+        """One option; None where there is no such."""
+        padded = OptionSet(
+            counts=self.counts[option_set],
+            samples_per_second=self.samples_per_second[option_set],
+            memory_bytes=self.memory_bytes[option_set],
+        )
+        return padded.row(option)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

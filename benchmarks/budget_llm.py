@@ -21,7 +21,7 @@ from drystone.observe.frontier import arrival_hours, theoretical_frontier
 from drystone.observe.generate import DEFAULT_MIX, Sizes, TraceSpec, generate_trace, parse_mix
 from drystone.observe.simulation import Scenario, reachable_nodes, run_policy
 from drystone.schedule.baselines.pollux.autoscale import Bounds, make_pollux_autoscale
-from drystone.schedule.estimated import estimated_options
+from drystone.schedule.options import estimated_options
 from drystone.schedule.snapshot import StartupCost
 from figures import print_figures
 

@@ -35,7 +35,7 @@ from drystone.errors import DrystoneError
 from drystone.run.loop import drive
 from drystone.run.simulate.world import SimulatedWorld
 from drystone.schedule.decision import POLICIES, Decision, Memory, Policy, find_policy
-from drystone.schedule.measured import measured_options, types_of
+from drystone.schedule.options import measured_options, types_of
 from drystone.schedule.snapshot import Snapshot, StartupCost
 from figures import print_figures
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from figures import print_figures
 
@@ -29,12 +30,16 @@ KEYS = ("plan", "options", "uneven", "options_again", "correction")
 
 def measure() -> None:
     """Print the seconds of each promise, in this process."""
+    from drystone.describe.files.cluster import parse_cluster
+    from drystone.describe.files.job import make_job
     from drystone.describe.model_source import find_model
     from drystone.describe.pool import parse_pool
     from drystone.describe.recipe import Precision, Recipe
     from drystone.plan.options import enumerate_options
     from drystone.plan.search import plan_job
     from drystone.plan.uneven.data_parallel import plan_uneven
+    from drystone.run.control.live_state import Lesson
+    from drystone.run.control.options import OptionBook, work_of
 
     def seconds(run: Callable[[], object]) -> tuple[float, float]:
         start, start_cpu = time.perf_counter(), time.process_time()
@@ -54,8 +59,18 @@ def measure() -> None:
         seconds(lambda: plan_uneven(small, batch, eight)),
         seconds(lambda: enumerate_options(small, recipe, sixty_four)),
     ]
-    options = enumerate_options(small, recipe, sixty_four)
-    found.append(seconds(lambda: options.corrected({"L40S-48GB": 0.8}).undominated()))
+    nodes = ", ".join(
+        f"{{gpu: {gpu}, count: 8, gpus_per_node: 8}}" for gpu in ("A100", "H100", "L40S", "A6000")
+    )
+    lessons: dict[str, Lesson] = {}
+    book = OptionBook(parse_cluster(f"nodes: [{nodes}]"), lessons=lessons)
+    job = make_job(
+        {"model": "llama-3.1-8b", "train": {"steps": 1, "batch": 512, "sequence": 4096}},
+        folder=Path.cwd(),
+    )
+    book.options(job)
+    lessons[work_of(job)] = Lesson(speeds={}, factors={(("L40S-48GB", 1),): 0.8})
+    found.append(seconds(lambda: book.options(job)))
     for name, (value, cpu) in zip(names, found, strict=True):
         print(f"{name}\t{value}\t{cpu}")
 

@@ -23,6 +23,7 @@ from price_markets import make_market
 
 from drystone.describe.cluster import NodeSpec, make_nodes
 from drystone.describe.job import JobSpec
+from drystone.describe.option import OptionSet
 from drystone.run.events import Started, Submitted
 from drystone.run.snapshots import SnapshotMaker
 from drystone.run.state import ClusterState
@@ -31,7 +32,7 @@ from drystone.schedule.decision import Start
 from drystone.schedule.prices.integral import choose
 from drystone.schedule.prices.policy import prices
 from drystone.schedule.prices.shadow_prices import solve_prices
-from drystone.schedule.snapshot import OptionSet, Snapshot, StartupCost
+from drystone.schedule.snapshot import Snapshot, StartupCost
 
 GPU_TYPES = ("A100", "V100", "A40", "A10")
 STARTUP = StartupCost(seconds_per_gpu=10, most_seconds=40)

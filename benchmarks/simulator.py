@@ -17,13 +17,14 @@ import numpy as np
 
 from drystone.describe.cluster import make_nodes
 from drystone.describe.job import JobSpec
+from drystone.describe.option import OptionSet
 from drystone.describe.traces.trace import load_trace
 from drystone.run.loop import drive
 from drystone.run.simulate.collection import rare_collection
 from drystone.run.simulate.world import SimulatedWorld
 from drystone.schedule.decision import Decision, Memory, Policy, find_policy
-from drystone.schedule.measured import duration_options, types_of
-from drystone.schedule.snapshot import OptionSet, Snapshot
+from drystone.schedule.options import duration_options, types_of
+from drystone.schedule.snapshot import Snapshot
 from figures import print_figures
 
 NUM_JOBS = 20_000

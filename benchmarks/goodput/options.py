@@ -11,10 +11,9 @@ import numpy as np
 
 from drystone.describe.cluster import NodeSpec
 from drystone.describe.job import JobSpec
+from drystone.describe.option import OptionSet
 from drystone.errors import UnknownName
-from drystone.schedule.measured import types_of
-from drystone.schedule.phases import PhasedOptions
-from drystone.schedule.snapshot import OptionSet
+from drystone.schedule.options import types_of
 from goodput.model import GoodputModel
 
 
@@ -24,7 +23,7 @@ def goodput_options(
     *,
     gpu_types: Sequence[str] = (),
     rigid: bool = False,
-) -> Callable[[JobSpec], PhasedOptions]:
+) -> Callable[[JobSpec], OptionSet]:
     """A function from a job to its options on these nodes; speeds in samples of the least batch.
 
     `rigid`: only the number of GPUs and the batch that the owner of the job named, on any type; and
@@ -32,9 +31,9 @@ def goodput_options(
     """
     types = tuple(gpu_types) or types_of(nodes)
     sizes = {gpu: [one.num_gpus for one in nodes if one.gpu == gpu] for gpu in types}
-    cache: dict[tuple[object, ...], PhasedOptions] = {}
+    cache: dict[tuple[object, ...], OptionSet] = {}
 
-    def options_of(job: JobSpec) -> PhasedOptions:
+    def options_of(job: JobSpec) -> OptionSet:
         if job.model not in models:
             raise UnknownName("model", job.model, models)
         named = (job.requested_count, job.global_batch) if rigid else ()
@@ -69,7 +68,7 @@ def _phased(
     sizes: Mapping[str, Sequence[int]],
     *,
     rigid: bool,
-) -> PhasedOptions:
+) -> OptionSet:
     rows: list[tuple[int, int]] = []
     speeds: list[np.ndarray] = []
     for kind, gpu in enumerate(types):
@@ -88,14 +87,11 @@ def _phased(
     unit = rigid_unit_samples(model, float(job.global_batch)) if rigid else 1.0
     ends = model.noise.end_samples / unit
     table = np.array(speeds).reshape(len(rows), len(ends)) / unit
-    return PhasedOptions(
-        ends_samples=tuple(ends.tolist()),
-        sets=tuple(
-            OptionSet(
-                counts=counts,
-                samples_per_second=np.ascontiguousarray(table[:, epoch]),
-                memory_bytes=np.zeros(len(rows)),
-            )
-            for epoch in range(len(ends))
-        ),
+    by_epoch = [np.ascontiguousarray(speeds) for speeds in table.T]
+    return OptionSet(
+        counts=counts,
+        samples_per_second=by_epoch[0],
+        memory_bytes=np.zeros(len(rows)),
+        phase_ends_samples=tuple(ends[:-1].tolist()),
+        later_speeds=tuple(by_epoch[1:]),
     )

@@ -9,6 +9,7 @@ from under_test import BATCH, EngineUnderTest, Steering, System
 
 from drystone.describe.cluster import NodeSpec
 from drystone.describe.job import JobSpec
+from drystone.describe.option import OptionSet
 from drystone.run.control.notes import job_of
 from drystone.run.events import Event, Finished, Interrupted, NodeBack, Started, Submitted
 from drystone.run.lifecycle import JobState
@@ -19,7 +20,7 @@ from drystone.run.simulate.world import SimulatedWorld
 from drystone.run.world import apply
 from drystone.schedule.check import check_decisions
 from drystone.schedule.decision import find_policy
-from drystone.schedule.snapshot import OptionSet, StartupCost
+from drystone.schedule.snapshot import StartupCost
 
 NODES = (
     NodeSpec(id="a0", gpu="A100", num_gpus=2),

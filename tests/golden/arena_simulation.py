@@ -32,7 +32,7 @@ from drystone.run.events import Event, Finished, Started, Stopped
 from drystone.run.loop import drive
 from drystone.run.simulate.world import SimulatedWorld
 from drystone.schedule.decision import Policy, find_policy
-from drystone.schedule.measured import measured_options, types_of
+from drystone.schedule.options import measured_options, types_of
 from drystone.schedule.snapshot import Placement, StartupCost
 
 TESTS = Path(__file__).resolve().parents[1]

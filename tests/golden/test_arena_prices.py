@@ -12,7 +12,7 @@ from drystone.describe.traces.trace import load_trace
 from drystone.observe.simulation import Scenario, simulate_policy
 from drystone.run.simulate.faults import FaultSpec
 from drystone.schedule.decision import POLICIES
-from drystone.schedule.measured import measured_options
+from drystone.schedule.options import measured_options
 from drystone.schedule.snapshot import StartupCost
 
 TESTS = Path(__file__).resolve().parents[1]

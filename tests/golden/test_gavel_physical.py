@@ -22,7 +22,7 @@ from drystone.run.events import Finished
 from drystone.run.loop import drive
 from drystone.run.simulate.world import SimulatedWorld
 from drystone.schedule.decision import find_policy
-from drystone.schedule.measured import measured_options, types_of
+from drystone.schedule.options import measured_options, types_of
 
 pytest.importorskip("highspy")
 DATA = Path(__file__).resolve().parents[1] / "data" / "gavel_physical.csv"

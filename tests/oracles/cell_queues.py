@@ -6,9 +6,9 @@ import numpy as np
 
 from drystone.describe.cluster import NodeSpec
 from drystone.describe.job import JobSpec
+from drystone.describe.option import OptionSet
 from drystone.run.simulate.world import SimulatedWorld
-from drystone.schedule.measured import types_of
-from drystone.schedule.snapshot import OptionSet
+from drystone.schedule.options import types_of
 
 COUNTS = (1, 2, 4, 8, 16)
 ODD_COUNTS = (1, 2, 3, 4, 6, 8, 12)

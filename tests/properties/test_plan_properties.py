@@ -167,7 +167,7 @@ def test_the_order_of_groups_changes_nothing(model, recipe, pool, data):
 @few
 @given(model=models(), recipe=recipes, pool=pools())
 def test_options_are_within_the_pool_and_none_is_beaten(model, recipe, pool):
-    options = enumerate_options(model, recipe, pool)
+    options = enumerate_options(model, recipe, pool).table
     counts, speed = options.counts, options.samples_per_second
 
     assert (counts <= [group.count for group in pool.groups]).all()

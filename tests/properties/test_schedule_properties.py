@@ -19,6 +19,7 @@ from tiny import snapshot as make_snapshot
 from drystone.describe.cluster import NodeSpec
 from drystone.describe.job import JobSpec
 from drystone.describe.market import Offer, PriceChange
+from drystone.describe.option import OptionSet
 from drystone.run.events import (
     Finished,
     Interrupted,
@@ -42,9 +43,9 @@ from drystone.run.simulate.world import SimulatedWorld
 from drystone.run.state import replay
 from drystone.schedule.check import check_decisions
 from drystone.schedule.decision import POLICIES, find_policy
-from drystone.schedule.measured import types_of
+from drystone.schedule.options import types_of
 from drystone.schedule.packing import make_room
-from drystone.schedule.snapshot import OptionSet, Snapshot, StartupCost
+from drystone.schedule.snapshot import Snapshot, StartupCost
 
 every_policy = pytest.mark.parametrize("name", sorted(POLICIES))
 STARTUP = StartupCost(seconds_per_gpu=5.0, most_seconds=30.0)

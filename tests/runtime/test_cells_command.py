@@ -16,10 +16,10 @@ from engine_cases import a_spec
 from drystone.describe.layout import Schedule, parse_layout
 from drystone.describe.pool import parse_pool
 from drystone.describe.recipe import Lora, Precision, Recipe, Tuning
-from drystone.plan.cells.search import search_cells
+from drystone.plan.cells.search import cell_plan, search_cells
 from drystone.plan.groups.pipelines import plan_groups
 from drystone.plan.plan import Plan, Way, save_plan
-from drystone.plan.search import cell_plan, plan_job
+from drystone.plan.search import plan_job
 from drystone.run.train.__main__ import main
 from drystone.run.train.cells.layout import cell_layout, is_cell
 from drystone.run.train.data.batch import rank_works

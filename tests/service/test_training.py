@@ -14,7 +14,7 @@ from systems import Running, running
 
 from drystone.describe.files.job import make_job
 from drystone.run.control.notes import Launched, Learned
-from drystone.run.control.options import kind_of
+from drystone.run.control.options import job_kind
 from drystone.run.events import Interrupted
 from drystone.schedule.decision import Resize, Start
 
@@ -77,7 +77,7 @@ def list_options(system: Running, job_id: str, *wanted: tuple[int, int]) -> None
         journal.options_of(system.controller.find(job_id).spec)
         for counts in wanted:
             journal.book.row_of(job, counts)
-            estimated = journal.book._listed[kind_of(job)][1].estimated
+            estimated = journal.book._listed[job_kind(job)].estimated
             estimated[counts] = estimated[counts] or 1.0
         journal._maker = None
 

@@ -20,15 +20,21 @@ from drystone.describe.traces.trace import Trace, read_trace
 from drystone.errors import InvalidSpec
 from drystone.observe.simulation import Information, Scenario, reachable_nodes
 from drystone.run.simulate.faults import FaultSpec
-from drystone.schedule.durations import Scaling, duration_options
-from drystone.schedule.estimated import estimated_options, kind_of
-from drystone.schedule.measured import measured_options, types_of, types_that_do
+from drystone.schedule.options import (
+    Scaling,
+    duration_options,
+    estimated_options,
+    measured_options,
+    option_key,
+    types_of,
+    types_that_do,
+)
 from drystone.schedule.snapshot import StartupCost
 
 if TYPE_CHECKING:
     from drystone.describe.job import JobSpec
     from drystone.describe.market import Offer
-    from drystone.schedule.phases import Options
+    from drystone.describe.option import OptionSet
 
 ARENA_DIVIDES_WORK: Final = 5.0
 
@@ -194,7 +200,6 @@ def _above_cap(scenario: Scenario, gpu_types: tuple[str, ...]) -> list[str]:
     cap = scenario.hard_cap_dollars_per_hour
     if math.isinf(cap):
         return []
-    from drystone.schedule.phases import PhasedOptions
     from drystone.schedule.renting import options_above_cap
 
     own = np.array(
@@ -203,13 +208,10 @@ def _above_cap(scenario: Scenario, gpu_types: tuple[str, ...]) -> list[str]:
     )
     reasons: dict[str, list[str]] = {}
     for job in scenario.jobs:
-        found = scenario.options_of(job)
-        options = found.sets[0] if isinstance(found, PhasedOptions) else found
+        options = scenario.options_of(job)
         num_gpus = options.counts.sum(axis=1)
-        is_within = (num_gpus >= job.min_gpus) & (num_gpus <= job.max_gpus)
-        speeds = np.where(is_within, options.samples_per_second, 0.0)
-        options = replace(options, samples_per_second=speeds)
-        _, reason = options_above_cap(options, own, scenario.offers, gpu_types, cap)
+        within = options.only((num_gpus >= job.min_gpus) & (num_gpus <= job.max_gpus))
+        _, reason = options_above_cap(within, own, scenario.offers, gpu_types, cap)
         if reason:
             reasons.setdefault(reason, []).append(job.id)
     return [
@@ -252,11 +254,11 @@ def _load_gpus(request: Request) -> tuple[tuple[NodeSpec, ...], tuple[Offer, ...
 
 def _options(
     request: Request, trace: Trace, nodes: tuple[NodeSpec, ...]
-) -> tuple[Callable[[JobSpec], Options], str, list[str]]:
+) -> tuple[Callable[[JobSpec], OptionSet], str, list[str]]:
     """A function from a job to its options, where its speeds are from, and what was assumed."""
     notes: list[str] = []
     words: list[str] = []
-    by_model: Callable[[JobSpec], Options] | None = None
+    by_model: Callable[[JobSpec], OptionSet] | None = None
     by_length = duration_options(nodes, request.scaling) if trace.counts_gpu_seconds else None
     if request.speeds is not None:
         steps = load_speeds(request.speeds, source=trace.source)
@@ -276,7 +278,7 @@ def _options(
         notes.append(request.scaling.statement().rstrip("."))
         words.append("as the trace's durations")
 
-    def options_of(job: JobSpec) -> Options:
+    def options_of(job: JobSpec) -> OptionSet:
         found = by_model if job.model else by_length
         assert found is not None, job.id
         return found(job)
@@ -284,14 +286,10 @@ def _options(
     return options_of, " and ".join(words), notes
 
 
-def _plan_kinds(jobs: tuple[JobSpec, ...], options_of: Callable[[JobSpec], Options]) -> None:
+def _plan_kinds(jobs: tuple[JobSpec, ...], options_of: Callable[[JobSpec], OptionSet]) -> None:
     """Meet each kind of job once, so that planning is over before time starts to run."""
     from drystone.cli.output import track
 
-    kinds = {
-        (kind_of(job), job.min_gpus, job.max_gpus, job.allowed_gpus): job
-        for job in jobs
-        if job.model
-    }
+    kinds = {option_key(job): job for job in jobs if job.model}
     for job in track(list(kinds.values()), "Planning each kind of job"):
         options_of(job)

@@ -32,7 +32,7 @@ from drystone.schedule.budget.frontier import (
     classes_from_speeds,
     trace_frontier,
 )
-from drystone.schedule.phases import option_seconds, phase_set
+from drystone.schedule.options import option_seconds
 from drystone.schedule.snapshot import FloatArray
 from drystone.units import HOUR_SECONDS
 
@@ -90,18 +90,17 @@ def job_classes(scenario: Scenario) -> JobClasses:
     groups = [
         (found, scenario.options_of(found[0]))
         for found in members.values()
-        if len(phase_set(scenario.options_of(found[0]), 0))
+        if len(scenario.options_of(found[0]))
     ]
     if not groups:
         raise NothingFits("no job of the trace fits what the market offers")
-    width = max(len(phase_set(options, 0)) for _, options in groups)
+    width = max(len(options) for _, options in groups)
     speeds, dollars, startup = (np.zeros((len(groups), width)) for _ in range(3))
     for row, (found, options) in enumerate(groups):
-        first = phase_set(options, 0)
         mean = _mean_samples(found)
-        speeds[row, : len(first)] = mean / option_seconds(options, mean)
-        dollars[row, : len(first)] = first.counts @ prices
-        startup[row, : len(first)] = scenario.startup.seconds(first.counts.sum(axis=1))
+        speeds[row, : len(options)] = mean / option_seconds(options, mean)
+        dollars[row, : len(options)] = options.counts @ prices
+        startup[row, : len(options)] = scenario.startup.seconds(options.counts.sum(axis=1))
     return classes_from_speeds(
         arrivals_per_second=[len(found) / span for found, _ in groups],
         mean_samples=[_mean_samples(found) for found, _ in groups],
@@ -182,7 +181,7 @@ def cheapest_for_the_work(scenario: Scenario) -> Offer:
         undone, total = 0, 0.0
         for job in scenario.jobs:
             options = scenario.options_of(job)
-            counts = phase_set(options, 0).counts
+            counts = options.counts
             mine = counts[:, column] == counts.sum(axis=1)
             seconds = option_seconds(options, job.total_samples)
             undone += not mine.any()

@@ -20,11 +20,11 @@ from drystone.describe.cluster import NodeSpec
 from drystone.describe.job import JobSpec
 from drystone.describe.model import ModelSpec
 from drystone.describe.model_source import find_model
+from drystone.describe.option import OptionSet
 from drystone.describe.recipe import Tuning
 from drystone.errors import InvalidSpec
 from drystone.estimate.parameters import count_model
-from drystone.schedule.estimated import estimated_options
-from drystone.schedule.snapshot import OptionSet
+from drystone.schedule.options import estimated_options
 from drystone.units import HOUR_SECONDS
 
 ARRIVALS: Final = ("poisson", "diurnal", "bursty")

@@ -13,6 +13,7 @@ import numpy as np
 from drystone.describe.cluster import NodeSpec
 from drystone.describe.job import JobSpec
 from drystone.describe.market import Offer
+from drystone.describe.option import OptionSet
 from drystone.observe.metrics import RunReport, summarise_run
 from drystone.run.events import Event
 from drystone.run.loop import drive
@@ -20,8 +21,7 @@ from drystone.run.simulate.collection import rare_collection
 from drystone.run.simulate.faults import FaultSpec
 from drystone.run.simulate.world import SimulatedWorld
 from drystone.schedule.decision import Decision, Memory, Policy, find_policy
-from drystone.schedule.measured import types_of
-from drystone.schedule.phases import Options, fastest_seconds
+from drystone.schedule.options import fastest_seconds, types_of
 from drystone.schedule.snapshot import Snapshot, StartupCost
 
 
@@ -70,7 +70,7 @@ class Scenario:
 
     jobs: tuple[JobSpec, ...]
     nodes: tuple[NodeSpec, ...]
-    options_of: Callable[[JobSpec], Options]
+    options_of: Callable[[JobSpec], OptionSet]
     startup: StartupCost = field(default_factory=StartupCost)
     round_seconds: float = 0.0
     decides_every_round: bool = False  # even if nothing happened in it

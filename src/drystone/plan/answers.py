@@ -21,10 +21,10 @@ from drystone.describe.model_source import ModuleReference, resolve_model
 from drystone.describe.pool import GpuGroup, Pool, parse_pool
 from drystone.describe.recipe import Offload, Optimizer, Recipe, Tuning, auto_precision
 from drystone.errors import InvalidSpec, NothingFits
-from drystone.plan.cells.search import Cells, search_cells
+from drystone.plan.cells.search import Cells, cell_plan, search_cells
 from drystone.plan.options import count_grid
 from drystone.plan.plan import Plan
-from drystone.plan.search import Miss, PlanList, cell_plan, plan_job, priced
+from drystone.plan.search import Miss, PlanList, plan_job, priced
 from drystone.units import format_bytes
 
 

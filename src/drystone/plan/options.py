@@ -1,32 +1,266 @@
-"""What can a scheduler choose from, for one job? Resources against speed, as arrays.
+"""The option table of one job: resources against speed as arrays, the plan of each row beside it.
 
-An option is a number of GPUs of each type, and what the job does with them: samples a second,
-memory, dollars an hour. The best Cell of each type and count comes from one array search per type;
-two types together are estimated for a grid of counts at once (`pairs`). What another option beats
-in everything is left out. The parts are cached by job and hardware; a measurement rescales the list
-at once.
+The best Cell of each type and count comes from one array search per type; two types together are
+estimated for a grid of counts at once (`pairs`). What another option beats in everything is left
+out. The parts are cached by job and hardware.
+
+A row knows how it is carried out: a Cell by its place in the search, a division of a module as the
+plan that was made for it. Uneven shares of two types are estimated without the search that divides
+the batch rank by rank (tens of milliseconds each), so that is done once for a row, when it is
+chosen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import combinations
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from drystone.describe.machine import Machine
-from drystone.describe.model import ModelSpec, QkNorm, Side
-from drystone.describe.pool import Pool
+from drystone.describe.model import ModelSpec, ModuleSpec, QkNorm, Side
+from drystone.describe.option import FloatArray, IntArray, OptionSet
+from drystone.describe.pool import GpuGroup, Pool, make_pool
 from drystone.describe.recipe import Offload, Precision, Recipe, Tuning
 from drystone.describe.trainable import check_trainable
-from drystone.plan.cells.search import Cells, search_cells
+from drystone.errors import NothingFits
+from drystone.plan.cells.search import Cells, cell_plan, search_cells
 from drystone.plan.plan import Plan
+from drystone.plan.uneven.data_parallel import plan_uneven
+from drystone.plan.uneven.modules import plan_module_grid
 from drystone.plan.uneven.pairs import equal_speeds, pair_speeds
 
 BoolArray = npt.NDArray[np.bool_]
+_Part = tuple[IntArray, FloatArray, FloatArray, IntArray]  # counts, step seconds, bytes, Cell
+
+_MAX_MICRO_BATCH: Final = 16  # of Cells; larger ones are never much faster
+# An assumption about scripts whose model nobody told us: each doubling of the GPUs gains this much.
+# It only decides what is tried first; what is measured replaces it.
+_SCRIPT_EFFICIENCY: Final = 0.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class JobOptions:
+    """The options of one job on the GPUs of a pool: each type alone first, then pairs."""
+
+    pool: Pool
+    table: OptionSet  # a column for each group of the pool
+    shape: ModelSpec | ModuleSpec | None  # None: a script whose model nobody told us
+    recipe: Recipe
+    cell: IntArray  # by row: the row of `cells[type]`; -1: data parallel with shares of its own
+    cells: tuple[Cells, ...] = ()  # by type: the best Cell of each count
+    plans: dict[int, Plan] = field(default_factory=dict)  # by row, of those that were made
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def plan(self, row: int) -> Plan | None:
+        """Who computes what, made once for each row; None for a script."""
+        if row not in self.plans and isinstance(self.shape, ModelSpec):
+            self.plans[row] = self._make_plan(self.shape, row)
+        return self.plans.get(row)
+
+    def _make_plan(self, model: ModelSpec, row: int) -> Plan:
+        groups = [
+            GpuGroup(machine=group.machine, count=count)
+            for group, count in zip(self.pool.groups, self.table.counts[row].tolist(), strict=True)
+            if count
+        ]
+        if self.cell[row] >= 0:
+            cells = self.cells[int(self.table.counts[row].argmax())]
+            return cell_plan(model, cells, int(self.cell[row]), groups[0])
+        some = make_pool(groups)
+        found = plan_uneven(model, self.recipe, some)
+        if not isinstance(found, Plan):
+            raise NothingFits(f"{model.name} does not fit on {some}: {found}")
+        return found
+
+
+def job_options(
+    shape: ModelSpec | ModuleSpec | None, recipe: Recipe, pool: Pool, *, prunes: bool
+) -> JobOptions:
+    """What our own runtime can execute of a job; with `prunes` without what fewer GPUs beat."""
+    if shape is None:
+        return _script_options(recipe, pool)
+    if isinstance(shape, ModuleSpec):
+        return _module_options(shape, recipe, pool, prunes=prunes)
+    return enumerate_options(shape, recipe, pool, prunes=prunes, is_for_runtime=True)
+
+
+def enumerate_options(
+    model: ModelSpec,
+    recipe: Recipe,
+    pool: Pool,
+    *,
+    prunes: bool = True,
+    is_for_runtime: bool = False,
+) -> JobOptions:
+    """Every option worth having on the pool: each type alone, and pairs of types.
+
+    With `prunes` without those that fewer GPUs beat; who may not take fewer wants them all. One
+    type alone runs as its best Cell, or, with `is_for_runtime`, as our own runtime would run it.
+    """
+    find = _executed if is_for_runtime else _best_cells
+    ways = [find(model, recipe, group.machine, group.count) for group in pool.groups]
+    parts: list[_Part] = [
+        (_spread({column: way.counts}, len(ways)), way.step_seconds, way.high_bytes, way.cell)
+        for column, way in enumerate(ways)
+    ]
+    parts += [
+        _together(model, recipe, pool, columns) for columns in combinations(range(len(ways)), 2)
+    ]
+    counts = np.concatenate([part[0] for part in parts])
+    speeds = recipe.global_batch / np.concatenate([part[1] for part in parts])
+    rows = _undominated(counts, speeds) if prunes else np.arange(len(speeds))
+    return JobOptions(
+        pool=pool,
+        table=OptionSet(
+            counts=counts[rows],
+            samples_per_second=speeds[rows],
+            memory_bytes=np.concatenate([part[2] for part in parts])[rows],
+        ),
+        shape=model,
+        recipe=recipe,
+        cell=np.concatenate([part[3] for part in parts])[rows],
+        cells=tuple(way.cells for way in ways),
+    )
+
+
+def _spread(columns: Mapping[int, IntArray], num_types: int) -> IntArray:
+    """Counts of some types as (options, types)."""
+    counts = np.zeros((len(next(iter(columns.values()))), num_types), dtype=np.int64)
+    for column, numbers in columns.items():
+        counts[:, column] = numbers
+    return counts
+
+
+def _together(model: ModelSpec, recipe: Recipe, pool: Pool, columns: tuple[int, int]) -> _Part:
+    """Two types: the counts of a grid that fit."""
+    first, second = (pool.groups[column] for column in columns)
+    speeds = pair_speeds(
+        model,
+        recipe,
+        (first.machine, second.machine),
+        pool.between,
+        (pair_grid(first.count), pair_grid(second.count)),
+    )
+    rows = np.flatnonzero(np.isfinite(speeds.step_seconds))
+    counts = {columns[0]: speeds.first_count[rows], columns[1]: speeds.second_count[rows]}
+    return (
+        _spread(counts, len(pool.groups)),
+        speeds.step_seconds[rows],
+        speeds.high_bytes[rows],
+        np.full(len(rows), -1),
+    )
+
+
+def _undominated(counts: IntArray, speeds: FloatArray) -> IntArray:
+    """Rows without those that are beaten: no more GPUs of any type, and at least as fast."""
+    # Only options of no other types can beat one; bits say which types each uses.
+    types = (counts > 0) @ (1 << np.arange(counts.shape[1]))
+    kept = np.ones(len(speeds), dtype=bool)
+    for mine in sorted(set(types.tolist())):
+        rows = np.flatnonzero(types == mine)
+        rivals = np.flatnonzero((types & ~mine) == 0)
+        beats = speeds[rivals, None] >= speeds[rows]
+        same = speeds[rivals, None] == speeds[rows]
+        for column in counts.T:
+            beats &= column[rivals, None] <= column[rows]
+            same &= column[rivals, None] == column[rows]
+        # Of equals, the first stays; nobody beats itself.
+        beats &= ~same | (rivals[:, None] < rows)
+        kept[rows] = ~beats.any(axis=0)
+    return np.flatnonzero(kept)
+
+
+def _module_options(module: ModuleSpec, recipe: Recipe, pool: Pool, *, prunes: bool) -> JobOptions:
+    """One type alone, and two together; each is planned, so each has its plan."""
+    grids = [pair_grid(group.count) for group in pool.groups]
+    plans = plan_module_grid(module, recipe, pool, grids, prunes=prunes)
+    needs = [max(need.high_bytes for need in plan.needs) for plan in plans.values()]
+    return JobOptions(
+        pool=pool,
+        table=OptionSet(
+            counts=np.array(list(plans), dtype=np.int64).reshape(len(plans), len(grids)),
+            samples_per_second=np.array(
+                [recipe.global_batch / plan.step_seconds for plan in plans.values()]
+            ),
+            memory_bytes=np.array(needs),
+        ),
+        shape=module,
+        recipe=recipe,
+        cell=np.full(len(plans), -1),
+        plans=dict(enumerate(plans.values())),
+    )
+
+
+def _script_options(recipe: Recipe, pool: Pool) -> JobOptions:
+    """One type alone, as fast as the peaks of the types say; of memory nothing is known."""
+    gpus = [group.gpu for group in pool.groups]
+    peaks = np.array([gpu.bf16_flops or gpu.fp16_flops or gpu.fp32_flops for gpu in gpus])
+    counts = np.concatenate(
+        [
+            _spread({column: np.array(count_grid(group.count))}, len(gpus))
+            for column, group in enumerate(pool.groups)
+        ]
+    )
+    numbers = counts.sum(axis=1)
+    gains = _SCRIPT_EFFICIENCY ** np.log2(numbers) * numbers
+    table = OptionSet(
+        counts=counts,
+        samples_per_second=peaks[counts.argmax(axis=1)] / peaks.min() * gains,
+        memory_bytes=np.zeros(len(counts)),
+    )
+    cell = np.full(len(counts), -1)
+    return JobOptions(pool=pool, table=table, shape=None, recipe=recipe, cell=cell)
+
+
+@lru_cache(maxsize=256)
+def _best_cells(model: ModelSpec, recipe: Recipe, machine: Machine, most: int) -> EqualWays:
+    cells = search_cells(
+        model, recipe, machine, count_grid(most), most_micro_batch=_MAX_MICRO_BATCH
+    ).best()
+    return EqualWays(
+        counts=cells.layouts.num_gpus,
+        step_seconds=cells.step_seconds,
+        high_bytes=cells.high_bytes,
+        cell=np.arange(len(cells)),
+        cells=cells,
+    )
+
+
+def _executed(model: ModelSpec, recipe: Recipe, machine: Machine, most: int) -> EqualWays:
+    return equal_ways(model, recipe, machine, count_grid(most), _MAX_MICRO_BATCH)
+
+
+def count_grid(most: int) -> tuple[int, ...]:
+    """Counts worth trying: all up to 64, then in steps of an eighth, and `most` itself."""
+    counts = list(range(1, min(most, 64) + 1))
+    step = 8
+    while counts[-1] < most:
+        if counts[-1] >= 8 * step:
+            step *= 2
+        counts.append(min(most, counts[-1] + step))
+    return tuple(counts)
+
+
+def pair_grid(most: int) -> tuple[int, ...]:
+    """Counts tried beside another type: powers of two, half-way between from four on, `most`."""
+    counts = {most}
+    power = 1
+    while power <= most:
+        counts.add(power)
+        if power >= 4 and power * 3 // 2 <= most:
+            counts.add(power * 3 // 2)
+        power *= 2
+    return tuple(sorted(counts))
+
+
+# --- what the runtime executes ------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -137,240 +371,3 @@ def _gaps(
         "quantised weights": recipe.tuning is Tuning.QLORA,
     }
     return of_layout | {words: np.full(len(tp), applies) for words, applies in of_all.items()}
-
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-
-_MOST_MICRO_BATCH = 16  # of Cells; larger ones are never much faster
-
-
-def count_grid(most: int) -> tuple[int, ...]:
-    """Counts worth trying: all up to 64, then in steps of an eighth, and `most` itself."""
-    counts = list(range(1, min(most, 64) + 1))
-    step = 8
-    while counts[-1] < most:
-        if counts[-1] >= 8 * step:
-            step *= 2
-        counts.append(min(most, counts[-1] + step))
-    return tuple(counts)
-
-
-def pair_grid(most: int) -> tuple[int, ...]:
-    """Counts tried beside another type: powers of two, half-way between from four on, `most`."""
-    counts = {most}
-    power = 1
-    while power <= most:
-        counts.add(power)
-        if power >= 4 and power * 3 // 2 <= most:
-            counts.add(power * 3 // 2)
-        power *= 2
-    return tuple(sorted(counts))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Options:
-    """The options of one job: one row each, each type alone first, then pairs."""
-
-    gpus: tuple[str, ...]  # the types, in the order of the columns of `counts`
-    counts: IntArray  # (options, types)
-    samples_per_second: FloatArray
-    high_bytes: FloatArray  # of the hungriest rank
-    dollars_per_hour: FloatArray  # nan where no price is known
-    batch_shares: FloatArray  # (options, types): of the batch that each type computes
-    cell: IntArray  # row of `cells[type]`; -1: data parallel with shares of its own, or mixed
-    cells: tuple[Cells, ...]  # by type: the best Cell of each count
-
-    def __len__(self) -> int:
-        return len(self.samples_per_second)
-
-    def undominated(self) -> Options:
-        """Without those that are beaten: no more GPUs of any type, and at least as fast."""
-        # Only options of no other types can beat one; bits say which types each uses.
-        types = (self.counts > 0) @ (1 << np.arange(self.counts.shape[1]))
-        kept = np.ones(len(self), dtype=bool)
-        for mine in sorted(set(types.tolist())):
-            rows = np.flatnonzero(types == mine)
-            rivals = np.flatnonzero((types & ~mine) == 0)
-            speeds = self.samples_per_second
-            beats = speeds[rivals, None] >= speeds[rows]
-            same = speeds[rivals, None] == speeds[rows]
-            for column in self.counts.T:
-                beats &= column[rivals, None] <= column[rows]
-                same &= column[rivals, None] == column[rows]
-            # Of equals, the first stays; nobody beats itself.
-            beats &= ~same | (rivals[:, None] < rows)
-            kept[rows] = ~beats.any(axis=0)
-        return self.take(np.flatnonzero(kept))
-
-    def alone(self, gpu: str) -> Options:
-        """Of one type alone, by count."""
-        column = self.gpus.index(gpu)
-        rows = np.flatnonzero(
-            (self.counts[:, column] > 0) & (self.counts.sum(axis=1) == self.counts[:, column])
-        )
-        return self.take(rows[np.argsort(self.counts[rows, column], kind="stable")])
-
-    def monotone(self, gpu: str, most: int) -> FloatArray:
-        """The best speed with at most 0, 1, ... `most` GPUs of one type alone."""
-        mine = self.alone(gpu)
-        speeds = np.zeros(most + 1)
-        counts = mine.counts[:, self.gpus.index(gpu)]
-        within = counts <= most
-        np.maximum.at(speeds, counts[within], mine.samples_per_second[within])
-        best: FloatArray = np.maximum.accumulate(speeds)
-        return best
-
-    def hull(self, gpu: str) -> Options:
-        """Of one type alone: the counts on the upper concave hull of speed, from zero."""
-        mine = self.alone(gpu)
-        counts = mine.counts[:, self.gpus.index(gpu)]
-        return mine.take(concave_hull(counts, mine.samples_per_second))
-
-    def corrected(self, factors: Mapping[str, float]) -> Options:
-        """With speeds rescaled by what was measured on some types, measured over estimated.
-
-        A mixed option gains or loses with the part of the batch that each type computes, since its
-        shares follow the new speeds.
-        """
-        by_type = np.array([factors.get(name, 1.0) for name in self.gpus])
-        return replace(
-            self, samples_per_second=self.samples_per_second * (self.batch_shares @ by_type)
-        )
-
-    def take(self, rows: IntArray) -> Options:
-        """Some of them."""
-        return replace(
-            self,
-            counts=self.counts[rows],
-            samples_per_second=self.samples_per_second[rows],
-            high_bytes=self.high_bytes[rows],
-            dollars_per_hour=self.dollars_per_hour[rows],
-            batch_shares=self.batch_shares[rows],
-            cell=self.cell[rows],
-        )
-
-
-def concave_hull(counts: IntArray, speeds: FloatArray) -> IntArray:
-    """Positions on the upper concave hull of (count, speed), the origin included; counts ascend."""
-    points = [(0.0, 0.0), *zip(counts.tolist(), speeds.tolist(), strict=True)]
-    kept = [0]
-    for index in range(1, len(points)):
-        while len(kept) > 1 and _slope(points, kept[-2], kept[-1]) <= _slope(
-            points, kept[-1], index
-        ):
-            kept.pop()
-        if points[index][1] > points[kept[-1]][1]:
-            kept.append(index)
-    return np.array([index - 1 for index in kept[1:]], dtype=np.int64)
-
-
-def _slope(points: list[tuple[float, float]], one: int, other: int) -> float:
-    (x, y), (u, v) = points[one], points[other]
-    return (v - y) / (u - x) if u != x else float("inf")
-
-
-def enumerate_options(
-    model: ModelSpec,
-    recipe: Recipe,
-    pool: Pool,
-    *,
-    dollars_per_gpu_hour: Mapping[str, float] | None = None,
-    prunes: bool = True,
-    is_for_runtime: bool = False,
-) -> Options:
-    """Every option worth having on the pool: each type alone, and pairs of types.
-
-    With `prunes` without those that fewer GPUs beat; who may not take fewer wants them all. One
-    type alone runs as its best Cell, or, with `is_for_runtime`, as our own runtime would run it.
-    """
-    prices = dollars_per_gpu_hour or {}
-    names = tuple(group.gpu.name for group in pool.groups)
-    find = _executed if is_for_runtime else _best_cells
-    ways = [find(model, recipe, group.machine, group.count) for group in pool.groups]
-    parts = [
-        _alone(column, found, recipe.global_batch, len(ways)) for column, found in enumerate(ways)
-    ]
-    parts += [
-        _together(model, recipe, pool, columns) for columns in combinations(range(len(ways)), 2)
-    ]
-    counts = np.concatenate([part.counts for part in parts])
-    column = np.array([prices.get(name, np.nan) for name in names])
-    found = Options(
-        gpus=names,
-        counts=counts,
-        samples_per_second=np.concatenate([part.samples_per_second for part in parts]),
-        high_bytes=np.concatenate([part.high_bytes for part in parts]),
-        dollars_per_hour=np.where(counts > 0, counts * column, 0.0).sum(axis=1),
-        batch_shares=np.concatenate([part.batch_shares for part in parts]),
-        cell=np.concatenate([part.cell for part in parts]),
-        cells=tuple(one.cells for one in ways),
-    )
-    return found.undominated() if prunes else found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Part:
-    """The options of one type or of one pair."""
-
-    counts: IntArray
-    samples_per_second: FloatArray
-    high_bytes: FloatArray
-    batch_shares: FloatArray
-    cell: IntArray
-
-
-@lru_cache(maxsize=256)
-def _best_cells(model: ModelSpec, recipe: Recipe, machine: Machine, most: int) -> EqualWays:
-    cells = search_cells(
-        model, recipe, machine, count_grid(most), most_micro_batch=_MOST_MICRO_BATCH
-    ).best()
-    return EqualWays(
-        counts=cells.layouts.num_gpus,
-        step_seconds=cells.step_seconds,
-        high_bytes=cells.high_bytes,
-        cell=np.arange(len(cells)),
-        cells=cells,
-    )
-
-
-def _executed(model: ModelSpec, recipe: Recipe, machine: Machine, most: int) -> EqualWays:
-    return equal_ways(model, recipe, machine, count_grid(most), _MOST_MICRO_BATCH)
-
-
-def _alone(column: int, ways: EqualWays, batch: int, num_types: int) -> _Part:
-    counts = np.zeros((len(ways.counts), num_types), dtype=np.int64)
-    counts[:, column] = ways.counts
-    return _Part(
-        counts=counts,
-        samples_per_second=batch / ways.step_seconds,
-        high_bytes=ways.high_bytes,
-        batch_shares=(counts > 0).astype(np.float64),
-        cell=ways.cell,
-    )
-
-
-def _together(model: ModelSpec, recipe: Recipe, pool: Pool, columns: tuple[int, int]) -> _Part:
-    """Two types: the counts of a grid that fit."""
-    first, second = (pool.groups[column] for column in columns)
-    speeds = pair_speeds(
-        model,
-        recipe,
-        (first.machine, second.machine),
-        pool.between,
-        (pair_grid(first.count), pair_grid(second.count)),
-    )
-    rows = np.flatnonzero(np.isfinite(speeds.step_seconds))
-    counts = np.zeros((len(rows), len(pool.groups)), dtype=np.int64)
-    counts[:, columns[0]] = speeds.first_count[rows]
-    counts[:, columns[1]] = speeds.second_count[rows]
-    shares = np.zeros(counts.shape)
-    shares[:, columns[0]] = speeds.first_share[rows]
-    shares[:, columns[1]] = 1.0 - speeds.first_share[rows]
-    return _Part(
-        counts=counts,
-        samples_per_second=recipe.global_batch / speeds.step_seconds[rows],
-        high_bytes=speeds.high_bytes[rows],
-        batch_shares=shares,
-        cell=np.full(len(rows), -1),
-    )

@@ -11,16 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from drystone.describe.layout import Layouts, Sharding
 from drystone.describe.model import ModelSpec
 from drystone.describe.pool import GpuGroup, Pool, make_pool
 from drystone.describe.recipe import Recipe, auto_precision
-from drystone.estimate.memory.peak import estimate_memory
-from drystone.estimate.time.speed import estimate_speed
-from drystone.plan.cells.search import Cells, NearestMiss, search_cells
+from drystone.plan.cells.search import Cells, NearestMiss, cell_plan, search_cells
 from drystone.plan.groups.pipelines import plan_groups
 from drystone.plan.options import count_grid, marked, split_cells
-from drystone.plan.plan import GpuNeed, Plan, RankShare, StagePlan, Way
+from drystone.plan.plan import Plan, Way
 from drystone.plan.uneven.assignment import AssignmentShortfall
 from drystone.plan.uneven.data_parallel import plan_uneven
 
@@ -126,63 +123,6 @@ def _cell_plans(model: ModelSpec, cells: Cells, group: GpuGroup) -> list[Plan]:
     seconds = best.step_seconds
     picks = {int(seconds.argmin()), int((seconds * best.layouts.num_gpus).argmin())}
     return [cell_plan(model, best, index, group) for index in sorted(picks)]
-
-
-def cell_plan(model: ModelSpec, cells: Cells, index: int, group: GpuGroup) -> Plan:
-    """One Cell as a plan."""
-    layout, recipe = cells.layout(index), cells.recipe_of(index)
-    layouts = Layouts.of([layout])
-    memory = estimate_memory(model, recipe, layouts, gpu=group.gpu)
-    speed = estimate_speed(model, recipe, layouts, group.machine).row(0)
-    rank_batch = -(-recipe.global_batch // layout.dp)
-    per_stage = layout.num_gpus // layout.pp
-    shards = per_stage if layout.sharding is Sharding.ZERO3 else layout.tp
-    share = RankShare(
-        gpu=group.gpu.name,
-        count=per_stage,
-        batch=rank_batch,
-        micro_batch=layout.micro_batch,
-        num_micro_batches=rank_batch // layout.micro_batch,
-        state_share=1 / shards,
-    )
-    return Plan(
-        way=Way.CELL,
-        model=model,
-        recipe=recipe,
-        layout=layout,
-        stages=_equal_stages(model, layout.pp, share, tp=layout.tp, cp=layout.cp, ep=layout.ep),
-        needs=(
-            GpuNeed(
-                gpu=group.gpu.name,
-                count=layout.num_gpus,
-                required_bytes=float(memory.required[0]),
-                high_bytes=float(memory.required_range().high[0]),
-                usable_bytes=float(group.gpu.usable_bytes),
-                stage=int(memory.stage[0]),
-                items={name: float(array[0]) for name, array in memory.items().items()},
-            ),
-        ),
-        step_seconds=speed.step_seconds,
-        time_items=speed.items,
-        sharding=layout.sharding,
-        sequence_parallel=layout.sequence_parallel,
-        schedule=layout.schedule,
-        virtual_stages=layout.virtual_stages,
-    )
-
-
-def _equal_stages(
-    model: ModelSpec, pp: int, share: RankShare, *, tp: int, cp: int, ep: int
-) -> tuple[StagePlan, ...]:
-    each, more = divmod(model.num_layers, pp)
-    stages, start = [], 0
-    for stage in range(pp):
-        end = start + each + (stage < more)
-        stages.append(
-            StagePlan(first_layer=start, end_layer=end, ranks=(share,), tp=tp, cp=cp, ep=ep)
-        )
-        start = end
-    return tuple(stages)
 
 
 # --- ranking and reasons ---------------------------------------------------------------------

@@ -26,19 +26,18 @@ import numpy as np
 
 from drystone.describe.job import JobSpec
 from drystone.describe.market import Offer
+from drystone.describe.option import OptionRow, OptionSet
 from drystone.errors import DrystoneError
 from drystone.run.lifecycle import TERMINAL, JobState
-from drystone.run.option_table import OptionBook
+from drystone.run.option_table import OptionStack
 from drystone.run.rentals import RentalState
 from drystone.run.state import ClusterState, JobRecord
-from drystone.schedule.phases import Options
 from drystone.schedule.snapshot import (
     ComingNodes,
     IntArray,
     JobStatus,
     JobTable,
     NodeTable,
-    OptionFacts,
     OptionTable,
     Rentals,
     Snapshot,
@@ -77,7 +76,7 @@ class StaleSnapshot(DrystoneError):
 class JobColumns:
     """The numbers of every job, by sequence number: a job that was submitted later has a higher."""
 
-    def __init__(self, book: OptionBook) -> None:
+    def __init__(self, book: OptionStack) -> None:
         self.book = book
         self.changed: list[JobRecord] = []  # not written yet, in the order of their events
         self._floats = np.zeros((len(_FLOAT_FIELDS), 64))
@@ -189,7 +188,7 @@ class SnapshotMaker:
     def __init__(
         self,
         gpu_types: tuple[str, ...],
-        options_of: Callable[[JobSpec], Options],
+        options_of: Callable[[JobSpec], OptionSet],
         startup: StartupCost,
         *,
         knows_lengths: bool = True,
@@ -198,7 +197,7 @@ class SnapshotMaker:
         hard_cap_dollars_per_hour: float = math.inf,
     ) -> None:
         self.gpu_dollars_per_hour: Mapping[str, float] = {}  # of the owner's GPUs, by type
-        self.book = OptionBook(gpu_types, options_of)
+        self.book = OptionStack(gpu_types, options_of)
         self.constants = {  # fields of a snapshot
             "gpu_types": gpu_types,
             "startup": startup,
@@ -350,10 +349,10 @@ class PresentSnapshot(Snapshot):
         option_set = self._maker.book.row_of(record.spec, record.phase)
         return JobStatus(record.option, option_set, record.placement)
 
-    def option_facts(self, option_set: int, option: int) -> OptionFacts | None:
+    def option_facts(self, option_set: int, option: int) -> OptionRow | None:
         return self._maker.book.facts(option_set, option)
 
-    def start_facts(self, job_id: str, option: int) -> OptionFacts | None:
+    def start_facts(self, job_id: str, option: int) -> OptionRow | None:
         record = self._state.active.get(job_id)
         if record is None or record.state is not _QUEUED:
             return None

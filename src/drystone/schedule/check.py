@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from drystone.describe.option import OptionRow
 from drystone.schedule.decision import (
     Decision,
     Move,
@@ -22,7 +23,7 @@ from drystone.schedule.decision import (
     Start,
     Wake,
 )
-from drystone.schedule.snapshot import OptionFacts, Snapshot
+from drystone.schedule.snapshot import Snapshot
 
 _ROUNDING = 1e-9  # share by which sums of prices may be off
 
@@ -159,7 +160,7 @@ def _check_job(
 def _check_placement(
     snapshot: Snapshot,
     decision: Start | Resize | Move,
-    facts: OptionFacts,
+    facts: OptionRow,
     changes: dict[int, int],
     kinds: Sequence[int],
 ) -> str | None:

@@ -16,8 +16,9 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from drystone.describe.job import JobSpec
+from drystone.describe.option import OptionSet
 from drystone.errors import NothingFits
-from drystone.schedule.snapshot import BoolArray, FloatArray, IntArray, OptionSet, Snapshot
+from drystone.schedule.snapshot import BoolArray, FloatArray, IntArray, Snapshot
 from drystone.units import HOUR_SECONDS, format_dollars, format_seconds
 
 

@@ -16,9 +16,10 @@ from typing import Final
 import numpy as np
 
 from drystone.describe.market import Offer
+from drystone.describe.option import OptionSet
 from drystone.schedule.decision import Rent
 from drystone.schedule.packing import Room
-from drystone.schedule.snapshot import BoolArray, FloatArray, IntArray, OptionSet, Snapshot
+from drystone.schedule.snapshot import BoolArray, FloatArray, IntArray, Snapshot
 from drystone.units import format_dollars
 
 _ROUNDING: Final = 5e-10  # share by which sums of prices may be off: half of what is checked for

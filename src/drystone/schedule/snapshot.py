@@ -17,33 +17,12 @@ import numpy.typing as npt
 
 from drystone.describe.job import JobSpec
 from drystone.describe.market import Offer
+from drystone.describe.option import FloatArray as FloatArray
+from drystone.describe.option import IntArray as IntArray
+from drystone.describe.option import OptionRow, OptionSet
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 Placement = tuple[tuple[int, int], ...]  # (row of the node, GPUs on it), nodes ascending
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class OptionSet:
-    """What one job can choose from: GPUs of each type, and its speed on them."""
-
-    counts: IntArray  # (options, types)
-    samples_per_second: FloatArray
-    memory_bytes: FloatArray  # of the hungriest rank; 0: known to fit
-
-    def __len__(self) -> int:
-        return len(self.samples_per_second)
-
-
-@dataclass(frozen=True, slots=True)
-class OptionFacts:
-    """One option of one set, as plain numbers."""
-
-    counts: tuple[int, ...]  # by GPU type
-    num_gpus: int  # of any type
-    samples_per_second: float
-    memory_bytes: float
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -96,38 +75,14 @@ class OptionTable:
             known = self._known_startups[rule] = rule.seconds(self.num_gpus)
         return known
 
-    @cached_property
-    def _known_facts(self) -> dict[tuple[int, int], OptionFacts]:
-        return {}
-
-    def facts(self, option_set: int, option: int) -> OptionFacts | None:
-        """One option, kept for the next time it is asked for; None where there is no such."""
-        known = self._known_facts.get((option_set, option))
-        if known is None:
-            speeds = self.samples_per_second[option_set]
-            if not 0 <= option < len(speeds) or not speeds[option] > 0:
-                return None
-            known = OptionFacts(
-                tuple(self.counts[option_set, option].tolist()),
-                int(self.counts[option_set, option].sum()),
-                float(speeds[option]),
-                float(self.memory_bytes[option_set, option]),
-            )
-            self._known_facts[option_set, option] = known
-        return known
-
-
-def stack_options(sets: Sequence[OptionSet], num_types: int) -> OptionTable:
-    """Option sets of unlike length as one table."""
-    width = max((len(one) for one in sets), default=0)
-    counts = np.zeros((len(sets), width, num_types), dtype=np.int64)
-    speeds = np.zeros((len(sets), width))
-    memory = np.zeros((len(sets), width))
-    for row, one in enumerate(sets):
-        counts[row, : len(one)] = one.counts
-        speeds[row, : len(one)] = one.samples_per_second
-        memory[row, : len(one)] = one.memory_bytes
-    return OptionTable(counts=counts, samples_per_second=speeds, memory_bytes=memory)
+    def facts(self, option_set: int, option: int) -> OptionRow | None:
+        """One option; None where there is no such."""
+        padded = OptionSet(
+            counts=self.counts[option_set],
+            samples_per_second=self.samples_per_second[option_set],
+            memory_bytes=self.memory_bytes[option_set],
+        )
+        return padded.row(option)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -362,11 +317,11 @@ class Snapshot:
         """
         return -1
 
-    def option_facts(self, option_set: int, option: int) -> OptionFacts | None:
+    def option_facts(self, option_set: int, option: int) -> OptionRow | None:
         """One option of one set; None where there is no such."""
         return self.options.facts(option_set, option)
 
-    def start_facts(self, job_id: str, option: int) -> OptionFacts | None:
+    def start_facts(self, job_id: str, option: int) -> OptionRow | None:
         """An option of a job that waits; None where it does not, or has no such option."""
         status = self.job_status(job_id)
         if status is None or status.option >= 0:

@@ -14,7 +14,6 @@ from drystone.describe.job import TrainingJob, count_steps, make_spec
 from drystone.errors import InvalidSpec, NothingFits
 from drystone.run.control.admission import OverLimit, check_hard_cap
 from drystone.run.control.controller import Controller
-from drystone.run.control.options import work_of
 from drystone.run.lifecycle import TERMINAL, JobState
 from drystone.schedule.limits import options_within
 from drystone.service.answers import Conflict, answer_json, found
@@ -58,7 +57,7 @@ class Planned(Shape):
         shape = journal.book.shape(job)
         steps = count_steps(job, shape)
         left_samples = float(steps * job.global_batch)
-        options = journal.book.options(job, journal.live.lessons.get(work_of(job)))
+        options = journal.book.options(job)
         # What the cap, its money or its time does not allow is said now, not when it waits.
         options = check_hard_cap(journal, job.name, options)
         shown = options_of(controller, job, left_samples)

@@ -13,13 +13,13 @@ import numpy as np
 
 from drystone.describe.files.json_shapes import to_plain
 from drystone.describe.job import TrainingJob
+from drystone.describe.option import OptionSet
 from drystone.run.control.admission import under_hard_cap
 from drystone.run.control.controller import Controller
 from drystone.run.control.live_state import Lesson
-from drystone.run.control.options import work_of
 from drystone.run.lifecycle import JobState
 from drystone.run.state import JobRecord
-from drystone.schedule.snapshot import BoolArray, OptionSet
+from drystone.schedule.snapshot import BoolArray
 from drystone.service.auth.callers import check_touch
 from drystone.service.shapes import Counts, Shape, finite_or_none
 from drystone.units import HOUR_SECONDS
@@ -225,8 +225,8 @@ def options_of(
 
     Options above the hard cap cannot be chosen.
     """
-    lesson = controller.journal.live.lessons.get(work_of(job)) or Lesson()
-    options, _ = under_hard_cap(controller.journal, controller.journal.book.options(job, lesson))
+    lesson = controller.journal.book.lesson(job)
+    options, _ = under_hard_cap(controller.journal, controller.journal.book.options(job))
     free = free_by_type(controller)
     rows = [
         row

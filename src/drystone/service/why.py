@@ -10,7 +10,6 @@ from drystone.describe.job import TrainingJob
 from drystone.run.control.admission import under_hard_cap
 from drystone.run.control.controller import Controller
 from drystone.run.control.forecast import Forecast, copy_present, forecast_start
-from drystone.run.control.options import work_of
 from drystone.run.lifecycle import TERMINAL, JobState
 from drystone.run.state import JobRecord
 from drystone.schedule.decision import find_policy
@@ -196,7 +195,7 @@ def _waiting_sentence(
 
 def _no_options_sentence(controller: Controller, job: TrainingJob) -> str:
     journal = controller.journal
-    options = journal.book.options(job, journal.live.lessons.get(work_of(job)))
+    options = journal.book.options(job)
     _, above_cap = under_hard_cap(journal, options)
     if above_cap:
         return f"It waits for other prices or a higher cap: {above_cap}."

@@ -21,7 +21,7 @@ from drystone.observe.frontier import (
     usual_budgets,
 )
 from drystone.observe.simulation import Scenario
-from drystone.schedule.measured import types_of
+from drystone.schedule.options import types_of
 
 # One GPU does a sample a second, two do 1.6; of B, half of that for a quarter of the price.
 OPTIONS = option_set(([1, 0], 1.0), ([2, 0], 1.6), ([0, 1], 0.5))

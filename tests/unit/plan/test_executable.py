@@ -40,8 +40,8 @@ def test_data_parallel_options_are_not_faster_than_what_is_launched():
     """A Cell of data parallelism alone keeps activations; the runtime computes them again."""
     spec, pool = find_model("llama-3-8b"), parse_pool("8xA100-80G")
     recipe = Recipe(seq_len=2048, global_batch=64, precision=Precision.BF16_MIXED)
-    options = enumerate_options(spec, recipe, pool, prunes=False, is_for_runtime=True)
-    cells = enumerate_options(spec, recipe, pool, prunes=False)
+    options = enumerate_options(spec, recipe, pool, prunes=False, is_for_runtime=True).table
+    cells = enumerate_options(spec, recipe, pool, prunes=False).table
 
     for row, count in enumerate(options.counts[:, 0].tolist()):
         some = make_pool([GpuGroup(machine=pool.groups[0].machine, count=count)])

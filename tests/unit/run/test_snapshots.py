@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 
 from drystone.describe.cluster import NodeSpec
 from drystone.describe.job import JobSpec
+from drystone.describe.option import OptionSet
 from drystone.run.events import Finished, Started, Submitted
 from drystone.run.lifecycle import JobState
-from drystone.run.option_table import OptionBook
+from drystone.run.option_table import OptionStack
 from drystone.run.snapshots import JobColumns, PresentSnapshot, SnapshotMaker, StaleSnapshot
 from drystone.run.state import ClusterState, JobRecord
-from drystone.schedule.snapshot import JobTable, OptionSet, Snapshot, StartupCost
+from drystone.schedule.snapshot import JobTable, Snapshot, StartupCost
 
 OPTIONS = OptionSet(
     counts=np.array([[1], [2]]), samples_per_second=np.array([1.0, 2.0]), memory_bytes=np.zeros(2)
@@ -28,7 +29,7 @@ def record(number: int) -> JobRecord:
 
 
 def new_columns() -> JobColumns:
-    return JobColumns(OptionBook(("A",), lambda _: OPTIONS))
+    return JobColumns(OptionStack(("A",), lambda _: OPTIONS))
 
 
 def table_of(columns: JobColumns, now_seconds: float) -> JobTable:

@@ -4,8 +4,7 @@ import pytest
 from drystone.describe.cluster import make_nodes
 from drystone.describe.job import JobSpec
 from drystone.errors import RequestError
-from drystone.schedule.durations import Scaling, duration_options
-from drystone.schedule.estimated import estimated_options
+from drystone.schedule.options import Scaling, duration_options, estimated_options
 
 NODES = [
     *make_nodes("A100-80G", count=2, gpus_per_node=8),

@@ -10,6 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "schedule"))
 from tiny import job, node, option_set
 
+from drystone.describe.option import OptionSet
 from drystone.errors import InvalidSpec
 from drystone.run.events import Finished, PhaseChanged, parse_events, render_event
 from drystone.run.loop import drive
@@ -18,7 +19,7 @@ from drystone.run.simulate.world import SimulatedWorld
 from drystone.run.state import replay
 from drystone.schedule.baselines.queues import fifo
 from drystone.schedule.decision import Preempt, Start
-from drystone.schedule.phases import PhasedOptions, fastest_seconds, option_seconds
+from drystone.schedule.options import fastest_seconds, option_seconds
 from drystone.schedule.snapshot import StartupCost
 
 NODES = [node("a0"), node("a1")]
@@ -27,7 +28,17 @@ SETS = (
     option_set(([4], 4.0), ([8], 3.0)),
     option_set(([4], 1.0), ([8], 1.6)),
 )
-PHASED = PhasedOptions(ends_samples=(100.0, 180.0, 500.0), sets=SETS)
+
+
+def phased(ends: tuple[float, ...], *sets: OptionSet) -> OptionSet:
+    return replace(
+        sets[0],
+        phase_ends_samples=ends,
+        later_speeds=tuple(later.samples_per_second for later in sets[1:]),
+    )
+
+
+PHASED = phased((100.0, 180.0), *SETS)
 
 
 def world_of(*jobs, options=PHASED, **settings) -> SimulatedWorld:
@@ -124,14 +135,22 @@ def test_the_lower_bound_takes_the_fastest_option_of_each_phase():
 @pytest.mark.parametrize(
     ("ends_samples", "sets"),
     [
-        ((), ()),
+        ((), SETS),
         ((1.0,), SETS),
-        ((2.0, 1.0, 3.0), SETS),
-        ((0.0, 1.0, 3.0), SETS),
-        ((1.0, 2.0), (SETS[0], option_set(([8], 1.0), ([4], 1.0)))),
-        ((1.0, 2.0), (SETS[0], option_set(([4], 0.0), ([8], 1.0)))),
+        ((2.0, 1.0), SETS),
+        ((0.0, 1.0), SETS),
+        ((1.0,), (SETS[0], option_set(([4], 1.0)))),
+        ((1.0,), (SETS[0], option_set(([4], 0.0), ([8], 1.0)))),
     ],
 )
 def test_phases_that_cannot_be_are_refused(ends_samples, sets):
     with pytest.raises(InvalidSpec, match="phases"):
-        PhasedOptions(ends_samples=ends_samples, sets=sets)
+        phased(ends_samples, *sets)
+
+
+def test_what_is_not_allowed_has_no_speed_in_any_phase():
+    allowed = PHASED.only(np.array([True, False]))
+
+    assert [allowed.speeds(phase).tolist() for phase in range(3)] == [[2, 0], [4, 0], [1, 0]]
+    assert allowed.row(1) is None
+    assert allowed.row(0, phase=1).samples_per_second == 4.0

@@ -8,11 +8,12 @@ import numpy as np
 
 from drystone.describe.cluster import NodeSpec
 from drystone.describe.job import JobSpec
+from drystone.describe.option import OptionSet
 from drystone.run.events import Started, Submitted
 from drystone.run.snapshots import SnapshotMaker
 from drystone.run.state import ClusterState
-from drystone.schedule.measured import types_of
-from drystone.schedule.snapshot import OptionSet, Placement, Snapshot, StartupCost
+from drystone.schedule.options import types_of
+from drystone.schedule.snapshot import Placement, Snapshot, StartupCost
 
 
 def option_set(*rows: tuple[Sequence[int], float], memory: float = 0.0) -> OptionSet:

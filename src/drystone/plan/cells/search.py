@@ -18,11 +18,13 @@ import numpy.typing as npt
 from drystone.describe.layout import Layout, Layouts, Schedule, Sharding
 from drystone.describe.machine import Machine
 from drystone.describe.model import ModelSpec
+from drystone.describe.pool import GpuGroup
 from drystone.describe.recipe import Recipe, Recompute, RecomputeKind
 from drystone.estimate.learned.residuals import memory_range
 from drystone.estimate.memory.peak import estimate_memory, workspace_bytes
 from drystone.estimate.time.speed import estimate_speed
 from drystone.plan.cells.space import enumerate_layouts
+from drystone.plan.plan import GpuNeed, Plan, RankShare, StagePlan, Way
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -246,3 +248,60 @@ def layout_at(layouts: Layouts, index: int) -> Layout:
         keep_gathered=bool(layouts.keep_gathered[index]),
         vocab_barriers=int(layouts.vocab_barriers[index]),
     )
+
+
+def cell_plan(model: ModelSpec, cells: Cells, index: int, group: GpuGroup) -> Plan:
+    """One Cell as a plan."""
+    layout, recipe = cells.layout(index), cells.recipe_of(index)
+    layouts = Layouts.of([layout])
+    memory = estimate_memory(model, recipe, layouts, gpu=group.gpu)
+    speed = estimate_speed(model, recipe, layouts, group.machine).row(0)
+    rank_batch = -(-recipe.global_batch // layout.dp)
+    per_stage = layout.num_gpus // layout.pp
+    shards = per_stage if layout.sharding is Sharding.ZERO3 else layout.tp
+    share = RankShare(
+        gpu=group.gpu.name,
+        count=per_stage,
+        batch=rank_batch,
+        micro_batch=layout.micro_batch,
+        num_micro_batches=rank_batch // layout.micro_batch,
+        state_share=1 / shards,
+    )
+    return Plan(
+        way=Way.CELL,
+        model=model,
+        recipe=recipe,
+        layout=layout,
+        stages=_equal_stages(model, layout.pp, share, tp=layout.tp, cp=layout.cp, ep=layout.ep),
+        needs=(
+            GpuNeed(
+                gpu=group.gpu.name,
+                count=layout.num_gpus,
+                required_bytes=float(memory.required[0]),
+                high_bytes=float(memory.required_range().high[0]),
+                usable_bytes=float(group.gpu.usable_bytes),
+                stage=int(memory.stage[0]),
+                items={name: float(array[0]) for name, array in memory.items().items()},
+            ),
+        ),
+        step_seconds=speed.step_seconds,
+        time_items=speed.items,
+        sharding=layout.sharding,
+        sequence_parallel=layout.sequence_parallel,
+        schedule=layout.schedule,
+        virtual_stages=layout.virtual_stages,
+    )
+
+
+def _equal_stages(
+    model: ModelSpec, pp: int, share: RankShare, *, tp: int, cp: int, ep: int
+) -> tuple[StagePlan, ...]:
+    each, more = divmod(model.num_layers, pp)
+    stages, start = [], 0
+    for stage in range(pp):
+        end = start + each + (stage < more)
+        stages.append(
+            StagePlan(first_layer=start, end_layer=end, ranks=(share,), tp=tp, cp=cp, ep=ep)
+        )
+        start = end
+    return tuple(stages)

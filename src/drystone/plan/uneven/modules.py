@@ -8,12 +8,16 @@ is measured corrects the speed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import combinations
+from math import inf
+
 import numpy as np
 import numpy.typing as npt
 
 from drystone.describe.gpu import GpuSpec
 from drystone.describe.model import ModuleSpec
-from drystone.describe.pool import GpuGroup, Pool
+from drystone.describe.pool import GpuGroup, Pool, make_pool
 from drystone.describe.recipe import Precision, Recipe
 from drystone.estimate.launchers import find_launcher
 from drystone.estimate.learned.residuals import memory_range
@@ -32,6 +36,43 @@ FloatArray = npt.NDArray[np.float64]
 _MAX_MICRO_BATCH = 64
 _GRADIENT_BYTES = 4.0  # of a whole layer: added and reduced in fp32
 _FULL_WIDTH = (Precision.FP32, Precision.TF32)
+
+
+def plan_module_grid(
+    module: ModuleSpec,
+    recipe: Recipe,
+    pool: Pool,
+    grids: Sequence[tuple[int, ...]],  # by type: the numbers of GPUs to try
+    *,
+    prunes: bool,
+) -> dict[tuple[int, ...], Plan]:
+    """By GPUs of each type: one type alone, then pairs; those that fit.
+
+    With `prunes`, pairs only where that is faster than each of the two alone.
+    """
+    wanted = [{column: number} for column, numbers in enumerate(grids) for number in numbers]
+    wanted += [
+        {first: number, second: more}
+        for first, second in combinations(range(len(grids)), 2)
+        for number in grids[first]
+        for more in grids[second]
+    ]
+    alone: dict[tuple[int, int], float] = {}  # by type and number: seconds of a step
+    plans: dict[tuple[int, ...], Plan] = {}
+    for some in wanted:
+        groups = [
+            GpuGroup(machine=pool.groups[column].machine, count=number)
+            for column, number in some.items()
+        ]
+        plan = plan_module(module, recipe, make_pool(groups))
+        if not isinstance(plan, Plan):
+            continue
+        if len(some) == 1:
+            alone |= dict.fromkeys(some.items(), plan.step_seconds)
+        elif prunes and plan.step_seconds >= min(alone.get(part, inf) for part in some.items()):
+            continue
+        plans[tuple(some.get(column, 0) for column in range(len(grids)))] = plan
+    return plans
 
 
 def plan_module(module: ModuleSpec, recipe: Recipe, pool: Pool) -> Plan | AssignmentShortfall:

@@ -40,7 +40,6 @@ class PairSpeeds:
     second_count: IntArray
     step_seconds: FloatArray  # infinite where it does not fit
     high_bytes: FloatArray  # of the fullest rank
-    first_share: FloatArray  # of the batch that the first type computes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -145,19 +144,14 @@ def pair_speeds(
     best = flat.argmin(axis=1)
     rows = np.arange(len(best))
 
-    def at_best(values: FloatArray) -> FloatArray:
-        picked: FloatArray = np.broadcast_to(values, seconds.shape).reshape(shape)[rows, best]
-        return picked
-
-    samples = [number * side.count for number, side in zip(numbers, sides, strict=True)]
     full = np.maximum(first.memory_bytes, second.memory_bytes) + state / ranks
+    at_best = np.broadcast_to(full, seconds.shape).reshape(shape)[rows, best]
     left, right = np.meshgrid(*counts, indexing="ij")
     return PairSpeeds(
         first_count=left.ravel(),
         second_count=right.ravel(),
         step_seconds=flat[rows, best],
-        high_bytes=np.minimum(at_best(full), max(first.usable_bytes, second.usable_bytes)),
-        first_share=at_best(samples[0] / (samples[0] + samples[1])),
+        high_bytes=np.minimum(at_best, max(first.usable_bytes, second.usable_bytes)),
     )
 
 

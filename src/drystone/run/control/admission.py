@@ -7,11 +7,11 @@ of, what GPUs count, and what each team has spent in the running day, week or mo
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 
 from drystone.describe.job import TrainingJob
+from drystone.describe.option import OptionSet
 from drystone.errors import NothingFits, RequestError
 from drystone.run.control.access import Team, period_start
 from drystone.run.control.journal import Journal
@@ -21,7 +21,7 @@ from drystone.run.lifecycle import JobState
 from drystone.run.state import JobRecord
 from drystone.schedule.decision import Decision, Memory, Policy
 from drystone.schedule.renting import options_above_cap
-from drystone.schedule.snapshot import OptionSet, Snapshot
+from drystone.schedule.snapshot import Snapshot
 from drystone.schedule.teams import TeamLimit, limit_teams, type_values
 from drystone.units import HOUR_SECONDS, format_dollars, format_seconds
 
@@ -137,8 +137,7 @@ def under_hard_cap(journal: Journal, options: OptionSet) -> tuple[OptionSet, str
         journal.gpu_types,
         renting.hard_cap_dollars_per_hour,
     )
-    speeds = np.where(above, 0.0, options.samples_per_second)
-    return replace(options, samples_per_second=speeds), reason
+    return options.only(~above), reason
 
 
 def check_hard_cap(journal: Journal, name: str, options: OptionSet) -> OptionSet:

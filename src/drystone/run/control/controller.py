@@ -23,7 +23,6 @@ from drystone.errors import DrystoneError, InvalidSpec, NothingFits, UnknownName
 from drystone.run.control.admission import Admission, check_hard_cap
 from drystone.run.control.journal import Journal, node_added
 from drystone.run.control.notes import Decided, Described, Drained, Launched, Undrained
-from drystone.run.control.options import work_of
 from drystone.run.control.progress import Curves
 from drystone.run.control.reconcile import Reconciler
 from drystone.run.control.runs import Patience
@@ -165,8 +164,7 @@ class Controller:
                 return known, False
             self.journal.book.check(job)
             job, shape = self.journal.book.settled(job), self.journal.book.shape(job)
-            lesson = self.journal.live.lessons.get(work_of(job))
-            options = self.journal.book.options(job, lesson)
+            options = self.journal.book.options(job)
             if not len(options) or not (options.samples_per_second > 0).any():
                 raise NothingFits(
                     f"{job.name}: no GPUs of this cluster suffice",

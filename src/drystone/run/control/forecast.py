@@ -13,6 +13,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Final
 
+from drystone.describe.option import OptionSet
 from drystone.errors import DrystoneError
 from drystone.run.control.journal import Journal
 from drystone.run.events import Refused, Started, Stopped
@@ -22,7 +23,7 @@ from drystone.run.simulate.clock import VirtualTime
 from drystone.run.snapshots import PresentSnapshot, SnapshotMaker
 from drystone.run.state import ClusterState, JobRecord
 from drystone.schedule.decision import Policy
-from drystone.schedule.snapshot import OptionSet, Placement, Snapshot, StartupCost
+from drystone.schedule.snapshot import Placement, Snapshot, StartupCost
 
 MOST_JOBS: Final = 2000  # more are not looked at: one round would take too long already
 MOST_CPU_SECONDS: Final = 0.4  # an answer that nobody waits for

@@ -21,6 +21,8 @@ from drystone.describe.cluster import NodeSpec
 from drystone.describe.files.cluster import ClusterSpec
 from drystone.describe.job import JobSpec
 from drystone.describe.market import Offer
+from drystone.describe.option import OptionSet
+from drystone.plan.plan import Plan
 from drystone.run.control.live_state import Joining, LiveState
 from drystone.run.control.notes import (
     ClusterDescribed,
@@ -31,7 +33,7 @@ from drystone.run.control.notes import (
     TokenMade,
     TokenRevoked,
 )
-from drystone.run.control.options import OptionBook, work_of
+from drystone.run.control.options import OptionBook
 from drystone.run.control.store import (
     CommitUnclear,
     Lease,
@@ -55,7 +57,7 @@ from drystone.run.lifecycle import TERMINAL, JobState
 from drystone.run.renting.provider import Renting, with_rentable
 from drystone.run.snapshots import SnapshotMaker
 from drystone.run.state import JobRecord
-from drystone.schedule.snapshot import JobTable, OptionSet, Placement, Snapshot, StartupCost
+from drystone.schedule.snapshot import JobTable, Placement, Snapshot, StartupCost
 
 _NO_CHANGE = (Progressed, Decided, Launched, Described, TokenMade, TokenRevoked)  # for policies
 
@@ -105,7 +107,7 @@ class Journal:
         if not self.live.state.nodes:
             self._describe(tuple((one.id, one.gpu, one.num_gpus) for one in cluster.nodes))
         types = dict.fromkeys((*self._all_types(), *cluster.gpu_types))
-        self.book = OptionBook(self._reachable(cluster), tuple(types))
+        self.book = OptionBook(self._reachable(cluster), tuple(types), self.live.lessons)
         self.adopt(cluster, reason="the controller was started with other nodes")
 
     def now(self) -> float:
@@ -230,7 +232,7 @@ class Journal:
         """
         job = self.live.jobs[spec.id].job
         try:
-            options = self.book.options(job, self.live.lessons.get(work_of(job)))
+            options = self.book.options(job)
         except Exception as error:
             self.unplannable.put_aside(spec.id, error)
             record = self.live.state.jobs[spec.id]
@@ -243,6 +245,12 @@ class Journal:
             )
         self.unplannable.solve(spec.id)
         return options
+
+    def plan_of(self, spec: JobSpec, option: int) -> Plan | None:
+        """Who computes what once a job has this option; None for a script of unknown model."""
+        self.options_of(spec)
+        job = self.live.jobs[spec.id].job
+        return self.book.plan(job, self.book.counts_of(job, option))
 
     def offers(self) -> tuple[Offer, ...]:
         """What can be rented, at the prices of now."""

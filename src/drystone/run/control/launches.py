@@ -27,7 +27,6 @@ from drystone.estimate.module.estimate import best_flops
 from drystone.plan.plan import Plan, Way, save_plan
 from drystone.plan.uneven.modules import section_flops
 from drystone.run.control.journal import Journal
-from drystone.run.control.options import work_of
 from drystone.run.engines.agent.launches import PYTHON, read_json, write_whole
 from drystone.run.engines.contract import Engine, Rendezvous, Seen
 from drystone.run.state import JobRecord
@@ -313,9 +312,7 @@ def order_launch(
     if seats is None:
         return None
     job = journal.live.jobs[record.spec.id].job
-    journal.options_of(record.spec)
-    counts = journal.book.counts_of(job, record.option)
-    plan = journal.book.plan(job, counts, journal.live.lessons.get(work_of(job)))
+    plan = journal.plan_of(record.spec, record.option)
     seats = seat_ranks(seats, plan)
     return make_order(
         job,

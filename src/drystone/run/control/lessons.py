@@ -28,8 +28,7 @@ def speed_lesson(journal: Journal, record: JobRecord, samples_per_second: float)
     estimated = book.estimated_speed(job, counts)
     if samples_per_second <= 0 or estimated <= 0:
         return []
-    known = journal.live.lessons.get(work_of(job))
-    before = (known.speeds.get(book.named(counts)) if known else None) or 0.0
+    before = book.lesson(job).speeds.get(book.named(counts), 0.0)
     if abs(samples_per_second - before) <= _LEAST_DIFFERENCE * before:
         return []
     return [
@@ -51,11 +50,10 @@ def memory_lesson(journal: Journal, record: JobRecord) -> list[Event]:
         return []
     job = journal.live.jobs[job_id].job
     counts = journal.book.counts_of(job, record.option)
-    lesson = journal.live.lessons.get(work_of(job))
-    plan = journal.book.plan(job, counts, lesson)
+    plan = journal.plan_of(record.spec, record.option)
     if plan is None:
         return []
-    known = lesson.memory_share if lesson else 1.0
+    known = journal.book.lesson(job).memory_share
     room = {gpu: journal.cluster.gpu(gpu).usable_bytes for gpu in plan.gpus}
     tightest = min(room[need.gpu] / need.high_bytes for need in plan.needs)
     return [

@@ -1,8 +1,8 @@
-"""What can each job choose from on this cluster, and what is its plan once it has chosen?
+"""The options of live jobs on this cluster, and the plan of the one that is chosen.
 
-Estimates come from `plan.options`; what runs have taught corrects them (`live_state.Lesson`). A row
-of an option set stays the same option for as long as the controller lives: what turned out not to
-fit gets speed 0, and what a correction brings up is added at the end.
+Tables come from `plan.options`; what runs have taught corrects them (`live_state.Lesson`). A row of
+an option set stays the same option for as long as the controller lives: what turned out not to fit
+gets speed 0, and what a correction brings up is added at the end.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
-from itertools import combinations
 from typing import Final
 
 import numpy as np
@@ -26,23 +25,19 @@ from drystone.describe.job import (
     recipe_of,
 )
 from drystone.describe.model import ModelSpec, ModuleSpec
+from drystone.describe.option import OptionSet
 from drystone.describe.pool import GpuGroup, Pool, make_pool
 from drystone.describe.recipe import Recipe
 from drystone.describe.trainable import refuse_untrainable
 from drystone.errors import NothingFits
 from drystone.estimate.module.tracer import probe_module
-from drystone.plan.options import count_grid, enumerate_options, pair_grid
+from drystone.plan.options import JobOptions, job_options
 from drystone.plan.plan import Plan
 from drystone.plan.search import plan_executable, priced
 from drystone.plan.uneven.modules import plan_module
 from drystone.run.control.live_state import Lesson, type_factors
-from drystone.schedule.snapshot import OptionSet
 
 Counts = tuple[int, ...]  # GPUs of each type of the cluster
-# An assumption about scripts whose model nobody told us: each doubling of the GPUs gains this much.
-# It only decides what is tried first; what is measured replaces it.
-_SCRIPT_EFFICIENCY: Final = 0.9
-
 _NOTHING_LEARNED: Final = Lesson()
 
 
@@ -50,31 +45,31 @@ _NOTHING_LEARNED: Final = Lesson()
 class _Listed:
     """The options of one kind of job, in an order that does not change."""
 
-    counts: list[Counts] = field(default_factory=list)
-    row_of: dict[Counts, int] = field(default_factory=dict)
-    estimated: dict[Counts, float] = field(default_factory=dict)  # with the memory known now
-    memory_bytes: dict[Counts, float] = field(default_factory=dict)
-
-    def put(self, counts: Counts, speed: float, memory_bytes: float) -> None:
-        if counts not in self.row_of:
-            self.row_of[counts] = len(self.counts)
-            self.counts.append(counts)
-        self.estimated[counts], self.memory_bytes[counts] = speed, memory_bytes
+    memory_share: float  # that their plans were made with
+    planned: JobOptions | None  # None: there are no GPUs that the job may use
+    row_of: dict[Counts, int]  # all that were ever listed, in the order of their rows
+    planned_row: dict[Counts, int]  # of those that are options now: the row of `planned`
+    estimated: dict[Counts, float]  # samples a second, of those and of what was added by hand
 
 
 class OptionBook:
-    """Options by kind of job."""
+    """Options by kind of job, with what was learned so far: `lessons` is the live state's own."""
 
-    def __init__(self, cluster: ClusterSpec, types: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        cluster: ClusterSpec,
+        types: tuple[str, ...] = (),
+        lessons: Mapping[str, Lesson] | None = None,
+    ) -> None:
+        self._lessons = lessons if lessons is not None else {}
         self.cluster = cluster
         self.types = types or cluster.gpu_types  # also those of which there are no nodes now
         self._totals = dict.fromkeys(self.types, 0)
         for node in cluster.nodes:
             self._totals[node.gpu] += node.num_gpus
         self._shapes: dict[str, Shape | None] = {}
-        self._listed: dict[str, tuple[float, _Listed]] = {}  # memory share they were listed with
+        self._listed: dict[str, _Listed] = {}
         self._sets: dict[str, tuple[Lesson, OptionSet]] = {}
-        self._plans: dict[tuple[str, Counts, float], Plan] = {}
 
     def shape(self, job: TrainingJob) -> Shape | None:
         """The shape of its model, read once."""
@@ -118,59 +113,73 @@ class OptionBook:
             return job
         return replace(job, precision=self.recipe(job, shape).precision.value)
 
-    def options(self, job: TrainingJob, lesson: Lesson | None = None) -> OptionSet:
+    def lesson(self, job: TrainingJob) -> Lesson:
+        """What runs have taught about its work."""
+        return self._lessons.get(work_of(job), _NOTHING_LEARNED)
+
+    def options(self, job: TrainingJob) -> OptionSet:
         """Resources against speed, with what was learned."""
-        kind, lesson = kind_of(job), lesson or _NOTHING_LEARNED
+        kind, lesson = job_kind(job), self.lesson(job)
         known = self._sets.get(kind)
         if known is None or known[0] is not lesson:
-            listed = self._list(job, kind, lesson)
-            known = self._sets[kind] = (lesson, self._option_set(job, listed, lesson))
+            listed = self._list(job, lesson.memory_share)
+            known = self._sets[kind] = (lesson, self._corrected(job, listed, lesson))
         return known[1]
 
     def counts_of(self, job: TrainingJob, option: int) -> Counts:
         """GPUs of each type that an option takes."""
-        return self._listed[kind_of(job)][1].counts[option]
+        return list(self._listed[job_kind(job)].row_of)[option]
 
     def estimated_speed(self, job: TrainingJob, counts: Counts) -> float:
         """What the formulas said, uncorrected."""
-        return self._listed[kind_of(job)][1].estimated.get(counts, 0.0)
+        return self._listed[job_kind(job)].estimated.get(counts, 0.0)
 
     def for_cluster(self, cluster: ClusterSpec, types: tuple[str, ...]) -> OptionBook:
         """The book of other nodes; shapes of models that were read need not be read again."""
-        other = OptionBook(cluster, types)
+        other = OptionBook(cluster, types, self._lessons)
         other._shapes = self._shapes
         return other
 
     def row_of(self, job: TrainingJob, counts: Counts, speed: float = 0.0) -> int:
         """The option with just these GPUs, added with this speed if it was not there."""
-        listed = self._listed[kind_of(job)][1]
+        listed = self._listed[job_kind(job)]
         if counts not in listed.row_of:
-            listed.put(counts, speed, 0.0)
-            self._sets.pop(kind_of(job), None)
+            listed.row_of[counts] = len(listed.row_of)
+            listed.estimated[counts] = speed
+            self._sets.pop(job_kind(job), None)
         return listed.row_of[counts]
 
     def named(self, counts: Counts) -> tuple[tuple[str, int], ...]:
         """The same by name, without those of which there are none."""
         return tuple((gpu, n) for gpu, n in zip(self.types, counts, strict=True) if n)
 
-    def plan(self, job: TrainingJob, counts: Counts, lesson: Lesson | None = None) -> Plan | None:
-        """Who computes what on these GPUs; None for a script whose model nobody told us."""
-        shape = self.shape(job)
+    def plan(self, job: TrainingJob, counts: Counts) -> Plan | None:
+        """Who computes what on these GPUs: the plan of the option, made once.
+
+        None for a script whose model nobody told us.
+        """
+        share = self.lesson(job).memory_share
+        listed = self._list(job, share)
+        row = listed.planned_row.get(counts)
+        if row is not None and listed.planned is not None:
+            plan = listed.planned.plan(row)
+        else:
+            plan = self._plan_unlisted(job, counts, share)
+        return priced(plan, self.cluster.dollars_per_gpu_hour) if plan is not None else None
+
+    def _plan_unlisted(self, job: TrainingJob, counts: Counts, memory_share: float) -> Plan | None:
+        """For a job that has GPUs which are no option of its own any more."""
+        shape, pool = self.shape(job), self._pool(dict(self.named(counts)), memory_share)
         if shape is None:
             return None
-        share = (lesson or _NOTHING_LEARNED).memory_share
-        key = (kind_of(job), counts, share)
-        if key not in self._plans:
-            pool = self._pool(dict(self.named(counts)), share)
-            recipe = self.recipe(job, shape)
-            if isinstance(shape, ModuleSpec):
-                found = plan_module(shape, recipe, pool)
-            else:
-                found = plan_executable(shape, recipe, pool)
-            if not isinstance(found, Plan):
-                raise NothingFits(f"{job.name} does not fit on {pool} any more")
-            self._plans[key] = priced(found, self.cluster.dollars_per_gpu_hour)
-        return self._plans[key]
+        recipe = self.recipe(job, shape)
+        if isinstance(shape, ModuleSpec):
+            plan = plan_module(shape, recipe, pool)
+        else:
+            plan = plan_executable(shape, recipe, pool)
+        if not isinstance(plan, Plan):
+            raise NothingFits(f"{job.name} does not fit on {pool} any more")
+        return plan
 
     def _usable_types(self, job: TrainingJob) -> list[str]:
         return [
@@ -193,114 +202,57 @@ class OptionBook:
             groups.append(group)
         return make_pool(groups)
 
-    def _list(self, job: TrainingJob, kind: str, lesson: Lesson) -> _Listed:
+    def _list(self, job: TrainingJob, memory_share: float) -> _Listed:
+        """The table of its kind, planned anew where the memory of plans is judged otherwise."""
+        kind, shape = job_kind(job), self.shape(job)
         known = self._listed.get(kind)
-        if known is not None and known[0] == lesson.memory_share:
-            return known[1]
-        listed = known[1] if known is not None else _Listed()
-        listed.estimated.clear()
-        usable = self._usable_types(job)
-        shape = self.shape(job)
-        if usable and isinstance(shape, ModuleSpec):
-            self._list_module(job, shape, usable, listed, lesson)
-        elif usable and isinstance(shape, ModelSpec):
-            self._list_model(job, shape, usable, listed, lesson)
-        elif usable:
-            self._list_script(job, usable, listed)
-        self._listed[kind] = (lesson.memory_share, listed)
+        if known is not None and known.memory_share == memory_share:
+            return known
+        rows = known.row_of if known is not None else {}
+        listed = _Listed(memory_share, None, rows, {}, {})
+        largest = job.max_gpus if shape is None else min(job.max_gpus, job.global_batch)
+        limits = {gpu: min(self._totals[gpu], largest) for gpu in self._usable_types(job)}
+        if limits:
+            listed.planned = job_options(
+                shape,
+                self.recipe(job, shape),
+                self._pool(limits, memory_share),
+                prunes=job.min_gpus == 1,
+            )
+            table = listed.planned.table
+            columns = [self.types.index(gpu) for gpu in limits]
+            whole = np.zeros((len(table), len(self.types)), dtype=np.int64)
+            whole[:, columns] = table.counts
+            for row, counts in enumerate(map(tuple, whole.tolist())):
+                if job.min_gpus <= sum(counts) <= job.max_gpus:
+                    listed.row_of.setdefault(counts, len(listed.row_of))
+                    listed.planned_row[counts] = row
+                    listed.estimated[counts] = float(table.samples_per_second[row])
+        self._listed[kind] = listed  # not before: what could not be planned is tried again
         return listed
 
-    def _list_model(
-        self,
-        job: TrainingJob,
-        shape: ModelSpec,
-        usable: list[str],
-        listed: _Listed,
-        lesson: Lesson,
-    ) -> None:
-        most = {gpu: min(self._totals[gpu], job.max_gpus, job.global_batch) for gpu in usable}
-        pool = self._pool(most, lesson.memory_share)
-        recipe = self.recipe(job, shape)
-        found = enumerate_options(
-            shape, recipe, pool, prunes=job.min_gpus == 1, is_for_runtime=True
-        )
-        columns = [self.types.index(gpu) for gpu in found.gpus]
-        for row in range(len(found)):
-            whole = np.zeros(len(self.types), dtype=np.int64)
-            whole[columns] = found.counts[row]
-            total = int(whole.sum())
-            if job.min_gpus <= total <= job.max_gpus:
-                counts = tuple(int(one) for one in whole)
-                listed.put(counts, float(found.samples_per_second[row]), found.high_bytes[row])
-
-    def _list_module(
-        self,
-        job: TrainingJob,
-        module: ModuleSpec,
-        usable: list[str],
-        listed: _Listed,
-        lesson: Lesson,
-    ) -> None:
-        """One type alone, and two together where that is faster than each of them alone."""
-        most = {gpu: min(self._totals[gpu], job.max_gpus, job.global_batch) for gpu in usable}
-        alone = [{gpu: number} for gpu in usable for number in pair_grid(most[gpu])]
-        pairs = [
-            {one: number, other: more}
-            for one, other in combinations(usable, 2)
-            for number in pair_grid(most[one])
-            for more in pair_grid(most[other])
-        ]
-        recipe, speeds = self.recipe(job, module), dict[Counts, float]()
-        for named in alone + pairs:
-            plan = plan_module(module, recipe, self._pool(named, lesson.memory_share))
-            if not isinstance(plan, Plan):
-                continue
-            counts = tuple(named.get(gpu, 0) for gpu in self.types)
-            speed = speeds[counts] = recipe.global_batch / plan.step_seconds
-            parts = [
-                speeds.get(tuple(named[gpu] if one == gpu else 0 for one in self.types), 0.0)
-                for gpu in named
-            ]
-            is_worth_it = len(named) == 1 or job.min_gpus > 1 or speed > max(parts)
-            if is_worth_it and job.min_gpus <= sum(counts) <= job.max_gpus:
-                listed.put(counts, speed, max(need.high_bytes for need in plan.needs))
-
-    def _list_script(self, job: TrainingJob, usable: list[str], listed: _Listed) -> None:
-        rates = {gpu: _rate(self.cluster, gpu) for gpu in usable}
-        slowest = min(rates.values())
-        for gpu in usable:
-            for number in count_grid(min(self._totals[gpu], job.max_gpus)):
-                if number >= job.min_gpus:
-                    gain = _SCRIPT_EFFICIENCY ** np.log2(number) * number
-                    counts = tuple(number if one == gpu else 0 for one in self.types)
-                    listed.put(counts, float(rates[gpu] / slowest * gain), 0.0)
-
-    def _option_set(self, job: TrainingJob, listed: _Listed, lesson: Lesson) -> OptionSet:
+    def _corrected(self, job: TrainingJob, listed: _Listed, lesson: Lesson) -> OptionSet:
+        """What was measured replaces its estimate, and moves those of the same types."""
         factors = type_factors(lesson)
         other = 1.0
         if self.shape(job) is None and factors:
             other = float(np.exp(np.mean(np.log(list(factors.values())))))
-        speeds = np.zeros(len(listed.counts))
-        for row, counts in enumerate(listed.counts):
-            named = self.named(counts)
-            speed = listed.estimated.get(counts, 0.0)
-            if speed > 0:
-                mean = np.mean([factors.get(gpu, other) for gpu, _ in named])
-                speeds[row] = lesson.speeds.get(named) or speed * float(mean)
+        rows = list(listed.row_of)
+        counts = np.array(rows, dtype=np.int64).reshape(len(rows), len(self.types))
+        uses = counts > 0
+        mean = uses @ np.array([factors.get(gpu, other) for gpu in self.types]) / uses.sum(axis=1)
+        speeds = np.array([listed.estimated.get(row, 0.0) for row in rows]) * mean
+        for at in np.flatnonzero(speeds > 0).tolist() if lesson.speeds else ():
+            speeds[at] = lesson.speeds.get(self.named(rows[at])) or speeds[at]
         return OptionSet(
-            counts=np.array(listed.counts, dtype=np.int64).reshape(len(speeds), len(self.types)),
+            counts=counts,
             samples_per_second=speeds,
-            memory_bytes=np.zeros(len(speeds)),  # judged when they were listed
+            memory_bytes=np.zeros(len(rows)),  # judged when they were listed
         )
 
 
-def _rate(cluster: ClusterSpec, name: str) -> float:
-    gpu = cluster.gpu(name)
-    return gpu.bf16_flops or gpu.fp16_flops or gpu.fp32_flops
-
-
 @lru_cache(maxsize=65_536)
-def kind_of(job: TrainingJob) -> str:
+def job_kind(job: TrainingJob) -> str:
     """Jobs of one kind have the same options: the same work within the same limits."""
     limits = (sorted(job.allowed_gpus), sorted(job.denied_gpus), job.min_gpus, job.max_gpus)
     return _digest([work_of(job), *limits])

@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
-from drystone.errors import DrystoneError
+from drystone.errors import DrystoneError, NothingFits
 from drystone.run.control.journal import Journal
 from drystone.run.control.reconcile import Reconciler
 from drystone.run.control.store import LeaseLost, StoreBusy
@@ -70,6 +70,8 @@ class LiveWorld:
                 return  # somebody cancelled, paused or drained meanwhile: the next round sees it
             now = journal.now()
             speed = float(journal.options_of(record.spec).samples_per_second[option])
+            with suppress(NothingFits):  # said when its processes are to be started
+                journal.plan_of(record.spec, option)  # so that launching need not plan
             journal.commit(
                 [
                     Started(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from drystone.describe.cluster import NodeSpec
 from drystone.describe.job import JobSpec
 from drystone.describe.market import Offer
+from drystone.describe.option import OptionSet
 from drystone.errors import InvalidSpec, UnknownName
 from drystone.run.events import Event
 from drystone.run.simulate.clock import VirtualTime
@@ -23,7 +24,6 @@ from drystone.run.simulate.market import RentalDesk
 from drystone.run.simulate.node_faults import NodeFaults
 from drystone.run.snapshots import PresentSnapshot, SnapshotMaker
 from drystone.run.state import ClusterState
-from drystone.schedule.phases import Options
 from drystone.schedule.snapshot import Placement, Snapshot, StartupCost
 
 
@@ -35,7 +35,7 @@ class SimulatedWorld:
         *,
         jobs: Sequence[JobSpec],
         nodes: Sequence[NodeSpec],
-        options_of: Callable[[JobSpec], Options],
+        options_of: Callable[[JobSpec], OptionSet],
         gpu_types: Sequence[str],
         startup: StartupCost | None = None,
         round_seconds: float = 0.0,

@@ -8,7 +8,7 @@ from drystone.describe.files.cluster import load_cluster
 from drystone.describe.traces.speeds import MeasuredStep, fill_sizes, load_speeds
 from drystone.describe.traces.trace import load_trace
 from drystone.errors import RequestError
-from drystone.schedule.measured import duration_options, measured_options
+from drystone.schedule.options import duration_options, measured_options
 
 TESTS = Path(__file__).resolve().parents[3]
 

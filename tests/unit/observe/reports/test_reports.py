@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "schedule"))
 from tiny import job, node, option_set
 
 from drystone.describe.market import Offer
+from drystone.describe.option import OptionSet
 from drystone.observe.reports.page import headline, render_page, report_lines
 from drystone.observe.reports.series import (
     completion_curve,
@@ -30,7 +31,6 @@ from drystone.observe.simulation import (
     statements,
 )
 from drystone.run.simulate.faults import FaultSpec
-from drystone.schedule.snapshot import OptionSet
 
 OPTIONS = option_set(([2, 0], 2.0), ([4, 0], 4.0), ([0, 4], 1.0))
 JOBS = tuple(

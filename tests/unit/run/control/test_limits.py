@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from drystone.describe.job import JobSpec
+from drystone.describe.option import OptionSet
 from drystone.errors import NothingFits
 from drystone.schedule.limits import options_within
-from drystone.schedule.snapshot import OptionSet
 
 TYPES = ("A100", "T4")
 PRICES = {"A100": 3.6, "T4": 0.36}

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 
 from drystone.describe.cluster import NodeSpec
 from drystone.describe.job import JobSpec
+from drystone.describe.option import OptionSet
 from drystone.errors import DrystoneError
 from drystone.run.events import Finished, Started, Submitted
 from drystone.run.lifecycle import IllegalTransition
 from drystone.run.simulate.clock import VirtualTime
 from drystone.run.snapshots import PresentSnapshot, SnapshotMaker
 from drystone.run.state import ClusterState
-from drystone.schedule.snapshot import OptionSet, StartupCost
+from drystone.schedule.snapshot import StartupCost
 
 NODES = [NodeSpec(id="n0", gpu="A", num_gpus=4)]
 SPEC = JobSpec(id="j", submit_seconds=0.0, model="m", total_samples=10.0)

@@ -9,27 +9,26 @@ import pytest
 
 from drystone.describe.cluster import make_nodes
 from drystone.describe.job import JobSpec
+from drystone.describe.option import OptionSet
 from drystone.run.simulate.world import SimulatedWorld
 from drystone.schedule.budget.blocks import weigh_rest
-from drystone.schedule.phases import PhasedOptions
-from drystone.schedule.snapshot import OptionSet, Snapshot, StartupCost
+from drystone.schedule.snapshot import Snapshot, StartupCost
 
 STARTUP_SECONDS = 40.0
 
 
-def a_snapshot(seed: int, *, phase: int, running: bool) -> tuple[Snapshot, PhasedOptions]:
+def a_snapshot(seed: int, *, phase: int, running: bool) -> tuple[Snapshot, OptionSet]:
     """A job of four phases with three options, somewhere in one of the phases."""
     random = np.random.default_rng(seed)
-    sets = tuple(
-        OptionSet(
-            counts=np.array([[1], [2], [4]]),
-            samples_per_second=random.uniform(1, 6, 3),
-            memory_bytes=np.zeros(3),
-        )
-        for _ in range(4)
-    )
+    speeds = [random.uniform(1, 6, 3) for _ in range(4)]
     ends = np.cumsum(random.uniform(50, 600, 4))
-    options = PhasedOptions(ends_samples=tuple(ends.tolist()), sets=sets)
+    options = OptionSet(
+        counts=np.array([[1], [2], [4]]),
+        samples_per_second=speeds[0],
+        memory_bytes=np.zeros(3),
+        phase_ends_samples=tuple(ends[:3].tolist()),
+        later_speeds=tuple(speeds[1:]),
+    )
     # The job ends in the last phase, before that would.
     total = float(ends[2] + 0.6 * (ends[3] - ends[2]))
     world = SimulatedWorld(
@@ -49,13 +48,12 @@ def a_snapshot(seed: int, *, phase: int, running: bool) -> tuple[Snapshot, Phase
 
 
 def brute_force(
-    snapshot: Snapshot, options: PhasedOptions, price: np.ndarray, multiplier: float, first: int
+    snapshot: Snapshot, options: OptionSet, price: np.ndarray, multiplier: float, first: int
 ) -> float:
     """The least cost of all sequences that begin with an option, without its start."""
     (spec,), rate = snapshot.jobs.specs, 1 + multiplier * price
     done = spec.total_samples - float(snapshot.jobs.remaining_samples[0])
-    ends = [min(end, spec.total_samples) for end in options.ends_samples]
-    ends[-1] = spec.total_samples
+    ends = [min(options.phase_end_samples(phase), spec.total_samples) for phase in range(4)]
     work = np.clip(np.diff([done, *np.maximum(ends, done)]), 0, None)
     left = [phase for phase in range(4) if work[phase] > 1e-9]
     least = np.inf
@@ -65,7 +63,7 @@ def brute_force(
             if option != now:
                 cost += STARTUP_SECONDS * rate[option]
             now = option
-            cost += work[phase] / options.sets[phase].samples_per_second[option] * rate[option]
+            cost += work[phase] / options.speeds(phase)[option] * rate[option]
         least = min(least, cost)
     return least
 
@@ -95,9 +93,9 @@ def test_an_option_without_a_price_cannot_be_started_and_is_never_changed_to():
 
     seconds = 0.0
     begin = 0.0
-    for end, one in zip(options.ends_samples, options.sets, strict=True):
-        stop = min(end, snapshot.jobs.specs[0].total_samples)
-        seconds += (stop - begin) / float(one.samples_per_second[0])
+    for phase in range(4):
+        stop = min(options.phase_end_samples(phase), snapshot.jobs.specs[0].total_samples)
+        seconds += (stop - begin) / float(options.speeds(phase)[0])
         begin = stop
     assert rest.start[0, 0] == pytest.approx(1.3 * (seconds + STARTUP_SECONDS))
     assert np.isinf(rest.start[0, 1:]).all()

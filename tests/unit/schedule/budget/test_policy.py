@@ -9,6 +9,7 @@ import pytest
 
 from drystone.describe.job import JobSpec
 from drystone.describe.market import Offer
+from drystone.describe.option import OptionSet
 from drystone.run.simulate.world import SimulatedWorld
 from drystone.run.world import apply
 from drystone.schedule.budget.arrivals import believed_classes, first_arrivals
@@ -29,7 +30,7 @@ from drystone.schedule.budget.policy import (
 from drystone.schedule.check import check_decisions
 from drystone.schedule.decision import Refuse, Release, Rent, Resize, Start
 from drystone.schedule.packing import make_room
-from drystone.schedule.snapshot import OptionSet, StartupCost
+from drystone.schedule.snapshot import StartupCost
 
 HOUR = 3600.0
 GPUS = np.array([1, 2, 4, 8, 16], dtype=np.int64)

@@ -12,7 +12,6 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tiny import job, node, option_set, snapshot
 
-from drystone.plan.options import concave_hull
 from drystone.run.events import Started
 from drystone.run.loop import drive
 from drystone.run.simulate.world import SimulatedWorld
@@ -65,6 +64,25 @@ def test_no_allocation_is_worth_more_than_the_bound(seed: int):
     market = make(seed, num_jobs=4, num_options=3, num_types=2, capacity=5)
 
     assert solve_prices(market).bound >= best_allocation(market) - 1e-9
+
+
+def concave_hull(counts: np.ndarray, speeds: np.ndarray) -> np.ndarray:
+    """Positions on the upper concave hull of (count, speed), the origin included; counts ascend."""
+    points = [(0.0, 0.0), *zip(counts.tolist(), speeds.tolist(), strict=True)]
+    kept = [0]
+    for index in range(1, len(points)):
+        while len(kept) > 1 and _slope(points, kept[-2], kept[-1]) <= _slope(
+            points, kept[-1], index
+        ):
+            kept.pop()
+        if points[index][1] > points[kept[-1]][1]:
+            kept.append(index)
+    return np.array([index - 1 for index in kept[1:]], dtype=np.int64)
+
+
+def _slope(points: list[tuple[float, float]], left: int, right: int) -> float:
+    (x, y), (u, v) = points[left], points[right]
+    return (v - y) / (u - x) if u != x else float("inf")
 
 
 @pytest.mark.parametrize("seed", range(10))

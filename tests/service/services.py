@@ -17,7 +17,7 @@ from drystone.run.control.access import make_team, make_token
 from drystone.run.control.controller import Controller, ControllerSettings
 from drystone.run.control.world import Pace
 from drystone.service.app import make_app
-from drystone.service.auth.guard import Doors, Limits
+from drystone.service.auth.guard import Limits, Reachability
 from drystone.service.client import Client
 from drystone.service.server import make_server
 
@@ -89,7 +89,12 @@ class Service:
 
 @contextlib.contextmanager
 def serving(
-    folder: Path, *, database: str = "", limits: Limits = UNLIMITED, is_deciding=False, **doors
+    folder: Path,
+    *,
+    database: str = "",
+    limits: Limits = UNLIMITED,
+    is_deciding=False,
+    **reach,
 ):
     """Without the loop jobs are taken in and never started; with it they wait or run."""
     pace = Pace(tick_seconds=0.05, startup_seconds=0.5, round_seconds=2.0)
@@ -98,7 +103,7 @@ def serving(
             folder=folder, cluster=parse_cluster(CLUSTER), database=database, pace=pace
         )
     )
-    app = make_app(controller, Doors(limits=limits, **doors))
+    app = make_app(controller, Reachability(limits=limits, **reach))
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     listener.listen(128)

@@ -19,7 +19,7 @@ from drystone.run.control.access import Access, Role, make_token, period_start
 from drystone.run.control.notes import TokenRevoked
 from drystone.run.control.store import Store
 from drystone.service.app import make_app
-from drystone.service.auth.guard import Doors
+from drystone.service.auth.guard import Reachability
 from drystone.service.auth.offline import OfflineTokens
 from drystone.service.client import Client, load_login, login_path
 
@@ -134,7 +134,7 @@ def test_https_works_too(home, monkeypatch):
     with serving(home / "s") as service:
         text = service.token("viewer")
         config = uvicorn.Config(
-            make_app(service.controller, Doors()), port=0, log_level="error", lifespan="off",
+            make_app(service.controller, Reachability()), port=0, log_level="error", lifespan="off",
             ssl_keyfile=home / "key.pem", ssl_certfile=home / "cert.pem",
         )  # fmt: skip
         server = uvicorn.Server(config)

@@ -69,8 +69,13 @@ def serve(
     provider: Annotated[str, typer.Option(help="Whom to rent from: simulated or sky.")] = (
         "simulated"
     ),
-    weather: Annotated[
-        str, typer.Option(help="Simulated cloud: seed=1,stockout_share=0.1,price_swing=0.2.")
+    simulated_cloud: Annotated[
+        str,
+        typer.Option(
+            "--simulated-cloud",
+            "--weather",  # its name up to release 0.1
+            help="Its conditions: seed=1,stockout_share=0.1,price_swing=0.2.",
+        ),
     ] = "",
     ends_all: Annotated[
         bool, typer.Option("--end-all", help="When ended, end what trains too.")
@@ -90,7 +95,7 @@ def serve(
     from drystone.cli.serve_renting import RentRequest, describe_renting, open_renting, own_nodes
     from drystone.run.control.controller import ControllerSettings
     from drystone.schedule.decision import find_policy
-    from drystone.service.auth.guard import Doors
+    from drystone.service.auth.guard import Reachability
     from drystone.service.client import default_folder
     from drystone.service.server import SOCKET_NAME, Network
     from drystone.service.server import serve as run_service
@@ -107,7 +112,7 @@ def serve(
     if engine != "local":
         console.print(f"Looking at the nodes of {engine} ...", style="dim")
     rents = RentRequest(
-        market=market, provider=provider, weather=weather, address=address,
+        market=market, provider=provider, simulated_cloud=simulated_cloud, address=address,
         budget_dollars_per_hour=budget, hard_cap_dollars_per_hour=hard_cap,
     )  # fmt: skip
     alone = own_nodes(rents, cluster) if engine == "local" else None
@@ -128,7 +133,7 @@ def serve(
             policy=policy,
             renting=renting,
         ),
-        network=Network(host=host, port=port, doors=Doors(names=names)),
+        network=Network(host=host, port=port, reachability=Reachability(names=names)),
         ends_agents=ends_all,
         announce=lambda told: _announce(console, (*lines, told), trains_here=engine == "local"),
     )

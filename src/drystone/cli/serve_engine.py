@@ -61,7 +61,7 @@ def open_engine(request: EngineRequest, folder: Path) -> tuple[ClusterSpec, Engi
         )
         slurm = SlurmEngine(folder, settings, file)
         return slurm.discover(), slurm
-    from drystone.run.engines.local.devices import find_cluster
+    from drystone.run.engines.local import find_cluster
 
     return find_cluster(request.cluster), None
 

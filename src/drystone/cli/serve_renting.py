@@ -12,8 +12,8 @@ from drystone.errors import InvalidSpec, UnknownName
 
 if TYPE_CHECKING:
     from drystone.run.engines.contract import Engine
-    from drystone.run.renting.provider import Door, Renting
-    from drystone.run.renting.simulated_cloud import CloudWeather
+    from drystone.run.renting.provider import NodeJoiner, Renting
+    from drystone.run.renting.simulated_cloud import CloudConditions
 
 PROVIDERS = ("simulated", "sky")
 
@@ -24,7 +24,7 @@ class RentRequest:
 
     market: Path | None = None
     provider: str = "simulated"
-    weather: str = ""  # of the simulated cloud: seed=1,stockout_share=0.1
+    simulated_cloud: str = ""  # its conditions: seed=1,stockout_share=0.1
     budget_dollars_per_hour: float = 0.0  # 0: no limit
     hard_cap_dollars_per_hour: float = 0.0
     address: str = ""  # of a Ray cluster that rented nodes join
@@ -32,7 +32,7 @@ class RentRequest:
 
 def own_nodes(request: RentRequest, cluster: Path | None) -> ClusterSpec | None:
     """Where a market is given and no cluster, there may be no own nodes at all; None: look."""
-    from drystone.run.engines.local.devices import local_gpus
+    from drystone.run.engines.local import local_gpus
 
     if request.market is None or cluster is not None or local_gpus():
         return None
@@ -55,7 +55,9 @@ def open_renting(request: RentRequest, engine: Engine | None, folder: Path) -> R
     offers = live_offers(load_market(request.market), is_simulated=is_simulated)
     provider: Provider
     if is_simulated:
-        provider = SimulatedCloud(folder / "cloud.json", offers, parse_weather(request.weather))
+        provider = SimulatedCloud(
+            folder / "cloud.json", offers, parse_conditions(request.simulated_cloud)
+        )
     else:
         from drystone.run.renting.skypilot import SkyPilot
 
@@ -68,7 +70,7 @@ def open_renting(request: RentRequest, engine: Engine | None, folder: Path) -> R
     return Renting(
         provider=provider,
         offers=offers,
-        door=_door(request, engine, folder),
+        joiner=_joiner(request, engine, folder),
         budget_dollars_per_hour=request.budget_dollars_per_hour or math.inf,
         hard_cap_dollars_per_hour=request.hard_cap_dollars_per_hour or math.inf,
         look_seconds=2.0 if is_simulated else 15.0,
@@ -92,36 +94,36 @@ def describe_renting(renting: Renting, provider: str) -> str:
     return f"rented from {cloud}: {offers}" + (f" ({', '.join(limits)})" if limits else "")
 
 
-def _door(request: RentRequest, engine: Engine | None, folder: Path) -> Door | None:
-    from drystone.run.renting.joining import OpenDoor, RayDoor
+def _joiner(request: RentRequest, engine: Engine | None, folder: Path) -> NodeJoiner | None:
+    from drystone.run.renting.joining import RayJoiner, SelfJoiner
 
     if engine is None:
         return None
     if request.provider != "simulated":
-        return OpenDoor()
+        return SelfJoiner()
     if not request.address:
         raise InvalidSpec(
             "nodes of the simulated cloud must know which Ray cluster to join",
             hint="Give --engine ray --address HOST:PORT",
         )
-    return RayDoor(request.address, folder / "rented")
+    return RayJoiner(request.address, folder / "rented")
 
 
-def parse_weather(text: str) -> CloudWeather:
+def parse_conditions(text: str) -> CloudConditions:
     """`seed=1,stockout_share=0.1`: how unkind the simulated cloud is."""
-    from drystone.run.renting.simulated_cloud import CloudWeather
+    from drystone.run.renting.simulated_cloud import CloudConditions
 
-    known = {one.name for one in fields(CloudWeather)}
+    known = {field.name for field in fields(CloudConditions)}
     values: dict[str, float] = {}
     for word in text.split(",") if text else ():
         name, _, value = (part.strip() for part in word.partition("="))
         if name not in known:
-            raise UnknownName("kind of weather", name, sorted(known))
+            raise UnknownName("condition of the simulated cloud", name, sorted(known))
         try:
             values[name] = float(value)
         except ValueError:
-            raise InvalidSpec(f"{word!r} is no number", where="--weather") from None
+            raise InvalidSpec(f"{word!r} is not a number", where="--simulated-cloud") from None
         if not (math.isfinite(values[name]) and values[name] >= 0):
-            raise InvalidSpec(f"{word!r} must be 0 or more", where="--weather")
+            raise InvalidSpec(f"{word!r} must be 0 or more", where="--simulated-cloud")
     seed = int(values.pop("seed", 0))
-    return CloudWeather(seed=seed, **values)
+    return CloudConditions(seed=seed, **values)

@@ -13,7 +13,7 @@ from drystone import __version__
 from drystone.run.control.controller import Controller
 from drystone.service.answers import add_answers
 from drystone.service.auth.callers import VIEWER, Sessions
-from drystone.service.auth.guard import Doors, Guard
+from drystone.service.auth.guard import Guard, Reachability
 from drystone.service.auth.routes import people_routes
 from drystone.service.cluster import cluster_routes
 from drystone.service.feed import Feed
@@ -77,9 +77,9 @@ _REFUSALS: Final = {
 }
 
 
-def make_app(controller: Controller, doors: Doors | None = None) -> FastAPI:
+def make_app(controller: Controller, reachability: Reachability | None = None) -> FastAPI:
     """The application over a controller that runs in another thread."""
-    doors = doors or Doors()
+    reachability = reachability or Reachability()
     app = FastAPI(
         title="Drystone",
         version=__version__,
@@ -90,12 +90,12 @@ def make_app(controller: Controller, doors: Doors | None = None) -> FastAPI:
     )
     metrics, feed = Metrics(), Feed(controller)
     sessions = Sessions(controller.settings.folder)
-    uploads = Uploads(controller.settings.folder / "uploads", doors.limits)
+    uploads = Uploads(controller.settings.folder / "uploads", reachability.limits)
     app.state.feed = feed
     add_answers(app)
     app.include_router(job_routes(controller, uploads))
     app.include_router(
-        cluster_routes(controller, feed, metrics, most_streams=doors.limits.most_streams)
+        cluster_routes(controller, feed, metrics, most_streams=reachability.limits.most_streams)
     )
     app.include_router(people_routes(controller, sessions, uploads))
     app.include_router(money_routes(controller))
@@ -106,7 +106,7 @@ def make_app(controller: Controller, doors: Doors | None = None) -> FastAPI:
         Guard,
         access=lambda: controller.journal.live.access,
         sessions=sessions,
-        doors=doors,
+        reachability=reachability,
         metrics=metrics,
     )
     return app

@@ -22,7 +22,7 @@ from drystone.errors import DrystoneError, InvalidSpec
 from drystone.run.control.controller import Controller, ControllerSettings
 from drystone.run.engines.agent.network import short_path
 from drystone.service.app import make_app
-from drystone.service.auth.guard import Doors
+from drystone.service.auth.guard import Reachability
 from drystone.service.feed import Feed
 
 SOCKET_NAME = "drystone.sock"
@@ -38,7 +38,7 @@ class Network:
 
     host: str = LOOPBACK
     port: int = 0  # 0: nowhere
-    doors: Doors = field(default_factory=Doors)
+    reachability: Reachability = field(default_factory=Reachability)
 
 
 def serve(
@@ -115,8 +115,8 @@ class Server(uvicorn.Server):
 
 
 def _make_server(controller: Controller, network: Network) -> Server:
-    doors = dataclasses.replace(network.doors, is_loopback=_is_loopback(network.host))
-    return make_server(make_app(controller, doors))
+    reachability = dataclasses.replace(network.reachability, is_loopback=_is_loopback(network.host))
+    return make_server(make_app(controller, reachability))
 
 
 def make_server(app: FastAPI) -> Server:

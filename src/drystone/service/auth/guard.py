@@ -93,7 +93,7 @@ _HEADERS: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Doors:
+class Reachability:
     """How the service can be reached, and under which names."""
 
     limits: Limits = field(default_factory=Limits)
@@ -121,12 +121,12 @@ class Guard:
         *,
         access: Callable[[], Access],
         sessions: Sessions,
-        doors: Doors,
+        reachability: Reachability,
         metrics: Metrics,
     ) -> None:
         self._app, self._access, self._sessions = app, access, sessions
-        self._doors, self._metrics = doors, metrics
-        limits = doors.limits
+        self._reachability, self._metrics = reachability, metrics
+        limits = reachability.limits
         self._known = Buckets(limits.requests_per_second, limits.burst)
         self._unknown = Buckets(limits.unknown_per_second, limits.unknown_burst)
 
@@ -163,7 +163,7 @@ class Guard:
             return OWNER  # the socket; its file lets nobody else in
         access = self._access()
         host = headers.get("host", "")
-        if not self._doors.allows(host, has_tokens=access.has_tokens):
+        if not self._reachability.allows(host, has_tokens=access.has_tokens):
             raise Misdirected(
                 f"this service is not called {safe(host)[:80]!r}",
                 hint="Use its address, or start it with --allow-host NAME",
@@ -184,7 +184,7 @@ class Guard:
     def _identify(self, access: Access, headers: Headers, method: str) -> Caller:
         if not access.has_tokens:
             # A service that others can reach must not become everybody's with its last token.
-            return OWNER if self._doors.is_loopback else NOBODY
+            return OWNER if self._reachability.is_loopback else NOBODY
         kind, _, text = headers.get("authorization", "").partition(" ")
         if kind:
             token = access.find(text.strip()) if kind.lower() == "bearer" else None
@@ -201,7 +201,7 @@ class Guard:
 
     def _most_bytes(self, scope: Scope, headers: Headers) -> int:
         """How large the body may be; one that says it is larger is refused unread."""
-        limits = self._doors.limits
+        limits = self._reachability.limits
         is_file = scope["path"] == _FILES_PATH
         most = limits.most_file_bytes if is_file else limits.most_body_bytes
         told = headers.get("content-length", "")

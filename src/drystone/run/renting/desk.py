@@ -241,14 +241,14 @@ class RentalDesk:
     def _settlements(self, journal: Journal, status: ProviderStatus) -> list[Event]:
         """Bills of rentals that are over, as the provider says."""
         rentals, now, events = journal.live.state.rentals, journal.now(), list[Event]()
-        open_rentals = {one.rental for one in rentals.rented.values()} | rentals.asked.keys()
+        open_rentals = {rented.rental for rented in rentals.rented.values()} | rentals.asked.keys()
         offers = rentals.offers
-        for token, one in status.rentals.items():
+        for token, found in status.rentals.items():
             rental = rental_of(token, self._fleet)
             if rental is None or rental in open_rentals or rental >= rentals.num_asked:
                 continue
-            billed = one.billed_micro_dollars
-            if one.stage in _OVER and billed is not None and rental not in rentals.settled:
+            billed = found.billed_micro_dollars
+            if found.stage in _OVER and billed is not None and rental not in rentals.settled:
                 events.append(
                     BillSettled(
                         time_seconds=now, rental=rental, offer=offers[rental], micro_dollars=billed
@@ -260,8 +260,8 @@ class RentalDesk:
         """Where prices rose above the hard cap, nodes are given back: idle ones, then new ones."""
         state, cap = journal.live.state, self.settings.hard_cap_dollars_per_hour
         rented = state.rentals.rented
-        held = {row: one for row, one in rented.items() if row not in state.closing}
-        rate = sum(one.price_dollars_per_hour for one in held.values())
+        held = {row: node for row, node in rented.items() if row not in state.closing}
+        rate = sum(node.price_dollars_per_hour for node in held.values())
         order = sorted(
             held, key=lambda row: (state.free[row] < state.nodes[row].num_gpus, -held[row].rental)
         )
@@ -273,7 +273,7 @@ class RentalDesk:
             stops: list[Event] = [
                 Stopped(time_seconds=now, job_id=job_id, reason=reason)
                 for job_id, record in state.active.items()
-                if any(one == row for one, _ in record.placement)
+                if any(used == row for used, _ in record.placement)
             ]
             journal.commit([*stops, ReleaseAsked(time_seconds=now, node=row, reason=reason)])
 
@@ -302,9 +302,9 @@ class RentalDesk:
     ) -> set[str]:
         """Nodes to be given back where nobody works any more, and whatever nobody rented."""
         state, found = journal.live.state, set[str]()
-        rented = {one.rental: row for row, one in state.rentals.rented.items()}
-        for token, one in status.rentals.items():
-            if one.stage in _OVER:
+        rented = {node.rental: row for row, node in state.rentals.rented.items()}
+        for token, known in status.rentals.items():
+            if known.stage in _OVER:
                 continue
             rental = rental_of(token, self._fleet)
             row = rented.get(rental) if rental is not None else None

@@ -134,7 +134,7 @@ def _match(
     wanted: Mapping[str, int], there: Mapping[str, int], types: Mapping[str, str]
 ) -> dict[str, str] | None:
     left, actual = dict(there), {}
-    for node in [one for one in wanted if one in left]:
+    for node in [name for name in wanted if name in left]:
         actual[node] = node
         del left[node]
     for node, count in wanted.items():

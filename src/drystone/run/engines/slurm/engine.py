@@ -154,7 +154,7 @@ class SlurmEngine:
         self._note_end(allocation)
         if allocation.is_ready or allocation.is_over or not allocation.number:
             return
-        kinds = {name: next(iter(one.gpus), "") for name, one in self._watch.view.nodes.items()}
+        kinds = {name: next(iter(node.gpus), "") for name, node in self._watch.view.nodes.items()}
         agents = find_agents(allocation, kinds)
         if agents is None:
             return
@@ -187,13 +187,14 @@ class SlurmEngine:
 
     def _note_recalls(self, found: Iterable[Seen], now: float) -> None:
         """GPUs that Slurm wants back are not ours from the moment that the controller hears it."""
-        keys = {(one.job_id, one.epoch) for one in found if one.note == RECALLED}
+        keys = {(launch.job_id, launch.epoch) for launch in found if launch.note == RECALLED}
         for key in keys & self._allocations.keys():
-            one = self._allocations[key]
-            if not one.is_recalled:
-                gpus = {one.actual.get(node, node): count for node, count in one.gpus.items()}
-                self._inventory.recalled[one.number] = (gpus, now)
-                one.is_recalled = True
+            allocation = self._allocations[key]
+            if not allocation.is_recalled:
+                actual = allocation.actual
+                gpus = {actual.get(node, node): count for node, count in allocation.gpus.items()}
+                self._inventory.recalled[allocation.number] = (gpus, now)
+                allocation.is_recalled = True
 
     def _drop(self, allocation: Allocation, node: str) -> None:
         name = allocation.name_of(node)
@@ -209,8 +210,8 @@ class SlurmEngine:
             if allocation.name_of(node) in self._agents or node in allocation.forgotten:
                 continue
             note = allocation.lost.get(node, "Slurm has ended the job")
-            one = seen_from_files(allocation, node, offsets.get(allocation.key, 0), note)
-            found += [one] if one is not None else []
+            seen = seen_from_files(allocation, node, offsets.get(allocation.key, 0), note)
+            found += [seen] if seen is not None else []
         return found
 
     def _named(self, seen: Seen) -> Seen:
@@ -219,7 +220,8 @@ class SlurmEngine:
     def _look_when_due(self, now: float) -> None:
         """Look more often while a job is to start or to end."""
         is_afoot = self._parting or any(
-            not (one.is_ready or one.is_over) for one in self._allocations.values()
+            not (allocation.is_ready or allocation.is_over)
+            for allocation in self._allocations.values()
         )
         if is_afoot or self._inventory.suspects or self._inventory.recalled:
             self._watch.look_soon(now - self._settings.busy_seconds)
@@ -346,7 +348,7 @@ class SlurmEngine:
             self._root,
             key,
             gpus,
-            addresses={name: one.address for name, one in view.nodes.items()},
+            addresses={name: node.address for name, node in view.nodes.items()},
             settings={
                 "grace_seconds": settings.grace_seconds,
                 "slurmd_seconds": settings.slurmd_seconds,

@@ -67,7 +67,7 @@ def by_type(
     for name, count in taken.items():
         left[_kind(nodes[name])] = left.get(_kind(nodes[name]), 0) + count
     moved = {}
-    for name in sorted(names, key=lambda one: (held.get(one, 0), one)):
+    for name in sorted(names, key=lambda name: (held.get(name, 0), name)):
         room = nodes[name].num_gpus - held.get(name, 0)
         count = min(room, left.get(_kind(nodes[name]), 0))
         if count > 0:
@@ -113,15 +113,17 @@ def usable_nodes(nodes: Iterable[SlurmNode], partitions: Sequence[str] = ()) -> 
 
 def make_cluster(nodes: Sequence[SlurmNode], file: ClusterSpec | None = None) -> ClusterSpec:
     """The nodes as Drystone describes them, by name."""
-    named = {one.id: one.gpu for one in file.nodes} if file is not None else {}
+    named = {node.id: node.gpu for node in file.nodes} if file is not None else {}
     specs = []
-    for node in sorted(nodes, key=lambda one: one.name):
+    for node in sorted(nodes, key=lambda node: node.name):
         gpu = named.get(node.name) or _gpu_of(node)
         if gpu is None:
             _log.warning(
                 "node %s is left out: no catalogue type is called %s, nor any of its features; "
-                "name it in a cluster file", node.name, " or ".join(node.gpus) or "''",
-            )  # fmt: skip
+                "name it in a cluster file",
+                node.name,
+                " or ".join(node.gpus) or "''",
+            )
             continue
         specs.append(NodeSpec(id=node.name, gpu=gpu, num_gpus=node.num_gpus))
     if not specs:
@@ -187,7 +189,7 @@ class Inventory:
     @property
     def names(self) -> list[str]:
         """Of the nodes that were described."""
-        return [one.id for one in self._cluster.nodes] if self._cluster is not None else []
+        return [node.id for node in self._cluster.nodes] if self._cluster is not None else []
 
     def describe(self, nodes: Iterable[SlurmNode]) -> ClusterSpec:
         """The nodes with GPUs in our partitions, whatever their state."""
@@ -229,7 +231,7 @@ class Inventory:
         for node, count in self._recalled_now(view).items():
             taken[node] = max(taken.get(node, 0), count)
         if not self._pins_nodes:
-            there = [one for one in self.names if one in view.nodes]
+            there = [name for name in self.names if name in view.nodes]
             taken = by_type(taken, held, view.nodes, there)
         return taken | drained_rest(view, held, self.names)
 

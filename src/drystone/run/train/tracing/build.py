@@ -29,11 +29,8 @@ from drystone.run.train.models.layered import turn_caches_off
 class TraceFailure(Exception):
     """The module cannot be traced; it is the user's file that has to change."""
 
-    def __init__(
-        self, message: str, *, where: str = "", hint: str = "", is_certain: bool = False
-    ) -> None:
+    def __init__(self, message: str, *, where: str = "", hint: str = "") -> None:
         self.message = message
-        self.is_certain = is_certain  # no second attempt could go better
         self.where = where
         self.hint = hint
         super().__init__(message)
@@ -68,7 +65,7 @@ def load_source(path: str) -> ModuleType:
     """The user's file, imported; its folder is importable too."""
     file = Path(path)
     if not file.is_file():
-        raise TraceFailure("no such file", where=path, is_certain=True)
+        raise TraceFailure("no such file", where=path)
     sys.path.insert(0, str(file.resolve().parent))
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if spec is None or spec.loader is None:
@@ -78,12 +75,11 @@ def load_source(path: str) -> ModuleType:
     try:
         spec.loader.exec_module(source)
     except (Exception, SystemExit) as error:
-        is_syntax = isinstance(error, SyntaxError)
         where = (
             f"{path}:{error.lineno}" if isinstance(error, SyntaxError) else user_line(error, path)
         )
-        raise TraceFailure(last_line(error), where=where, hint="The file must import cleanly",
-                           is_certain=is_syntax) from error  # fmt: skip
+        hint = "The file must import cleanly"
+        raise TraceFailure(last_line(error), where=where, hint=hint) from error
     return source
 
 
@@ -94,7 +90,7 @@ def build_module(source: ModuleType, function: str, path: str) -> nn.Module:
         here = [value for value in vars(source).values() if callable(value)]
         own = [one.__name__ for one in here if getattr(one, "__module__", "") == source.__name__]
         hint = "It has: " + (", ".join(own[:8]) or "no function at all")
-        raise TraceFailure(f"no function {function!r}", where=path, is_certain=True, hint=hint)
+        raise TraceFailure(f"no function {function!r}", where=path, hint=hint)
     try:
         module = _built(builder)
     except (Exception, SystemExit) as error:
@@ -104,8 +100,9 @@ def build_module(source: ModuleType, function: str, path: str) -> nn.Module:
             hint="It must return a torch.nn.Module and take no argument",
         ) from error
     if not isinstance(module, nn.Module):
-        raise TraceFailure(f"{function}() returned {type(module).__name__}, not a torch.nn.Module",
-                           where=path, is_certain=True)  # fmt: skip
+        raise TraceFailure(
+            f"{function}() returned {type(module).__name__}, not a torch.nn.Module", where=path
+        )
     turn_caches_off(module)  # as in training: blocks are computed again
     return module.train()
 

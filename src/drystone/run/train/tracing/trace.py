@@ -68,9 +68,9 @@ def _answer(request: TraceRequest) -> dict[str, object]:
 def user_sources(path: str) -> list[str]:
     """The user's file and what was imported from beside it."""
     folder = Path(path).resolve().parent
-    loaded = {getattr(one, "__file__", None) for one in list(sys.modules.values())}
+    loaded = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
     files = {Path(one).resolve() for one in loaded if one}
-    near = {one for one in files if folder in one.parents and "site-packages" not in one.parts}
+    near = {file for file in files if folder in file.parents and "site-packages" not in file.parts}
     return sorted(str(one) for one in near | {Path(path).resolve()})
 
 

@@ -45,8 +45,8 @@ from drystone.run.control.world import Pace
 from drystone.run.events import Event
 from drystone.run.lifecycle import TERMINAL
 from drystone.run.renting.ledger import Ledger
-from drystone.run.renting.provider import Door, Renting, Stage, live_offers
-from drystone.run.renting.simulated_cloud import CloudWeather, SimulatedCloud
+from drystone.run.renting.provider import NodeJoiner, Renting, Stage, live_offers
+from drystone.run.renting.simulated_cloud import CloudConditions, SimulatedCloud
 from drystone.run.state import ClusterState
 from drystone.units import HOUR_SECONDS
 from figures import print_figures
@@ -227,8 +227,8 @@ def run(given: argparse.Namespace, folder: Path, stack: ExitStack) -> Outcome:
         other_price=given.node_gpus * OTHER_GPU_DOLLARS_PER_HOUR,
     )
     offers = live_offers(parse_market(market), is_simulated=True)
-    weather = CloudWeather(seed=given.seed, stockout_share=0.05, delay_spread=0.5)
-    cloud = SimulatedCloud(folder / "cloud.json", offers, weather, clock)
+    conditions = CloudConditions(seed=given.seed, stockout_share=0.05, delay_spread=0.5)
+    cloud = SimulatedCloud(folder / "cloud.json", offers, conditions, clock)
     controller = make_controller(given, folder, cloud, clock, stack)
     thread = threading.Thread(target=controller.run, daemon=True)
     thread.start()
@@ -261,20 +261,20 @@ def make_controller(
     stack: ExitStack,
 ) -> Controller:
     """The controller, on this machine or on a Ray cluster of its own."""
-    engine, door, cluster = None, None, ClusterSpec(nodes=())
+    engine, joiner, cluster = None, None, ClusterSpec(nodes=())
     if given.engine == "ray":
         from drystone.run.engines.ray.engine import RayEngine
         from drystone.run.engines.ray.watch import RayConnection
-        from drystone.run.renting.joining import RayDoor
+        from drystone.run.renting.joining import RayJoiner
 
         address = start_ray(stack)
         engine = RayEngine(folder / "agents", RayConnection(address))
-        door, cluster = RayDoor(address, folder / "rented"), engine.discover()
-        stack.callback(end_raylets, door, folder / "rented")
+        joiner, cluster = RayJoiner(address, folder / "rented"), engine.discover()
+        stack.callback(end_raylets, joiner, folder / "rented")
     renting = Renting(
         provider=cloud,
         offers=tuple(cloud._offers.values()),
-        door=door,
+        joiner=joiner,
         budget_dollars_per_hour=given.budget,
         hard_cap_dollars_per_hour=given.hard_cap,
         look_seconds=0.3,
@@ -313,10 +313,10 @@ def start_ray(stack: ExitStack) -> str:
     return str(cluster.address)
 
 
-def end_raylets(door: Door, folder: Path) -> None:
+def end_raylets(joiner: NodeJoiner, folder: Path) -> None:
     """Those that are left where a run was cut off."""
     for file in folder.glob("*.json"):
-        door.take(file.stem, "the benchmark ends")
+        joiner.detach(file.stem, "the benchmark ends")
 
 
 def submit_jobs(

@@ -33,8 +33,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from drystone.describe.model import Attention, Block, Mlp, ModelSpec
 from drystone.run.train.collectives import Wire
-from drystone.run.train.data.batch import RankWork, micro_batches
-from drystone.run.train.data.tokens import SyntheticTokens
+from drystone.run.train.data import RankWork, SyntheticTokens, micro_batches
 from drystone.run.train.emulate import Ledger
 from drystone.run.train.models.transformer import build_model
 from drystone.run.train.uneven.engine import Engine

@@ -20,7 +20,7 @@ from drystone.describe.model import ModelSpec
 from drystone.describe.model_source import find_model
 from drystone.describe.recipe import Offload, Recipe, Recompute, RecomputeKind
 from drystone.estimate.memory.layer_major import layer_major_memory
-from drystone.run.train.data.batch import RankWork
+from drystone.run.train.data import RankWork
 from drystone.run.train.loop import choose_optimizer
 from drystone.units import GiB
 from figures import print_figures

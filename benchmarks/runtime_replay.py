@@ -30,7 +30,7 @@ import torch.multiprocessing as mp
 
 from drystone.describe.model import ModelSpec
 from drystone.run.train.collectives import Log, Started, Waited, Worked
-from drystone.run.train.data.batch import RankWork
+from drystone.run.train.data import RankWork
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "oracles"))
 

@@ -53,6 +53,6 @@ def _version(package: str) -> str:
 
 
 def _gpus() -> str:
-    from drystone.run.engines.local.devices import local_gpus
+    from drystone.run.engines.local import local_gpus
 
     return ", ".join(local_gpus())

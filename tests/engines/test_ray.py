@@ -17,7 +17,7 @@ from drystone.run.control.controller import Controller
 from drystone.run.control.notes import Launched
 from drystone.run.events import Interrupted, NodeRemoved
 from drystone.run.lifecycle import JobState
-from drystone.run.renting.joining import RayDoor
+from drystone.run.renting.joining import RayJoiner
 from drystone.run.renting.provider import live_offers
 
 pytestmark = [
@@ -151,16 +151,14 @@ def test_gpus_that_another_user_of_ray_has_are_waited_for(system):
 MARKET = "offers: [{name: t4, gpu: T4, num_gpus: 1, price_dollars_per_hour: 0.5}]"
 
 
-def test_a_rented_node_comes_in_by_the_door_works_and_is_taken_out_by_the_next_controller(
-    system, tmp_path
-):
+def test_a_rented_node_is_attached_works_and_is_taken_out_by_the_next_controller(system, tmp_path):
     [offer] = live_offers(parse_market(MARKET), is_simulated=True)
     address, name = system.engine.cluster.address, "rented-t4-0000"
-    door = RayDoor(address, tmp_path / "rented")
+    joiner = RayJoiner(address, tmp_path / "rented")
     try:
-        door.bring(name, offer)
+        joiner.attach(name, offer)
         pid = json.loads((tmp_path / "rented" / f"{name}.json").read_text())["pid"]
-        door.bring(name, offer)  # it is on its way already
+        joiner.attach(name, offer)  # it is on its way already
         assert [one.name for one in tmp_path.glob("rented/*.json")] == [f"{name}.json"]
         assert json.loads((tmp_path / "rented" / f"{name}.json").read_text())["pid"] == pid
         system.until(lambda: name in [one.id for one in system.nodes], "the rented node")
@@ -168,8 +166,8 @@ def test_a_rented_node_comes_in_by_the_door_works_and_is_taken_out_by_the_next_c
         system.place(job, {name: 1})
         assert system.wait_over(job) == ["done"]
     finally:
-        RayDoor(address, tmp_path / "rented").take(name, "it is given back")
-        door.take(name, "what is gone already is none")
+        RayJoiner(address, tmp_path / "rented").detach(name, "it is given back")
+        joiner.detach(name, "what is gone already is none")
 
     system.until(lambda: pid not in sessions(), "no process of the node")
     assert not (tmp_path / "rented" / f"{name}.json").exists()

@@ -13,8 +13,14 @@ import pytest
 
 from drystone.describe.files.cluster import parse_cluster
 from drystone.errors import DrystoneError, InvalidSpec
-from drystone.run.engines.slurm import hostlist
-from drystone.run.engines.slurm.dialect import NotSlurm, count_gpus, number, parse_jobs, parse_nodes
+from drystone.run.engines.slurm.dialect import (
+    NotSlurm,
+    count_gpus,
+    expand_hosts,
+    number,
+    parse_jobs,
+    parse_nodes,
+)
 from drystone.run.engines.slurm.inventory import make_cluster, usable_nodes
 from drystone.run.engines.slurm.script import ScriptSettings, make_groups, write_script
 
@@ -144,13 +150,13 @@ def test_what_is_not_slurms_json_is_refused(text):
     ],
 )
 def test_lists_of_nodes(text, names):
-    assert list(hostlist.expand(text)) == names
+    assert list(expand_hosts(text)) == names
 
 
 @pytest.mark.parametrize("text", ["a[1-2", "a[x-2]", "a[0-99999999]"])
 def test_lists_of_nodes_that_are_none(text):
     with pytest.raises(DrystoneError):
-        hostlist.expand(text)
+        expand_hosts(text)
 
 
 def test_the_cluster_is_what_slurm_shows():

@@ -10,7 +10,7 @@ from drystone.run.engines.slurm.inventory import (
     lost_nodes,
     taken_by_others,
 )
-from drystone.run.engines.slurm.watch import Look
+from drystone.run.engines.slurm.watch import SlurmView
 
 SAMPLES = Path(__file__).parent / "samples"
 
@@ -28,10 +28,10 @@ def job(number: int, name: str, state: str, **gpus: int) -> SlurmJob:
     )
 
 
-def look(*things: SlurmNode | SlurmJob, asked: float = 1.0) -> Look:
+def look(*things: SlurmNode | SlurmJob, asked: float = 1.0) -> SlurmView:
     nodes = {one.name: one for one in things if isinstance(one, SlurmNode)}
     jobs = {one.id: (one,) for one in things if isinstance(one, SlurmJob)}
-    return Look(asked=asked, nodes=nodes, jobs=jobs)
+    return SlurmView(asked=asked, nodes=nodes, jobs=jobs)
 
 
 def test_what_is_in_use_and_not_ours_is_taken():

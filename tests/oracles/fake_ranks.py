@@ -31,7 +31,7 @@ from drystone.run.train.collectives import (
     choose_gather,
     choose_reduce,
 )
-from drystone.run.train.data.batch import RankWork, micro_batches
+from drystone.run.train.data import RankWork, micro_batches
 from drystone.run.train.emulate import Ledger, active_ledger
 from drystone.run.train.models.layered import LayeredModel
 from drystone.run.train.models.lora import add_adapters

@@ -9,7 +9,7 @@ from page_services import LIVE, VIEWS, Service
 
 from drystone.describe.files.market import parse_market
 from drystone.run.renting.provider import Renting, live_offers
-from drystone.run.renting.simulated_cloud import CloudWeather, SimulatedCloud
+from drystone.run.renting.simulated_cloud import CloudConditions, SimulatedCloud
 
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
 SHIFTS = """() => new Promise((done) => {
@@ -154,7 +154,7 @@ def test_a_failed_job_says_why(busy, look):
 
 def test_renting_is_shown_against_its_budget(tmp_path, look):
     offers = live_offers(parse_market(MARKET), is_simulated=True)
-    cloud = SimulatedCloud(tmp_path / "cloud.json", offers, CloudWeather())
+    cloud = SimulatedCloud(tmp_path / "cloud.json", offers, CloudConditions())
     renting = Renting(provider=cloud, offers=offers, budget_dollars_per_hour=400.0)
     with Service(tmp_path / "s", worlds.EMULATED, renting=renting).running() as service:
         page = look(service, "spend")

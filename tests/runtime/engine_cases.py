@@ -8,8 +8,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from drystone.describe.model import Attention, Block, Mlp, ModelSpec, Norm
-from drystone.run.train.data.batch import RankWork, micro_batches
-from drystone.run.train.data.tokens import SyntheticTokens
+from drystone.run.train.data import RankWork, SyntheticTokens, micro_batches
 from drystone.run.train.models.layered import NamedBlocks
 from drystone.run.train.models.transformer import build_model
 from drystone.run.train.uneven.engine import Engine

@@ -4,7 +4,7 @@ import random
 
 import torch
 
-from drystone.run.train.data.batch import RankWork, micro_batches
+from drystone.run.train.data import RankWork, micro_batches
 from drystone.run.train.models.layered import NamedBlocks
 from drystone.run.train.uneven.engine import Engine
 

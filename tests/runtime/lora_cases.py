@@ -7,7 +7,7 @@ from engine_cases import SEQ_LEN, VOCAB, Case, a_spec, an_optimizer, tokens
 from torch import nn
 
 from drystone.describe.recipe import Lora
-from drystone.run.train.data.batch import micro_batches
+from drystone.run.train.data import micro_batches
 from drystone.run.train.models.layered import LayeredModel, NamedBlocks
 from drystone.run.train.models.lora import add_adapters
 from drystone.run.train.models.transformer import build_model

@@ -22,7 +22,7 @@ from drystone.plan.plan import Plan, Way, save_plan
 from drystone.plan.search import plan_job
 from drystone.run.train.__main__ import main
 from drystone.run.train.cells.layout import cell_layout, is_cell
-from drystone.run.train.data.batch import rank_works
+from drystone.run.train.data import rank_works
 
 pytestmark = pytest.mark.torch
 

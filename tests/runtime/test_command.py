@@ -22,7 +22,7 @@ from drystone.plan.plan import Way, save_plan
 from drystone.run.train.__main__ import main
 from drystone.run.train.collectives import Wire
 from drystone.run.train.config import RankConfig, add_flags, read_flags
-from drystone.run.train.data.batch import rank_works
+from drystone.run.train.data import rank_works
 from drystone.run.train.loop import prepare
 
 pytestmark = pytest.mark.torch

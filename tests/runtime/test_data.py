@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drystone.errors import InvalidSpec, UnreadableFile
-from drystone.run.train.data.batch import RankWork, micro_batches
-from drystone.run.train.data.tokens import SyntheticTokens, TokenFile, open_tokens
+from drystone.run.train.data import RankWork, SyntheticTokens, TokenFile, micro_batches, open_tokens
 
 pytestmark = pytest.mark.torch
 

@@ -18,7 +18,7 @@ from engine_cases import SEQ_LEN, a_spec, an_optimizer, tokens
 from drystone.describe.model import Attention, Block, Mlp, ModelSpec, Norm, QkNorm
 from drystone.describe.recipe import Lora
 from drystone.errors import InvalidSpec, UnreadableFile
-from drystone.run.train.data.batch import RankWork
+from drystone.run.train.data import RankWork
 from drystone.run.train.export import export_checkpoint
 from drystone.run.train.models.huggingface import exported_model
 from drystone.run.train.models.lora import add_adapters

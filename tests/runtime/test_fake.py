@@ -19,7 +19,7 @@ from drystone.describe.recipe import Lora, Offload, Recipe, Recompute, Recompute
 from drystone.estimate.memory.layer_major import layer_major_memory
 from drystone.run.train.checkpoint.checkpoint import make_optimizer_state
 from drystone.run.train.collectives import Wire
-from drystone.run.train.data.batch import RankWork, micro_batches
+from drystone.run.train.data import RankWork, micro_batches
 from drystone.run.train.emulate import Ledger
 from drystone.run.train.models.transformer import build_model
 from drystone.run.train.uneven.engine import Engine

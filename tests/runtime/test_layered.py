@@ -16,7 +16,7 @@ from huggingface_cases import BLOCKS, plain_gradients, uneven_gradients_of_all
 from ranks import run_ranks
 
 from drystone.errors import InvalidSpec, UnknownName
-from drystone.run.train.data.batch import RankWork
+from drystone.run.train.data import RankWork
 from drystone.run.train.models.layered import NamedBlocks
 from drystone.run.train.uneven.engine import Engine
 

@@ -16,7 +16,7 @@ from test_module import RECIPE, look
 
 from drystone.describe.model_source import ModuleReference
 from drystone.errors import InvalidSpec, RequestError
-from drystone.run.train.data.batch import RankWork
+from drystone.run.train.data import RankWork
 from drystone.run.train.models.layered import NamedBlocks
 from drystone.run.train.models.module import build_user_module
 from drystone.run.train.uneven.engine import Engine

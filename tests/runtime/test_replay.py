@@ -12,7 +12,7 @@ from engine_cases import SEQ_LEN, a_spec
 
 from drystone.errors import InvalidSpec
 from drystone.run.train.collectives import Log, Started, Waited, Worked
-from drystone.run.train.data.batch import RankWork
+from drystone.run.train.data import RankWork
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "oracles"))
 

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from command_cases import a_plan, events, fork, join
 
 from drystone.plan.plan import save_plan
-from drystone.run.train.straggler import (
+from drystone.run.train.step_report import (
     LEAST_GAIN,
     WARM_UP_STEPS,
     WINDOW_STEPS,

@@ -193,7 +193,7 @@ def test_the_example_is_traced_by_what_it_says_of_its_input():
 
 
 def traced_apart(request: TraceRequest, folder: Path) -> ModuleTrace:
-    """The trace from a process of its own, with the quick imports."""
+    """The trace from a process of its own, as the command line makes it."""
     asked, answered = folder / "request.json", folder / "answer.json"
     asked.write_text(json.dumps(asdict(request)))
     command = [sys.executable, "-m", "drystone.run.train.tracing.trace", str(asked), str(answered)]
@@ -209,7 +209,7 @@ def traced_apart(request: TraceRequest, folder: Path) -> ModuleTrace:
         ("by_index", Kernels.CUDA),
     ],
 )
-def test_quick_imports_change_no_number(function: str, kernels: Kernels, tmp_path: Path):
+def test_a_process_of_its_own_changes_no_number(function: str, kernels: Kernels, tmp_path: Path):
     request = a_request(function, kernels=kernels, recompute=RecomputeKind.FULL)
 
     apart, within = traced_apart(request, tmp_path), trace(request)

@@ -192,7 +192,7 @@ def _as_dict(finding: Finding) -> dict[str, Any]:
 def _devices() -> dict[str, Any]:
     import os
 
-    from drystone.run.engines.local.devices import local_gpus
+    from drystone.run.engines.local import local_gpus
 
     names = local_gpus()
     return {

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from drystone.run.engines.contract import Engine
-    from drystone.run.renting.provider import Door, Renting
-    from drystone.run.renting.simulated_cloud import CloudWeather
+    from drystone.run.renting.provider import NodeJoiner, Renting
+    from drystone.run.renting.simulated_cloud import CloudConditions
 
 ENGINES = ("local", "ray", "slurm")
 PROVIDERS = ("simulated", "sky")
@@ -206,7 +206,7 @@ def open_engine(request: EngineOptions, folder: Path) -> tuple[ClusterSpec, Engi
         )
         slurm = SlurmEngine(folder, settings, file)
         return slurm.discover(), slurm
-    from drystone.run.engines.local.devices import find_cluster
+    from drystone.run.engines.local import find_cluster
 
     return find_cluster(request.cluster), None
 
@@ -223,7 +223,7 @@ def describe_nodes(cluster: ClusterSpec) -> str:
 
 def own_nodes(request: RentOptions, cluster: Path | None) -> ClusterSpec | None:
     """Where a market is given and no cluster, there may be no own nodes at all; None: look."""
-    from drystone.run.engines.local.devices import local_gpus
+    from drystone.run.engines.local import local_gpus
 
     if request.market is None or cluster is not None or local_gpus():
         return None
@@ -263,7 +263,7 @@ def open_renting(
     return Renting(
         provider=provider,
         offers=offers,
-        door=_door(request, engine, folder, address),
+        joiner=_joiner(request, engine, folder, address),
         budget_dollars_per_hour=request.budget or math.inf,
         hard_cap_dollars_per_hour=request.hard_cap or math.inf,
         look_seconds=2.0 if is_simulated else 15.0,
@@ -288,26 +288,28 @@ def describe_renting(renting: Renting, provider: str) -> str:
     return f"rented from {cloud}: {offers}" + (f" ({', '.join(limits)})" if limits else "")
 
 
-def _door(request: RentOptions, engine: Engine | None, folder: Path, address: str) -> Door | None:
-    from drystone.run.renting.joining import OpenDoor, RayDoor
+def _joiner(
+    request: RentOptions, engine: Engine | None, folder: Path, address: str
+) -> NodeJoiner | None:
+    from drystone.run.renting.joining import RayJoiner, SelfJoiner
 
     if engine is None:
         return None
     if request.provider != "simulated":
-        return OpenDoor()
+        return SelfJoiner()
     if not address:
         raise InvalidSpec(
             "nodes of the simulated cloud must know which Ray cluster to join",
             hint="Give --engine ray --address HOST:PORT",
         )
-    return RayDoor(address, folder / "rented")
+    return RayJoiner(address, folder / "rented")
 
 
-def _cloud_conditions(text: str) -> CloudWeather:
+def _cloud_conditions(text: str) -> CloudConditions:
     """How the simulated cloud behaves: `seed=1,stockout_share=0.1`."""
-    from drystone.run.renting.simulated_cloud import CloudWeather
+    from drystone.run.renting.simulated_cloud import CloudConditions
 
-    known = {field.name for field in fields(CloudWeather)}
+    known = {field.name for field in fields(CloudConditions)}
     values: dict[str, float] = {}
     for word in text.split(",") if text else ():
         name, _, value = (part.strip() for part in word.partition("="))
@@ -320,4 +322,4 @@ def _cloud_conditions(text: str) -> CloudWeather:
         if not (math.isfinite(values[name]) and values[name] >= 0):
             raise InvalidSpec(f"{word!r} must be 0 or more", where="--simulated-cloud")
     seed = int(values.pop("seed", 0))
-    return CloudWeather(seed=seed, **values)
+    return CloudConditions(seed=seed, **values)

@@ -39,7 +39,7 @@ _RESOURCES: Final = {
     "Intel": "gpu.intel.com/i915",
 }
 _PORT: Final = 29500  # torchrun's
-_MOST_GPUS_OF_A_POD: Final = 8
+_MAX_GPUS_OF_A_POD: Final = 8
 _KEPT_CHECKPOINTS: Final = 3  # that the runtime keeps
 # Weights, both moments of Adam in fp32, and the copy that is being written.
 _CHECKPOINT_BYTES_PER_PARAMETER: Final = 12
@@ -108,9 +108,9 @@ def export_plan(plan: Plan, target: Target, settings: ExportSettings) -> list[Ma
             job_set["metadata"]["labels"][QUEUE_LABEL] = settings.queue
             job_set["spec"]["suspend"] = True  # until Kueue admits it
         made = [*queues, *shared, job_set]
-    for one in made:
-        if settings.namespace and one["kind"] not in ("ResourceFlavor", "ClusterQueue"):
-            one["metadata"]["namespace"] = settings.namespace
+    for manifest in made:
+        if settings.namespace and manifest["kind"] not in ("ResourceFlavor", "ClusterQueue"):
+            manifest["metadata"]["namespace"] = settings.namespace
     return made
 
 
@@ -141,7 +141,7 @@ def pod_groups(plan: Plan, gpus_per_pod: int = 0) -> list[PodGroup]:
 
 
 def _largest_divisor(number: int) -> int:
-    return max(one for one in range(1, _MOST_GPUS_OF_A_POD + 1) if number % one == 0)
+    return max(size for size in range(1, _MAX_GPUS_OF_A_POD + 1) if number % size == 0)
 
 
 def _config_map(name: str, plan: Plan, settings: ExportSettings) -> Manifest:

@@ -31,13 +31,13 @@ from drystone.run.control.world import LiveWorld, Pace
 from drystone.run.engines.agent.client import AgentGone, AgentRefused
 from drystone.run.engines.agent.launches import read_lines
 from drystone.run.engines.contract import Engine
-from drystone.run.engines.local.engine import LocalEngine
+from drystone.run.engines.local import LocalEngine
 from drystone.run.events import Cancelled, Event, Paused, Stopped, Submitted, Unpaused
 from drystone.run.job_output import clean_text
 from drystone.run.lifecycle import TERMINAL, IllegalTransition
 from drystone.run.loop import drive
 from drystone.run.renting.desk import RentalDesk
-from drystone.run.renting.joining import LocalDoor
+from drystone.run.renting.joining import LocalJoiner
 from drystone.run.renting.provider import Renting, check_emulations
 from drystone.run.state import JobRecord
 from drystone.schedule.decision import (
@@ -288,11 +288,11 @@ class Controller:
         if renting is None:
             return None
         check_emulations(self.settings.cluster, renting.offers)
-        door = renting.door
-        if door is None:
-            assert isinstance(self.engine, LocalEngine), "other engines come with a door"
-            door = LocalDoor(self.engine)
-        return RentalDesk(renting, self.engine, door, self.settings.folder)
+        joiner = renting.joiner
+        if joiner is None:
+            assert isinstance(self.engine, LocalEngine), "other engines come with a joiner"
+            joiner = LocalJoiner(self.engine)
+        return RentalDesk(renting, self.engine, joiner, self.settings.folder)
 
     def _take_lease(self) -> Lease:
         """The right to act. On this machine the lock on the folder says that nobody else has it."""

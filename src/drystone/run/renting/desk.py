@@ -1,7 +1,7 @@
 """Renting, made true step by step: what the log asks for, and what the provider says there is.
 
-`ask` and `release` only write events. At every tick the log is compared with the last news from the
-provider: what is asked for and not there is requested (the token was in the log before), what runs
+`ask` and `release` only write events. At every tick the log is compared with what the provider said
+last: what is asked for and not there is requested (the token was in the log before), what runs
 is brought into the cluster, what the provider took back leaves it, what is given back is ended once
 nobody works there, and what is rented and in no log is ended at once. It can be cut off anywhere.
 """
@@ -35,9 +35,10 @@ from drystone.run.events import (
     RentalFailed,
     Stopped,
 )
-from drystone.run.renting.errands import Errands, News
 from drystone.run.renting.provider import (
-    Door,
+    NodeJoiner,
+    ProviderCalls,
+    ProviderStatus,
     Rental,
     Renting,
     Stage,
@@ -51,26 +52,26 @@ _ROUNDING: Final = 1e-9  # share by which sums of prices may be off
 
 
 class RentalDesk:
-    """Between the log, the provider and the engine. All but the errands is in the loop's thread."""
+    """Between the log, the provider and the engine; in the thread of the loop."""
 
-    def __init__(self, settings: Renting, engine: Engine, door: Door, folder: Path) -> None:
-        self.settings, self._engine, self._door = settings, engine, door
+    def __init__(self, settings: Renting, engine: Engine, joiner: NodeJoiner, folder: Path) -> None:
+        self.settings, self._engine, self._joiner = settings, engine, joiner
         self._offers = {offer.name: offer for offer in settings.offers}
         where = f"{socket.gethostname()}:{folder}"
         # All that this folder ever rented begins alike, also if its log is lost.
         self._family = f"drystone-{hashlib.sha256(where.encode()).hexdigest()[:8]}"
-        self._errands = Errands(
+        self._calls = ProviderCalls(
             settings.provider, family=self._family, look_seconds=settings.look_seconds
         )
         self._journal: Journal | None = None
         self._fleet = ""  # the family, and what tells this log from others
         self._running: dict[str, Rental] = {}  # by name of the node, as last seen
-        self._seen = 0
+        self._taken_in = 0.0  # when the provider was asked for what was taken in last
 
     @property
     def trouble(self) -> str:
         """Why the provider does not answer; empty where it does."""
-        return self._errands.trouble
+        return self._calls.trouble
 
     # --- beginning and end ----------------------------------------------------------------------
 
@@ -81,53 +82,50 @@ class RentalDesk:
         """
         self._fleet = live.market.fleet if live.market is not None else ""
         try:
-            news: News | None = self._errands.look()
+            self._calls.look()
+            status: ProviderStatus | None = self._calls.view
         except DrystoneError:
-            news = None
+            status = None
         for row, rented in live.state.rentals.rented.items():
             name = live.state.nodes[row].id
-            found = news.rentals.get(self._token(rented.rental)) if news else None
-            is_gone = news is not None and (found is None or found.stage in _OVER)
+            found = status.rentals.get(self._token(rented.rental)) if status else None
+            is_gone = status is not None and (found is None or found.stage in _OVER)
             if not is_gone and rented.offer in self._offers:
-                self._door.bring(name, self._offers[rented.offer])
-        if news is not None and self._fleet:
-            self._note_running(live, news)
+                self._joiner.attach(name, self._offers[rented.offer])
+        if status is not None and self._fleet:
+            self._note_running(live, status)
         return self._engine.discover()
 
     def open(self, journal: Journal) -> None:
         """The log is read: say what is on offer, and begin to look."""
         self._journal = journal
         self._fleet = self._fleet or f"{self._family}-{secrets.token_hex(2)}"
-        budget, cap = (
-            None if math.isinf(one) else one
-            for one in (
-                self.settings.budget_dollars_per_hour, self.settings.hard_cap_dollars_per_hour,
-            )
-        )  # fmt: skip
+        limits = self.settings.budget_dollars_per_hour, self.settings.hard_cap_dollars_per_hour
+        budget, cap = (None if math.isinf(dollars) else dollars for dollars in limits)
         note = MarketDescribed(
             time_seconds=journal.now(),
             fleet=self._fleet,
             offers=tuple(
-                (one.name, one.gpu, one.num_gpus, one.price_dollars_per_hour)
-                for one in self.settings.offers
+                (offer.name, offer.gpu, offer.num_gpus, offer.price_dollars_per_hour)
+                for offer in self.settings.offers
             ),
             budget_dollars_per_hour=budget,
             hard_cap_dollars_per_hour=cap,
         )
         if journal.live.market is None or not note.says_as(journal.live.market):
             journal.commit([note])
-        self._errands.start()
+        self._calls.start(looks_first=False)
 
     def close(self) -> None:
         """Ask no more; what is rented stays rented."""
-        self._errands.stop()
+        self._calls.stop()
 
     def end_all(self) -> None:
         """Give everything back, now: the controller ends and nobody would."""
-        self._errands.stop()
-        for one in self.settings.provider.status(self._family):
-            if one.stage not in _OVER:
-                self.settings.provider.release(one.token)
+        self._calls.stop()
+        for rental in self.settings.provider.status(self._family):
+            if rental.stage not in _OVER:
+                self.settings.provider.release(rental.token)
 
     # --- what policies decide -------------------------------------------------------------------
 
@@ -179,36 +177,37 @@ class RentalDesk:
 
     def tick(self, busy: frozenset[str]) -> None:
         """One comparison. `busy` are nodes where processes still work or leave."""
-        journal, news = self._opened(), self._errands.news()
+        journal, status = self._opened(), self._calls.view
+        if not status.asked:
+            return  # it has not answered yet
         with journal.lock:
-            if news is not None and news.number != self._seen:
-                self._seen = news.number
-                self._take_in(journal, news)
-            if news is not None:
-                rents = self._to_rent(journal, news)
-                self._errands.order(rents, self._to_release(journal, news, busy))
+            if status.asked != self._taken_in:
+                self._taken_in = status.asked
+                self._take_in(journal, status)
+            rents = self._to_rent(journal, status)
+            self._calls.want(rents, self._to_release(journal, status, busy))
 
-    def _take_in(self, journal: Journal, news: News) -> None:
+    def _take_in(self, journal: Journal, status: ProviderStatus) -> None:
         """What the provider says becomes events, and nodes of the cluster."""
         state, now = journal.live.state, journal.now()
-        journal.commit(self._price_events(state.rentals.prices, news.prices, now))
-        self._note_running(journal.live, news)
-        journal.commit(self._failures(journal, news))
-        for name, one in self._running.items():
-            self._door.bring(name, self._offers[one.offer])
+        journal.commit(self._price_events(state.rentals.prices, status.prices, now))
+        self._note_running(journal.live, status)
+        journal.commit(self._failures(journal, status))
+        for name, running in self._running.items():
+            self._joiner.attach(name, self._offers[running.offer])
         for row, rented in list(state.rentals.rented.items()):
-            found = news.rentals.get(self._token(rented.rental))
+            found = status.rentals.get(self._token(rented.rental))
             if found is None or found.stage in _OVER:
                 reason = found.reason if found else "the provider does not know it any more"
-                self._door.take(state.nodes[row].id, reason)
-        journal.commit(self._settlements(journal, news))
+                self._joiner.detach(state.nodes[row].id, reason)
+        journal.commit(self._settlements(journal, status))
         self._keep_cap(journal)
 
-    def _note_running(self, live: LiveState, news: News) -> None:
+    def _note_running(self, live: LiveState, status: ProviderStatus) -> None:
         """Nodes that were asked for and run: they are expected in the cluster."""
         self._running = {}
         for rental, asked in live.state.rentals.asked.items():
-            found = news.rentals.get(self._token(rental))
+            found = status.rentals.get(self._token(rental))
             if found is not None and found.stage is Stage.RUNNING and asked.offer in self._offers:
                 self._running[node_name(asked.offer, rental)] = replace(found, offer=asked.offer)
 
@@ -221,11 +220,11 @@ class RentalDesk:
             if name in prices and prices[name] != known.get(name, offer.price_dollars_per_hour)
         ]
 
-    def _failures(self, journal: Journal, news: News) -> list[Event]:
+    def _failures(self, journal: Journal, status: ProviderStatus) -> list[Event]:
         """Nodes that will not come, or for which we wait no longer."""
         now, events = journal.now(), list[Event]()
         for rental, asked in journal.live.state.rentals.asked.items():
-            found = news.rentals.get(self._token(rental))
+            found = status.rentals.get(self._token(rental))
             reason = ""
             if found is not None and found.stage in _OVER:
                 reason = found.reason or "it ended before it could be used"
@@ -239,17 +238,17 @@ class RentalDesk:
                 )
         return events
 
-    def _settlements(self, journal: Journal, news: News) -> list[Event]:
+    def _settlements(self, journal: Journal, status: ProviderStatus) -> list[Event]:
         """Bills of rentals that are over, as the provider says."""
         rentals, now, events = journal.live.state.rentals, journal.now(), list[Event]()
-        open_rentals = {one.rental for one in rentals.rented.values()} | rentals.asked.keys()
+        open_rentals = {rented.rental for rented in rentals.rented.values()} | rentals.asked.keys()
         offers = rentals.offers
-        for token, one in news.rentals.items():
+        for token, found in status.rentals.items():
             rental = rental_of(token, self._fleet)
             if rental is None or rental in open_rentals or rental >= rentals.num_asked:
                 continue
-            billed = one.billed_micro_dollars
-            if one.stage in _OVER and billed is not None and rental not in rentals.settled:
+            billed = found.billed_micro_dollars
+            if found.stage in _OVER and billed is not None and rental not in rentals.settled:
                 events.append(
                     BillSettled(
                         time_seconds=now, rental=rental, offer=offers[rental], micro_dollars=billed
@@ -261,8 +260,8 @@ class RentalDesk:
         """Where prices rose above the hard cap, nodes are given back: idle ones, then new ones."""
         state, cap = journal.live.state, self.settings.hard_cap_dollars_per_hour
         rented = state.rentals.rented
-        held = {row: one for row, one in rented.items() if row not in state.closing}
-        rate = sum(one.price_dollars_per_hour for one in held.values())
+        held = {row: node for row, node in rented.items() if row not in state.closing}
+        rate = sum(node.price_dollars_per_hour for node in held.values())
         order = sorted(
             held, key=lambda row: (state.free[row] < state.nodes[row].num_gpus, -held[row].rental)
         )
@@ -274,11 +273,11 @@ class RentalDesk:
             stops: list[Event] = [
                 Stopped(time_seconds=now, job_id=job_id, reason=reason)
                 for job_id, record in state.active.items()
-                if any(one == row for one, _ in record.placement)
+                if any(used == row for used, _ in record.placement)
             ]
             journal.commit([*stops, ReleaseAsked(time_seconds=now, node=row, reason=reason)])
 
-    def _to_rent(self, journal: Journal, news: News) -> dict[str, Offer]:
+    def _to_rent(self, journal: Journal, status: ProviderStatus) -> dict[str, Offer]:
         """Tokens that the provider does not know, as far as the hard cap has room for them now.
 
         Nodes that are being given back count until they are gone.
@@ -288,7 +287,7 @@ class RentalDesk:
         for rental, asked in rentals.asked.items():
             token = self._token(rental)
             price = self._price(journal, asked.offer)
-            if token in news.rentals:
+            if token in status.rentals:
                 rate += price
             elif asked.offer in self._offers:
                 unasked.append((token, self._offers[asked.offer], price))
@@ -298,12 +297,14 @@ class RentalDesk:
                 found[token] = offer
         return found
 
-    def _to_release(self, journal: Journal, news: News, busy: frozenset[str]) -> set[str]:
+    def _to_release(
+        self, journal: Journal, status: ProviderStatus, busy: frozenset[str]
+    ) -> set[str]:
         """Nodes to be given back where nobody works any more, and whatever nobody rented."""
         state, found = journal.live.state, set[str]()
-        rented = {one.rental: row for row, one in state.rentals.rented.items()}
-        for token, one in news.rentals.items():
-            if one.stage in _OVER:
+        rented = {node.rental: row for row, node in state.rentals.rented.items()}
+        for token, known in status.rentals.items():
+            if known.stage in _OVER:
                 continue
             rental = rental_of(token, self._fleet)
             row = rented.get(rental) if rental is not None else None

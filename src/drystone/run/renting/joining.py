@@ -1,4 +1,4 @@
-"""How a rented machine becomes a node of the cluster: on one machine, an agent of its own."""
+"""How rented machines join the cluster: as local agents, as raylets, or by themselves."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from drystone.describe.files.cluster import ClusterSpec
 from drystone.describe.market import Offer
 from drystone.errors import MissingExtra
 from drystone.run.engines.agent.launches import birth_of, read_json, write_whole
-from drystone.run.engines.local.engine import LocalEngine
+from drystone.run.engines.local import LocalEngine
 
 
-class LocalDoor:
+class LocalJoiner:
     """Nodes of a simulated cloud are emulated here."""
 
     def __init__(self, engine: LocalEngine) -> None:
         self._engine = engine
 
-    def bring(self, name: str, offer: Offer) -> None:
+    def attach(self, name: str, offer: Offer) -> None:
         """Start an agent under that name, unless there is one."""
-        if any(one.id == name for one in self._engine.discover().nodes):
+        if any(node.id == name for node in self._engine.discover().nodes):
             return
         emulations = {offer.gpu: offer.emulation} if offer.emulation is not None else {}
         self._engine.add(
@@ -39,27 +39,27 @@ class LocalDoor:
             )
         )
 
-    def take(self, name: str, reason: str) -> None:
+    def detach(self, name: str, reason: str) -> None:
         """End the agent, and with it all that it started."""
-        if any(one.id == name for one in self._engine.discover().nodes):
+        if any(node.id == name for node in self._engine.discover().nodes):
             self._engine.remove(name, reason)
 
 
-class OpenDoor:
+class SelfJoiner:
     """Machines that join by themselves, as those of a cloud do: nothing is to be done here."""
 
-    def bring(self, name: str, offer: Offer) -> None:
+    def attach(self, name: str, offer: Offer) -> None:
         """Its own start script joined the cluster under that name."""
 
-    def take(self, name: str, reason: str) -> None:
+    def detach(self, name: str, reason: str) -> None:
         """The provider ended it, and the engine will see that."""
 
 
 _FIRST_ADDRESS: Final = "127.0.64.1"  # of rented nodes; others on this machine begin lower
-_STORE_BYTES: Final = 80 * 2**20  # the least that Ray takes
+_STORE_BYTES: Final = 80 * 2**20  # Ray's minimum
 
 
-class RayDoor:
+class RayJoiner:
     """Raylets that this machine plays for a simulated cloud."""
 
     def __init__(self, address: str, folder: Path) -> None:
@@ -67,7 +67,7 @@ class RayDoor:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
-    def bring(self, name: str, offer: Offer) -> None:
+    def attach(self, name: str, offer: Offer) -> None:
         """Start a raylet under that name, unless one runs."""
         if self._pid(name):
             return
@@ -84,7 +84,7 @@ class RayDoor:
         self._children[name] = process
         write_whole(file, {"pid": process.pid, "birth": birth_of(process.pid)})
 
-    def take(self, name: str, reason: str) -> None:
+    def detach(self, name: str, reason: str) -> None:
         """End a raylet, with all that it started."""
         pid = self._pid(name)
         if pid:
@@ -129,11 +129,12 @@ def start_command(address: str, name: str, offer: Offer, own_address: str) -> li
             "drystone-memory": f"{offer.emulation.memory_bytes // 2**20}MiB",
         }
     return [
-        _ray_command(), "start", f"--address={address}", f"--node-ip-address={own_address}",
-        f"--num-gpus={offer.num_gpus}", "--num-cpus=0", f"--object-store-memory={_STORE_BYTES}",
-        "--labels", ",".join(f"{key}={value}" for key, value in labels.items()),
-        "--disable-usage-stats", "--include-log-monitor=false", "--block",
-    ]  # fmt: skip
+        *(_ray_command(), "start", f"--address={address}", f"--node-ip-address={own_address}"),
+        *(f"--num-gpus={offer.num_gpus}", "--num-cpus=0"),
+        f"--object-store-memory={_STORE_BYTES}",
+        *("--labels", ",".join(f"{key}={value}" for key, value in labels.items())),
+        *("--disable-usage-stats", "--include-log-monitor=false", "--block"),
+    ]
 
 
 def _ray_command() -> str:

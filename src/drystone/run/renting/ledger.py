@@ -1,4 +1,4 @@
-"""Who pays for which GPU? The account book of a running system: a pure fold over its log.
+"""The ledger of a running system: who pays for which GPU, as a pure fold over its log.
 
 Every debit is for one node and one stretch of time, in whole millionths of a dollar, on one account
 (a team and a job), and names the event of the log that closed it. A job that holds GPUs of a rented
@@ -81,16 +81,6 @@ class Statement:
     def total(self) -> int:
         """All that was charged."""
         return sum(self.by_node.values())
-
-    @property
-    def by_team(self) -> dict[str, int]:
-        """Charged to each team; what nobody held is under the empty name."""
-        return _sum_by(self.by_account, lambda account: account.team)
-
-    @property
-    def by_job(self) -> dict[str, int]:
-        """Charged to each job; what nobody held is under the empty name."""
-        return _sum_by(self.by_account, lambda account: account.job_id)
 
 
 def team_of(job: TrainingJob) -> str:
@@ -208,8 +198,8 @@ class Ledger:
         )
 
     def _reprice(self, event: PriceChanged) -> None:
-        for row, one in self.rentals.rented.items():
-            if one.offer == event.offer:
+        for row, rented in self.rentals.rented.items():
+            if rented.offer == event.offer:
                 self._close(row, event.time_seconds)
         self.rentals.reprice(event)
 
@@ -305,13 +295,6 @@ def format_dollars(micro_dollars: int) -> str:
     """`$12.34`; with as many more digits as it takes to show small amounts."""
     dollars = micro_dollars / MICRO_DOLLARS
     return f"${dollars:,.2f}" if abs(dollars) >= 0.01 or dollars == 0 else f"${dollars:.6f}"
-
-
-def _sum_by(accounts: Mapping[Account, int], key: Callable[[Account], str]) -> dict[str, int]:
-    found: Counter[str] = Counter()
-    for account, amount in accounts.items():
-        found[key(account)] += amount
-    return found
 
 
 _FOLDS: Final[Mapping[type[Event], Callable[[Ledger, Any], None]]] = MappingProxyType(

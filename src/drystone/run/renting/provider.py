@@ -1,4 +1,4 @@
-"""What a provider of nodes must be able to do, whoever it is: quote, rent, say how it stands, end.
+"""Providers of rented nodes: the contract, the thread that calls them, the settings of renting.
 
 Every rental has a token, which is in the log before the provider hears of it. A provider makes one
 node for a token, however often it is asked, so whoever was killed in between simply asks again. All
@@ -8,9 +8,10 @@ tokens of one system begin alike (its fleet): what begins so and is in no log is
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from typing import Final, Protocol
 
 from drystone.describe.catalogue import find_gpu
@@ -18,6 +19,7 @@ from drystone.describe.cluster import NodeSpec
 from drystone.describe.files.cluster import ClusterSpec, Emulation
 from drystone.describe.market import Offer
 from drystone.errors import DrystoneError, InvalidSpec
+from drystone.run.engines.agents_on_nodes import ClusterWatch
 
 
 class Stage(StrEnum):
@@ -82,19 +84,74 @@ def node_name(offer: str, rental: int) -> str:
     return f"rented-{offer}-{rental:04d}"
 
 
-MOST_RENTED_GPUS: Final = 64  # of one offer, that options are made for
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderStatus:
+    """A provider's rentals and prices at one time."""
+
+    asked: float = 0.0  # when it was asked, by the monotonic clock; 0: never
+    rentals: Mapping[str, Rental] = field(default_factory=dict)  # by token
+    prices: Mapping[str, float] = field(default_factory=dict)  # dollars an hour by offer
+
+
+class ProviderCalls(ClusterWatch[ProviderStatus]):
+    """Calls to a provider, in a thread of their own: a slow one delays no decision.
+
+    What is wanted may be said as often as one likes: what was requested since the last look is not
+    requested again.
+    """
+
+    def __init__(self, provider: Provider, *, family: str, look_seconds: float) -> None:
+        self._provider, self._family = provider, family
+        self._wanted: frozenset[str] = frozenset()
+        super().__init__(
+            "Provider",
+            self._status,
+            ProviderStatus(),
+            look_seconds=look_seconds,
+            retry_seconds=look_seconds,
+            passing=Exception,
+        )
+
+    def want(self, rents: Mapping[str, Offer], releases: Iterable[str]) -> None:
+        """Everything that is to be rented and given back; what is not named any more is not."""
+        calls: dict[str, Callable[[], None]] = {
+            f"release {token}": partial(self._provider.release, token) for token in releases
+        }
+        for token, offer in rents.items():
+            calls[f"rent {token}"] = partial(self._provider.rent, token, offer)
+        self._wanted = frozenset(calls)
+        unseen = self.unseen()
+        for tag, call in calls.items():
+            if tag not in unseen:
+                self.order(partial(self._call, tag, call), tag)
+
+    def stop(self) -> None:
+        """End; a call that is under way is waited for."""
+        self._wanted = frozenset()
+        self.close(wait_seconds=None)
+
+    def _call(self, tag: str, call: Callable[[], None]) -> None:
+        if tag in self._wanted:
+            call()
+
+    def _status(self, asked: float) -> ProviderStatus:
+        rentals = {rental.token: rental for rental in self._provider.status(self._family)}
+        return ProviderStatus(asked=asked, rentals=rentals, prices=dict(self._provider.quote()))
+
+
+MAX_RENTED_GPUS: Final = 64  # of one offer, that options are made for
 # A node of the simulated cloud is emulated here; unless its offer says how, like `serve` does it.
 DEFAULT_EMULATION: Final = Emulation(speed=0.0003, memory_bytes=4 * 2**30)
 
 
-class Door(Protocol):
+class NodeJoiner(Protocol):
     """How a rented machine becomes a node of the cluster, and how it leaves."""
 
-    def bring(self, name: str, offer: Offer) -> None:
-        """Make a running rental a node of this name; bringing it twice is bringing it once."""
+    def attach(self, name: str, offer: Offer) -> None:
+        """Make a running rental a node of this name; attaching it twice is attaching it once."""
         ...
 
-    def take(self, name: str, reason: str) -> None:
+    def detach(self, name: str, reason: str) -> None:
         """The node is no more; nothing happens if it has left."""
         ...
 
@@ -105,7 +162,7 @@ class Renting:
 
     provider: Provider
     offers: tuple[Offer, ...]
-    door: Door | None = None  # None: nodes of this machine
+    joiner: NodeJoiner | None = None  # None: nodes of this machine
     budget_dollars_per_hour: float = math.inf  # on average
     hard_cap_dollars_per_hour: float = math.inf  # never above
     look_seconds: float = 2.0  # between looks at the provider
@@ -135,11 +192,11 @@ def with_rentable(cluster: ClusterSpec, offers: Sequence[Offer]) -> ClusterSpec:
 
     Nodes that are rented already are left out: they are among those that could be.
     """
-    own = tuple(one for one in cluster.nodes if not one.id.startswith("rented-"))
+    own = tuple(node for node in cluster.nodes if not node.id.startswith("rented-"))
     more: list[NodeSpec] = []
     emulations, prices = dict(cluster.emulations), dict(cluster.dollars_per_gpu_hour)
     for offer in offers:
-        number = min(offer.most_nodes, max(1, MOST_RENTED_GPUS // offer.num_gpus))
+        number = min(offer.most_nodes, max(1, MAX_RENTED_GPUS // offer.num_gpus))
         more += [offer.node(f"{offer.name}-{index}") for index in range(number)]
         prices.setdefault(offer.gpu, offer.price_dollars_per_hour / offer.num_gpus)
         if offer.emulation is not None:

@@ -1,4 +1,4 @@
-"""A cloud that is none: seeded prices, start delays, stock-outs and reclaims, kept in a file.
+"""A simulated cloud: seeded prices, start delays, stock-outs and reclaims, kept in a file.
 
 What happens to a node is drawn from the seed and its token when it is asked for, and what an offer
 costs and whether it is in stock from the seed and the time. So a cloud that is opened again says
@@ -30,7 +30,7 @@ _FORMAT: Final = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CloudWeather:
+class CloudConditions:
     """How unkind the cloud is. Shares are of time: stock and price stay for a whole spell."""
 
     seed: int = 0
@@ -41,7 +41,7 @@ class CloudWeather:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Made:
+class _Request:
     """One request, and all that will become of it if nobody gives it back."""
 
     token: str
@@ -55,7 +55,7 @@ class _Made:
     @property
     def end_seconds(self) -> float:
         """When it was or will be over."""
-        ends = [one for one in (self.reclaim_seconds, self.released_seconds) if one >= 0]
+        ends = [end for end in (self.reclaim_seconds, self.released_seconds) if end >= 0]
         return min(ends, default=math.inf)
 
 
@@ -66,11 +66,11 @@ class SimulatedCloud:
         self,
         path: Path,
         offers: Sequence[Offer],
-        weather: CloudWeather | None = None,
+        conditions: CloudConditions | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._path, self._clock = path, clock
-        self._weather = weather or CloudWeather()
+        self._conditions = conditions or CloudConditions()
         self._offers = {offer.name: offer for offer in offers}
         self._lock = threading.Lock()
         self._opened_seconds, self._made = self._load()
@@ -94,16 +94,16 @@ class SimulatedCloud:
         """Every node that was ever asked for under these tokens."""
         now = self._clock()
         with self._lock:
-            made = [one for one in self._made.values() if one.token.startswith(fleet)]
-        return [self._rental(one, now) for one in made]
+            made = [request for request in self._made.values() if request.token.startswith(fleet)]
+        return [self._rental(request, now) for request in made]
 
     def release(self, token: str) -> None:
         """Take a node or a request back."""
         with self._lock:
-            one = self._made.get(token)
+            request = self._made.get(token)
             now = self._clock()
-            if one is not None and now < one.end_seconds:
-                self._made[token] = replace(one, released_seconds=now)
+            if request is not None and now < request.end_seconds:
+                self._made[token] = replace(request, released_seconds=now)
                 self._save()
 
     def price(self, offer_name: str, at_seconds: float) -> float:
@@ -113,7 +113,7 @@ class SimulatedCloud:
         for change in offer.price_changes:
             if at_seconds - self._opened_seconds >= change.at_seconds:
                 price = change.price_dollars_per_hour
-        swing = math.log1p(self._weather.price_swing)
+        swing = math.log1p(self._conditions.price_swing)
         if swing > 0:
             price *= math.exp(self._dice("price", offer_name, at_seconds).uniform(-swing, swing))
         return round(price, 6)
@@ -123,20 +123,20 @@ class SimulatedCloud:
         with self._lock:
             return self._bill(self._made[token], self._clock())
 
-    def _draw(self, token: str, offer: Offer) -> _Made:
-        now, weather = self._clock(), self._weather
-        dice = random.Random(f"{weather.seed}:node:{token}")
-        delay = offer.start_delay_seconds * (1 + dice.uniform(0, weather.delay_spread))
+    def _draw(self, token: str, offer: Offer) -> _Request:
+        now, conditions = self._clock(), self._conditions
+        dice = random.Random(f"{conditions.seed}:node:{token}")
+        delay = offer.start_delay_seconds * (1 + dice.uniform(0, conditions.delay_spread))
         here = sum(
-            one.offer == offer.name and not one.is_failed and now < one.end_seconds
-            for one in self._made.values()
+            request.offer == offer.name and not request.is_failed and now < request.end_seconds
+            for request in self._made.values()
         )
-        is_out = self._dice("stock", offer.name, now).random() < weather.stockout_share
+        is_out = self._dice("stock", offer.name, now).random() < conditions.stockout_share
         reclaim = -1.0
         if offer.reclaims_per_hour > 0:
             kept_hours = dice.expovariate(offer.reclaims_per_hour)
             reclaim = now + delay + kept_hours * HOUR_SECONDS
-        return _Made(
+        return _Request(
             token=token,
             offer=offer.name,
             asked_seconds=now,
@@ -147,63 +147,65 @@ class SimulatedCloud:
 
     def _dice(self, what: str, offer: str, at_seconds: float) -> random.Random:
         """What is drawn for an offer in the spell of a time."""
-        spell = int((at_seconds - self._opened_seconds) // self._weather.spell_seconds)
-        return random.Random(f"{self._weather.seed}:{what}:{offer}:{spell}")
+        spell = int((at_seconds - self._opened_seconds) // self._conditions.spell_seconds)
+        return random.Random(f"{self._conditions.seed}:{what}:{offer}:{spell}")
 
-    def _rental(self, one: _Made, now: float) -> Rental:
+    def _rental(self, request: _Request, now: float) -> Rental:
         stage, reason, billed = Stage.RUNNING, "", None
-        if one.is_failed:
-            stage, reason, billed = Stage.FAILED, f"{one.offer} is out of stock", 0
-        elif now >= one.end_seconds:
-            stage, billed = Stage.ENDED, self._bill(one, now)
-            is_ours = one.released_seconds == one.end_seconds
+        if request.is_failed:
+            stage, reason, billed = Stage.FAILED, f"{request.offer} is out of stock", 0
+        elif now >= request.end_seconds:
+            stage, billed = Stage.ENDED, self._bill(request, now)
+            is_ours = request.released_seconds == request.end_seconds
             reason = "given back" if is_ours else "the provider took the node back"
-        elif now < one.ready_seconds:
+        elif now < request.ready_seconds:
             stage = Stage.STARTING
         return Rental(
-            token=one.token,
-            offer=one.offer,
+            token=request.token,
+            offer=request.offer,
             stage=stage,
             reason=reason,
-            price_dollars_per_hour=self.price(one.offer, now),
-            since_seconds=one.ready_seconds,
+            price_dollars_per_hour=self.price(request.offer, now),
+            since_seconds=request.ready_seconds,
             billed_micro_dollars=billed,
         )
 
-    def _bill(self, one: _Made, now: float) -> int:
-        if one.is_failed:
+    def _bill(self, request: _Request, now: float) -> int:
+        if request.is_failed:
             return 0
-        end = min(now, one.end_seconds)
+        end = min(now, request.end_seconds)
         return sum(
-            round(self.price(one.offer, since) * (until - since) / HOUR_SECONDS * MICRO_DOLLARS)
-            for since, until in self._spells(one.offer, one.ready_seconds, end)
+            round(self.price(request.offer, since) * (until - since) / HOUR_SECONDS * MICRO_DOLLARS)
+            for since, until in self._spells(request.offer, request.ready_seconds, end)
         )
 
     def _spells(self, offer: str, since: float, until: float) -> Iterator[tuple[float, float]]:
         """A stretch of time, cut where the price may change."""
-        length, opened = self._weather.spell_seconds, self._opened_seconds
-        changes = [opened + one.at_seconds for one in self._offers[offer].price_changes]
-        if self._weather.price_swing > 0 and until > since:
+        length, opened = self._conditions.spell_seconds, self._opened_seconds
+        changes = [opened + change.at_seconds for change in self._offers[offer].price_changes]
+        if self._conditions.price_swing > 0 and until > since:
             first, last = int((since - opened) // length), int((until - opened) // length)
             changes += [opened + number * length for number in range(first + 1, last + 1)]
-        times = [since, *sorted(one for one in changes if since < one < until), until]
+        times = [since, *sorted(change for change in changes if since < change < until), until]
         for start, end in pairwise(times):
             if end > start:
                 yield start, end
 
-    def _load(self) -> tuple[float, dict[str, _Made]]:
+    def _load(self) -> tuple[float, dict[str, _Request]]:
         try:
             table = json.loads(self._path.read_text(encoding="utf-8"))
-            made = {one["token"]: _Made(**one) for one in table["made"]}
+            made = {request["token"]: _Request(**request) for request in table["made"]}
             return float(table["opened_seconds"]), made
         except FileNotFoundError:
             return self._clock(), {}
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UnreadableFile(f"is no simulated cloud: {error}", where=str(self._path)) from None
+            raise UnreadableFile(
+                f"is not a simulated cloud: {error}", where=str(self._path)
+            ) from None
 
     def _save(self) -> None:
         """Whole or not at all, and on the disk before anybody hears of it."""
-        made = [asdict(one) for one in self._made.values()]
+        made = [asdict(request) for request in self._made.values()]
         table = {"format": _FORMAT, "opened_seconds": self._opened_seconds, "made": made}
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         scratch = self._path.with_name(f".{self._path.name}.part")

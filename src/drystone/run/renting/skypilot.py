@@ -18,7 +18,7 @@ from drystone.run.rentals import MICRO_DOLLARS
 from drystone.run.renting.provider import ProviderTrouble, Rental, Stage, node_name
 from drystone.units import HOUR_SECONDS
 
-_MOST_LAUNCHES: Final = 8  # at once; each waits for a request of SkyPilot's
+_MAX_LAUNCHES: Final = 8  # at once; each waits for a request of SkyPilot's
 _REPORT_DAYS: Final = 30
 
 
@@ -41,7 +41,7 @@ class SkyPilot:
         self._offers = {offer.name: offer for offer in offers}
         self._address = ray_address
         self._launches: dict[str, Future[Any]] = {}  # by token: what a launch will end with
-        self._pool = ThreadPoolExecutor(_MOST_LAUNCHES, thread_name_prefix="sky")
+        self._pool = ThreadPoolExecutor(_MAX_LAUNCHES, thread_name_prefix="sky")
 
     def quote(self) -> dict[str, float]:
         """What SkyPilot's catalogue says an hour of each costs."""
@@ -66,9 +66,9 @@ class SkyPilot:
         mode = self._sky.StatusRefreshMode.AUTO  # asks the cloud where machines may be taken back
         records = self._result(self._sky.status, refresh=mode)
         here = {
-            _field(one, "name"): self._rental(one)
-            for one in records
-            if _field(one, "name").startswith(fleet)
+            _field(record, "name"): self._rental(record)
+            for record in records
+            if _field(record, "name").startswith(fleet)
         }
         found = list(here.values())
         for token, launch in list(self._launches.items()):
@@ -77,11 +77,9 @@ class SkyPilot:
             error = launch.exception()
             if error is not None:
                 reason = _first_line(error)
-                found.append(
-                    Rental(token=token, offer="", stage=Stage.FAILED, reason=reason)
-                )  # fmt: skip
-        seen = {one.token for one in found}
-        return found + [one for one in self._ended(fleet) if one.token not in seen]
+                found.append(Rental(token=token, offer="", stage=Stage.FAILED, reason=reason))
+        seen = {rental.token for rental in found}
+        return found + [rental for rental in self._ended(fleet) if rental.token not in seen]
 
     def release(self, token: str) -> None:
         """Take the cluster down, whatever it does; one that is not there is down already."""
@@ -115,14 +113,14 @@ class SkyPilot:
         report = self._result(self._sky.cost_report, days=_REPORT_DAYS)
         return [
             Rental(
-                token=one["name"],
+                token=row["name"],
                 offer="",
                 stage=Stage.ENDED,
                 reason="it is not there any more",
-                billed_micro_dollars=round(float(one["total_cost"]) * MICRO_DOLLARS),
+                billed_micro_dollars=round(float(row["total_cost"]) * MICRO_DOLLARS),
             )
-            for one in report
-            if one["name"].startswith(fleet)
+            for row in report
+            if row["name"].startswith(fleet)
         ]
 
     def _resources(self, offer: Offer) -> Any:

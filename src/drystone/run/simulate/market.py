@@ -20,7 +20,7 @@ from drystone.run.simulate.faults import Dice
 from drystone.run.simulate.jobs import JobRuns
 
 
-class RentalDesk:
+class SimulatedMarket:
     """The offers of one simulated run, and the nodes that were rented of them."""
 
     def __init__(

@@ -47,13 +47,13 @@ class NodeFaults:
             return
         self._set_speed(time_seconds, node, self._dice.spec.slow_speed_share)
         quick_seconds = time_seconds + self._dice.spec.slow_seconds
-        self._time.later(quick_seconds, self._quicken, node, state.nodes[node].id)
+        self._time.later(quick_seconds, self._restore_speed, node, state.nodes[node].id)
 
     def _mend(self, time_seconds: float, node: int, node_id: str) -> None:
         if self._is_here(node, node_id):
             self._time.record(NodeBack(time_seconds=time_seconds, node=node))
 
-    def _quicken(self, time_seconds: float, node: int, node_id: str) -> None:
+    def _restore_speed(self, time_seconds: float, node: int, node_id: str) -> None:
         if self._is_here(node, node_id):
             self._set_speed(time_seconds, node, 1.0)
 

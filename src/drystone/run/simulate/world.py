@@ -20,7 +20,7 @@ from drystone.run.events import Event
 from drystone.run.simulate.clock import VirtualTime
 from drystone.run.simulate.faults import Dice, FaultSpec
 from drystone.run.simulate.jobs import JobRuns
-from drystone.run.simulate.market import RentalDesk
+from drystone.run.simulate.market import SimulatedMarket
 from drystone.run.simulate.node_faults import NodeFaults
 from drystone.run.snapshots import PresentSnapshot, SnapshotMaker
 from drystone.run.state import ClusterState
@@ -67,7 +67,7 @@ class SimulatedWorld:
         )
         self._runs.expect(jobs)
         NodeFaults(self._time, dice, self._runs)
-        self._desk = RentalDesk(self._time, dice, self._runs, offers)
+        self._desk = SimulatedMarket(self._time, dice, self._runs, offers)
         self._round_seconds, self._horizon_seconds = round_seconds, horizon_seconds
         self._decides_every_round = decides_every_round
         self._on_time = on_time

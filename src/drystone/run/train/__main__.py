@@ -20,7 +20,9 @@ from drystone.plan.plan import load_plan
 
 gc.disable()  # a million objects come and stay: looking through them takes a tenth of the start
 try:
-    from drystone.run.train import lazy_compiler
+    # The first optimizer imports it in any case; here, no garbage is looked for meanwhile.
+    import torch._dynamo  # noqa: F401
+
     from drystone.run.train.config import add_flags, read_flags
     from drystone.run.train.group import joined
     from drystone.run.train.loop import train
@@ -39,7 +41,6 @@ def main(arguments: list[str] | None = None) -> int:
         config = read_flags(given)
         plan = load_plan(given.plan)
         with joined(timeout_seconds=config.timeout_seconds) as wire:
-            lazy_compiler.install()  # not before: joining looks whether it was imported
             train(plan, config, wire, sys.stdout)
     except DrystoneError as error:
         sys.stderr.write(f"{error}\n")

@@ -1,7 +1,6 @@
 """The names for a loop of your own; `docs/runtime.md` and `examples/train_uneven.py` show them."""
 
-from drystone.run.train.data.batch import RankWork, rank_works
-from drystone.run.train.data.tokens import SyntheticTokens, TokenFile, open_tokens
+from drystone.run.train.data import RankWork, SyntheticTokens, TokenFile, open_tokens, rank_works
 from drystone.run.train.group import joined
 from drystone.run.train.models.layered import LayeredModel, NamedBlocks
 from drystone.run.train.models.lora import add_adapters

@@ -83,9 +83,9 @@ class Ledger(TorchDispatchMode):
             if isinstance(out, torch.Tensor):
                 self._see(out)
             else:
-                for one in tree_leaves(out):
-                    if isinstance(one, torch.Tensor):
-                        self._see(one)
+                for leaf in tree_leaves(out):
+                    if isinstance(leaf, torch.Tensor):
+                        self._see(leaf)
         return out
 
     def resize(self, storage: torch.UntypedStorage, num_bytes: int) -> None:

@@ -110,7 +110,7 @@ def _read(
     names: Sequence[str],
 ) -> dict[str, torch.Tensor]:
     """Tensors under their new names."""
-    wanted = list(dict.fromkeys(one for name in names for one in exported.sources[name]))
+    wanted = list(dict.fromkeys(source for name in names for source in exported.sources[name]))
     adapters = [
         other
         for one in wanted
@@ -127,7 +127,9 @@ def _read(
                 weight, values[f"{base}lora_a"], values[f"{base}lora_b"]
             )
     return {
-        name: exported.convert(name, [values[f"model.{one}"] for one in exported.sources[name]])
+        name: exported.convert(
+            name, [values[f"model.{source}"] for source in exported.sources[name]]
+        )
         for name in names
     }
 

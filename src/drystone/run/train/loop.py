@@ -18,8 +18,7 @@ from drystone.run.train.cells.engine import CellTrainer
 from drystone.run.train.cells.layout import cell_layout, is_cell
 from drystone.run.train.collectives import Wire
 from drystone.run.train.config import RankConfig
-from drystone.run.train.data.batch import rank_works
-from drystone.run.train.data.tokens import open_tokens
+from drystone.run.train.data import open_tokens, rank_works
 from drystone.run.train.emulate import VARIABLE, EmulatedDevice, rank_gpus, read_emulation
 from drystone.run.train.models.lora import add_adapters
 from drystone.run.train.models.module import UserModule, build_user_module

@@ -53,7 +53,7 @@ class _Settings:
 
 def main(arguments: list[str]) -> int:
     """Measure, report progress, write the profile."""
-    target = Path(next(one for one in arguments if not one.startswith("-")))
+    target = Path(next(argument for argument in arguments if not argument.startswith("-")))
     settings = _make_settings(is_quick="--quick" in arguments)
     steps = len(settings.shapes) + 3
     matmuls = []

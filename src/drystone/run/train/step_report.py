@@ -1,12 +1,91 @@
-"""What a step came to, as one line of JSON: for the controller, and for people."""
+"""Reports of training steps as lines of JSON, and stragglers found in them."""
 
 from __future__ import annotations
 
+import heapq
 import json
+import statistics
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TextIO
 
-from drystone.run.train.straggler import Straggler
+WARM_UP_STEPS = 2  # first steps allocate, and measure what emulated sections cost
+WINDOW_STEPS = 5  # the median of these counts, so that one slow step does not
+LEAST_FACTOR = 1.25
+LEAST_GAIN = 0.10  # of a step's compute; less is not worth moving samples for
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """A rank that takes `factor` times as long for a sample as in its first steps."""
+
+    rank: int
+    factor: float
+
+
+class StragglerWatch:
+    """Follows the pace of every rank. `planned`: seconds a sample by rank, if they are known."""
+
+    def __init__(self, num_ranks: int, *, planned: Sequence[float] = ()) -> None:
+        self._num_seen = 0
+        self._recent: list[deque[float]] = [deque(maxlen=WINDOW_STEPS) for _ in range(num_ranks)]
+        self._first: list[float] = list(planned) or [0.0] * num_ranks
+
+    def see(self, batches: Sequence[int], compute_seconds: Sequence[float]) -> None:
+        """One more step: samples of each rank, and the seconds that it computed."""
+        self._num_seen += 1
+        if self._num_seen <= WARM_UP_STEPS:
+            return
+        for rank, (batch, seconds) in enumerate(zip(batches, compute_seconds, strict=True)):
+            if batch:
+                self._recent[rank].append(seconds / batch)
+        for rank, recent in enumerate(self._recent):
+            if not self._first[rank] and len(recent) == WINDOW_STEPS:
+                self._first[rank] = statistics.median(recent)
+
+    @property
+    def sample_seconds(self) -> list[float]:
+        """What a sample takes on each rank now; 0 where that is not known yet."""
+        return [statistics.median(one) if len(one) == WINDOW_STEPS else 0.0 for one in self._recent]
+
+    def stragglers(self) -> tuple[Straggler, ...]:
+        """Who is slower than planned, with the factor."""
+        factors = {
+            rank: now / first
+            for rank, (now, first) in enumerate(zip(self.sample_seconds, self._first, strict=True))
+            if now and first
+        }
+        found = []
+        for rank, factor in factors.items():
+            others = [one for other, one in factors.items() if other != rank]
+            usual = max(statistics.median(others), 1.0) if others else 1.0
+            if factor >= LEAST_FACTOR * usual:
+                found.append(Straggler(rank, round(factor, 3)))
+        return tuple(found)
+
+
+def better_batches(
+    batches: Sequence[int], sample_seconds: Sequence[float]
+) -> tuple[int, ...] | None:
+    """The same samples divided by the ranks' pace, if a step's compute gains enough by it.
+
+    Ranks without a batch keep none; where a pace is not known yet there is no answer.
+    """
+    working = [rank for rank, batch in enumerate(batches) if batch]
+    if len(working) < 2 or not all(sample_seconds[rank] for rank in working):
+        return None
+    found = [0] * len(batches)
+    # Each sample goes where it is done first: that is the least longest time.
+    ends = [(sample_seconds[rank], rank) for rank in working]
+    heapq.heapify(ends)
+    for _ in range(sum(batches)):
+        end, rank = heapq.heappop(ends)
+        found[rank] += 1
+        heapq.heappush(ends, (end + sample_seconds[rank], rank))
+    before = max(batches[rank] * sample_seconds[rank] for rank in working)
+    after = max(found[rank] * sample_seconds[rank] for rank in working)
+    return tuple(found) if after <= (1.0 - LEAST_GAIN) * before else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,13 +27,12 @@ from drystone.run.train.checkpoint.background import BackgroundSaves
 from drystone.run.train.checkpoint.checkpoint import Progress, load_latest, save_checkpoint
 from drystone.run.train.collectives import Wire
 from drystone.run.train.config import RankConfig
-from drystone.run.train.data.batch import RankWork, micro_batches
+from drystone.run.train.data import RankWork, micro_batches
 from drystone.run.train.emulate import SLOWDOWN, EmulatedDevice
 from drystone.run.train.group import this_device
 from drystone.run.train.models.layered import Batch, LayeredModel
-from drystone.run.train.step_report import StepReport
+from drystone.run.train.step_report import StepReport, Straggler, StragglerWatch, better_batches
 from drystone.run.train.stepping import LossScale, Stepper, StepResult
-from drystone.run.train.straggler import Straggler, StragglerWatch, better_batches
 from drystone.run.train.uneven.engine import Engine
 
 MakeOptimizer = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]

@@ -8,7 +8,7 @@ import pytest
 from drystone.describe.market import Offer, PriceChange
 from drystone.errors import UnknownName, UnreadableFile
 from drystone.run.renting.provider import Stage, make_token, node_name, rental_of
-from drystone.run.renting.simulated_cloud import CloudWeather, SimulatedCloud
+from drystone.run.renting.simulated_cloud import CloudConditions, SimulatedCloud
 
 OFFER = Offer(name="t4", gpu="T4", num_gpus=1, price_dollars_per_hour=3.6, start_delay_seconds=60.0)
 
@@ -26,8 +26,8 @@ def clock():
     return Clock()
 
 
-def opened(path: Path, clock: Clock, offer: Offer = OFFER, **weather) -> SimulatedCloud:
-    return SimulatedCloud(path / "cloud.json", (offer,), CloudWeather(**weather), clock)
+def opened(path: Path, clock: Clock, offer: Offer = OFFER, **conditions) -> SimulatedCloud:
+    return SimulatedCloud(path / "cloud.json", (offer,), CloudConditions(**conditions), clock)
 
 
 def stages(cloud: SimulatedCloud) -> list[Stage]:

@@ -1,4 +1,4 @@
-"""Talk to agents, and start them."""
+"""Connections to agents, and how agents are found and started."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from drystone.errors import DrystoneError
+from drystone.run.engines.agent.launches import read_json
 from drystone.run.engines.agent.network import RefusalKind, proof_of, short_path
-from drystone.run.engines.contract import Key, Seen
+
+Found = TypeVar("Found")
 
 _KINDS_BY_TEXT: Final = {
     "still runs": RefusalKind.BUSY,
@@ -151,126 +152,71 @@ def _refusal(answer: Mapping[str, Any]) -> AgentRefused:
     return AgentRefused(text)
 
 
+def find_agent(folder: Path, node: str, secret: str, *, timeout_seconds: float) -> Remote | None:
+    """The agent of a node whose address stands in its folder, if it answers and means to stay."""
+    address = read_json(folder / "address.json")
+    if address is None:
+        return None
+    remote = Remote(host=address["host"], port=int(address["port"]), secret=secret)
+    client = AgentClient(remote, timeout_seconds=timeout_seconds)
+    try:
+        told = client.ask("hello")
+    except (AgentGone, AgentRefused):
+        return None
+    finally:
+        client.close()
+    return remote if told["node"] == node and not told["leaving"] else None
+
+
 def start_agent(
     folder: Path, *, node: str, idle_seconds: float = 600.0, wait_seconds: float = 10.0
 ) -> int:
     """Start an agent that outlives us, unless one answers already; its pid."""
     folder.mkdir(parents=True, exist_ok=True)
-    client = AgentClient(folder)
-    try:
-        return int(client.ask("hello")["pid"])
-    except AgentGone:
-        pass
-    finally:
-        client.close()
-    module = [sys.executable, "-m", "drystone.run.engines.agent"]
+
+    def find_pid() -> int | None:
+        client = AgentClient(folder)
+        try:
+            return int(client.ask("hello")["pid"])
+        except AgentGone:
+            return None
+        finally:
+            client.close()
+
+    return find_pid() or run_agent(
+        folder,
+        [node, str(idle_seconds)],
+        find_pid,
+        environment={**os.environ, "PYTHONUNBUFFERED": "1"},
+        wait_seconds=wait_seconds,
+    )
+
+
+def run_agent(
+    folder: Path,
+    arguments: Sequence[str],
+    find: Callable[[], Found | None],
+    *,
+    environment: Mapping[str, str],
+    wait_seconds: float,
+    prepare: Callable[[], None] | None = None,
+) -> Found:
+    """Start an agent and wait until it is found; `arguments` begin with the name of its node."""
     with (folder / "agent.log").open("ab") as log:
         subprocess.run(
-            [*module, str(folder), node, str(idle_seconds)],
+            [sys.executable, "-m", "drystone.run.engines.agent", str(folder), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             check=False,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            env=dict(environment),
+            preexec_fn=prepare,
         )
     deadline = time.monotonic() + wait_seconds
     while time.monotonic() < deadline:
-        try:
-            return int(client.ask("hello")["pid"])
-        except AgentGone:
-            time.sleep(0.02)
-        finally:
-            client.close()
-    log_text = (folder / "agent.log").read_text(encoding="utf-8", errors="replace")[-500:]
-    raise AgentGone(f"the agent of {node} did not start: {log_text.strip()}")
-
-
-class AgentPool:
-    """One connection to each agent."""
-
-    def __init__(self, *, timeout_seconds: float = 2.0) -> None:
-        self.controller = 0  # the epoch that orders carry
-        self._timeout_seconds = timeout_seconds
-        self._clients: dict[str, AgentClient] = {}
-        self._known: dict[str, tuple[Key, ...]] = {}  # launches that each agent told of last
-
-    def put(self, node: str, where: Path | Remote) -> None:
-        """The agent of a node is there; a connection to an earlier one is let go."""
-        self.drop(node)
-        self._clients[node] = AgentClient(
-            where, controller=self.controller, timeout_seconds=self._timeout_seconds
-        )
-
-    def drop(self, node: str) -> None:
-        """Nothing more is asked of a node."""
-        self._known.pop(node, None)
-        if node in self._clients:
-            self._clients.pop(node).close()
-
-    def close(self) -> None:
-        """Let go of the connections; the agents stay."""
-        for client in self._clients.values():
-            client.close()
-
-    def quit(self) -> None:
-        """End all agents, and with them everything that runs."""
-        for client in self._clients.values():
-            with suppress(AgentGone, AgentRefused):
-                client.ask("quit")
-        self.close()
-
-    def ask(self, node: str, op: str, **values: Any) -> dict[str, Any]:
-        """One request to one agent."""
-        if node not in self._clients:
-            raise AgentGone(f"there is no agent of {node}")
-        return self._clients[node].ask(op, **values)
-
-    def poll(
-        self, offsets: Mapping[Key, int], renew: Iterable[Key], lease_seconds: float
-    ) -> tuple[list[Seen], set[str], dict[str, str]]:
-        """Launches of all agents, the nodes that did not answer, and why nodes are to be left."""
-        renewed = frozenset(renew)
-        launches: list[Seen] = []
-        silent: set[str] = set()
-        leaving: dict[str, str] = {}
-        for node, client in self._clients.items():
-            # Only of what it told last time: a thousand nodes need not hear of each other's.
-            known = self._known.get(node, ())
-            told = {f"{one[0]}.{one[1]}": offsets[one] for one in known if one in offsets}
-            longer = [list(one) for one in known if one in renewed]
-            try:
-                client.send("poll", offsets=told, renew=longer, lease_seconds=lease_seconds)
-            except AgentGone:
-                silent.add(node)
-        deadline = time.monotonic() + self._timeout_seconds
-        for node, client in self._clients.items():
-            if node in silent:
-                continue
-            try:
-                answer = client.receive(deadline - time.monotonic())
-            except AgentGone:
-                silent.add(node)
-                continue
-            except AgentRefused:  # there is a later controller; other answers are on their way
-                self.close()
-                raise
-            seen = [_seen(node, one) for one in answer["launches"]]
-            self._known[node] = tuple((one.job_id, one.epoch) for one in seen)
-            launches += seen
-            if answer.get("leaving"):
-                leaving[node] = str(answer["leaving"])
-        return launches, silent, leaving
-
-
-def _seen(node: str, table: Mapping[str, Any]) -> Seen:
-    return Seen(
-        node=node,
-        job_id=table["job_id"],
-        epoch=table["epoch"],
-        devices=tuple(table["devices"]),
-        exits={int(rank): code for rank, code in table["exits"].items()},
-        is_over=table["is_over"],
-        note=table["note"],
-        reports=table["reports"],
-        offset=table["offset"],
-    )
+        found = find()
+        if found is not None:
+            return found
+        time.sleep(0.02)
+    text = (folder / "agent.log").read_text(encoding="utf-8", errors="replace")[-500:]
+    raise AgentGone(f"the agent of {arguments[0]} did not start: {text.strip()}")

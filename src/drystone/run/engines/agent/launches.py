@@ -80,7 +80,7 @@ def birth_of(pid: int) -> str:
 
 PYTHON = "{python}"  # in arguments: the interpreter that runs the agent
 LOST_EXIT = -1000  # how a process ended is not known: the agent that watched it is gone
-_MOST_CHUNK = 262_144
+_MAX_CHUNK_BYTES = 262_144
 
 
 class Launch:
@@ -92,8 +92,8 @@ class Launch:
         self.folder, self.request = folder, request
         self._variables = variables or {}  # of the node; what is asked for goes before them
         self.job_id, self.epoch = str(request["job_id"]), int(request["epoch"])
-        self.devices = [int(one["device"]) for one in request["ranks"]]
-        self.exits: dict[int, int | None] = {int(one["rank"]): None for one in request["ranks"]}
+        self.devices = [int(rank["device"]) for rank in request["ranks"]]
+        self.exits: dict[int, int | None] = {int(rank["rank"]): None for rank in request["ranks"]}
         self.note = ""  # why it was ended, where it was us
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._pids: dict[int, int] = {}
@@ -114,21 +114,21 @@ class Launch:
         write_whole(self.folder / "launch.json", self.request)
         self.renew(float(self.request["lease_seconds"]))
         try:
-            for one in self.request["ranks"]:
-                self._start_rank(one)
+            for table in self.request["ranks"]:
+                self._start_rank(table)
         except OSError as error:
             self.end(grace_seconds=0, note=f"cannot be started: {error}")
             raise
         pids = {rank: [pid, birth_of(pid)] for rank, pid in self._pids.items()}
         write_whole(self.folder / "processes.json", pids)
 
-    def _start_rank(self, one: dict[str, Any]) -> None:
-        rank = int(one["rank"])
+    def _start_rank(self, table: dict[str, Any]) -> None:
+        rank = int(table["rank"])
         environment = {
             **self._variables,
             **os.environ,
             **self.request.get("environment", {}),
-            **one.get("environment", {}),
+            **table.get("environment", {}),
             EPOCH_VARIABLE: str(self.epoch),
             LEASE_VARIABLE: str(self.folder / "lease"),
         }
@@ -136,7 +136,7 @@ class Launch:
             environment[FENCE_VARIABLE] = str(self.request["fence"])
         with self._open(f"rank-{rank}.out") as output, self._open(f"rank-{rank}.log") as log:
             process = spawn(
-                [sys.executable if one == PYTHON else one for one in self.request["arguments"]],
+                [sys.executable if word == PYTHON else word for word in self.request["arguments"]],
                 environment=environment,
                 folder=str(self.request.get("folder", "")),
                 output=output,
@@ -218,13 +218,13 @@ class Launch:
         name = self.request.get("reports")
         return read_lines(self.folder / name, offset) if name else ("", offset)
 
-    def tail(self, most_bytes: int) -> str:
+    def tail(self, max_bytes: int) -> str:
         """The last of what its processes wrote to their logs, rank by rank."""
         parts = []
         for rank in self.exits:
             for ending in ("out", "log") if self.request.get("is_command") else ("log",):
                 path = self.folder / f"rank-{rank}.{ending}"
-                text = read_tail(path, most_bytes)
+                text = read_tail(path, max_bytes)
                 if text.strip():
                     parts.append(f"--- rank {rank}\n{text}" if len(self.exits) > 1 else text)
         return "\n".join(parts)
@@ -263,21 +263,21 @@ def read_lines(path: Path, offset: int) -> tuple[str, int]:
     try:
         with open_plain(path) as file:
             file.seek(offset)
-            chunk = file.read(_MOST_CHUNK)
+            chunk = file.read(_MAX_CHUNK_BYTES)
     except OSError:
         return "", offset
     end = chunk.rfind(b"\n") + 1
-    if end == 0 and len(chunk) == _MOST_CHUNK:
+    if end == 0 and len(chunk) == _MAX_CHUNK_BYTES:
         end = len(chunk)  # one endless line: pass over it
     return chunk[:end].decode("utf-8", errors="replace"), offset + end
 
 
-def read_tail(path: Path, most_bytes: int) -> str:
+def read_tail(path: Path, max_bytes: int) -> str:
     """The end of a file."""
     try:
         with open_plain(path) as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - most_bytes))
+            file.seek(max(0, size - max_bytes))
             return file.read().decode("utf-8", errors="replace")
     except OSError:
         return ""

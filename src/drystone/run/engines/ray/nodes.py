@@ -1,5 +1,6 @@
-"""Which nodes of a Ray cluster can train, with which GPUs? From resources and labels alone.
+"""Nodes of a Ray cluster that can train, and how their agents are started.
 
+Which GPUs a node has is known from its resources and labels alone.
 A node counts with as many GPUs as Ray gives it (`GPU`), of the type that it says: the label
 `drystone-gpu`, else Ray's own `ray.io/accelerator-type`, else a resource `accelerator_type:NAME`.
 With the labels `drystone-speed` and `drystone-memory` its GPUs are emulated on its processor; a
@@ -11,8 +12,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -26,7 +25,7 @@ from drystone.describe.cluster import NodeSpec
 from drystone.describe.files.cluster import ClusterSpec, Emulation
 from drystone.describe.gpu_prices import cheapest_price
 from drystone.errors import DrystoneError, InvalidSpec, RequestError
-from drystone.run.engines.agent.client import AgentClient, AgentGone, AgentRefused, Remote
+from drystone.run.engines.agent.client import find_agent, run_agent
 from drystone.run.engines.agent.launches import read_json
 from drystone.units import parse_bytes
 
@@ -64,7 +63,7 @@ def find_nodes(rows: Iterable[Mapping[str, Any]], file: ClusterSpec | None = Non
     by_type = file.emulations if file is not None else {}
     found = Found()
     kinds: dict[str, Emulation | None] = {}
-    for row in sorted(rows, key=lambda one: str(one["NodeID"])):
+    for row in sorted(rows, key=lambda row: str(row["NodeID"])):
         if not row.get("Alive") or not int(row.get("Resources", {}).get("GPU", 0)):
             continue
         try:
@@ -82,12 +81,12 @@ def find_nodes(rows: Iterable[Mapping[str, Any]], file: ClusterSpec | None = Non
 
 def cluster_of(nodes: Iterable[RayNode], file: ClusterSpec | None = None) -> ClusterSpec:
     """The cluster that nodes make, at the prices of a file, or else at example prices."""
-    listed = sorted(nodes, key=lambda one: (one.spec.gpu, one.spec.id))
-    prices = {one.spec.gpu: cheapest_price(one.spec.gpu) for one in listed}
+    listed = sorted(nodes, key=lambda node: (node.spec.gpu, node.spec.id))
+    prices = {node.spec.gpu: cheapest_price(node.spec.gpu) for node in listed}
     told = file.dollars_per_gpu_hour if file is not None else {}
     return ClusterSpec(
-        nodes=tuple(one.spec for one in listed),
-        emulations={one.spec.gpu: one.emulation for one in listed if one.emulation is not None},
+        nodes=tuple(node.spec for node in listed),
+        emulations={node.spec.gpu: node.emulation for node in listed if node.emulation},
         dollars_per_gpu_hour={
             gpu: told.get(gpu, price.on_demand_dollars_per_gpu_hour if price else 0.0)
             for gpu, price in prices.items()
@@ -147,10 +146,10 @@ _RAY_VARIABLES: Final = ("RAY_", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "PYT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentWish:
+class AgentRequest:
     """What is asked of a node."""
 
-    folder: str  # of the agent, on the disk that all share
+    folder: str  # of the agent, on the disk that all nodes share
     node: str
     host: str  # of the node, as the others call it
     secret: str  # the file with it
@@ -172,37 +171,34 @@ def own_version() -> str:
         return ""
 
 
-def begin_agent(wish: AgentWish) -> dict[str, Any]:
-    """Find or start the agent; its address."""
-    _check(wish)
-    folder = Path(wish.folder)
-    known = _hello(wish)
+def begin_agent(request: AgentRequest) -> dict[str, Any]:
+    """Find or start the agent; its address. It runs on the node, in a worker of Ray."""
+    _check(request)
+    folder = Path(request.folder)
+    secret = Path(request.secret).read_text(encoding="ascii").strip()
+
+    def find_address() -> dict[str, Any] | None:
+        found = find_agent(folder, request.node, secret, timeout_seconds=2.0)
+        return None if found is None else {"host": found.host, "port": found.port}
+
+    known = find_address()
     if known is not None:
         return known
-    if wish.replaces_hung:
+    if request.replaces_hung:
         _end_hung(folder)
     folder.mkdir(parents=True, exist_ok=True)
     raylet = find_raylet(os.getpid())
-    arguments = [
-        sys.executable, "-m", "drystone.run.engines.agent", wish.folder, wish.node,
-        "--listen", wish.host, "--secret", wish.secret, "--life", str(raylet),
-    ]  # fmt: skip
-    kept = {
-        name: value for name, value in os.environ.items() if not name.startswith(_RAY_VARIABLES)
-    }
-    with (folder / "agent.log").open("ab") as log:
-        subprocess.run(
-            arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False, env=kept,
-            preexec_fn=lambda: _be_as_nice_as(raylet),
-        )  # fmt: skip
-    deadline = time.monotonic() + _START_SECONDS
-    while time.monotonic() < deadline:
-        known = _hello(wish)
-        if known is not None:
-            return known
-        time.sleep(0.05)
-    text = (folder / "agent.log").read_text(encoding="utf-8", errors="replace")[-500:]
-    raise AgentGone(f"the agent of {wish.node} did not start: {text.strip()}")
+    options = ["--listen", request.host, "--secret", request.secret, "--life", str(raylet)]
+    return run_agent(
+        folder,
+        [request.node, *options],
+        find_address,
+        environment={
+            name: value for name, value in os.environ.items() if not name.startswith(_RAY_VARIABLES)
+        },
+        wait_seconds=_START_SECONDS,
+        prepare=lambda: _be_as_nice_as(raylet),
+    )
 
 
 def _be_as_nice_as(raylet: int) -> None:
@@ -229,32 +225,15 @@ def find_raylet(pid: int) -> int:
     return 0
 
 
-def _check(wish: AgentWish) -> None:
+def _check(request: AgentRequest) -> None:
     try:
-        text = Path(wish.token).read_text(encoding="ascii")
+        text = Path(request.token).read_text(encoding="ascii")
     except OSError:
         text = ""
-    if text != wish.token_text:
-        raise NotShared(f"{Path(wish.token).parent} is not the same folder there")
-    if own_version() != wish.version:
-        raise DrystoneError(f"it has drystone {own_version() or 'none'}, not {wish.version}")
-
-
-def _hello(wish: AgentWish) -> dict[str, Any] | None:
-    """The address of an agent that answers."""
-    address = read_json(Path(wish.folder) / "address.json")
-    if address is None:
-        return None
-    secret = Path(wish.secret).read_text(encoding="ascii").strip()
-    remote = Remote(host=address["host"], port=int(address["port"]), secret=secret)
-    client = AgentClient(remote, timeout_seconds=2.0)
-    try:
-        told = client.ask("hello")
-    except (AgentGone, AgentRefused):
-        return None
-    finally:
-        client.close()
-    return dict(address) if told["node"] == wish.node and not told["leaving"] else None
+    if text != request.token_text:
+        raise NotShared(f"{Path(request.token).parent} is not the same folder there")
+    if own_version() != request.version:
+        raise DrystoneError(f"it has drystone {own_version() or 'none'}, not {request.version}")
 
 
 def _end_hung(folder: Path) -> None:

@@ -1,22 +1,22 @@
-"""All talk with Ray, in a thread of its own: if Ray hangs, the controller's loop does not.
+"""The connection to a Ray cluster, and what was seen of it last.
 
-The loop leaves its wishes here (agents to be started, locks to be had or given back) and reads what
-was found at the last look.
+Everything that Ray is asked goes through the thread of a `ClusterWatch`: if Ray hangs, the
+controller's loop does not.
 """
 
 from __future__ import annotations
 
-import logging
 import os
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any, Final, NamedTuple
 
 from drystone.describe.files.cluster import ClusterSpec
 from drystone.errors import DrystoneError, InvalidSpec, MissingExtra
-from drystone.run.engines.ray.nodes import ID_LABEL, AgentWish, Found, begin_agent, find_nodes
+from drystone.run.engines.agents_on_nodes import ClusterWatch
+from drystone.run.engines.ray.nodes import ID_LABEL, AgentRequest, Found, begin_agent, find_nodes
 
 _NAMESPACE: Final = "drystone"
 # Ray reads these when it is imported. It would count its users, and print to our standard output
@@ -28,6 +28,7 @@ _VARIABLES: Final = {
 }
 _READY: Final = "CREATED"
 _OVER: Final = "REMOVED"
+_ANSWER_SECONDS: Final = 0.1  # between looks while agents are being started
 
 
 class Lock(NamedTuple):
@@ -84,12 +85,12 @@ class RayConnection:
 
     # --- agents ---------------------------------------------------------------------------------
 
-    def begin(self, ray_id: str, wish: AgentWish) -> Any:
+    def begin(self, ray_id: str, request: AgentRequest) -> Any:
         """Let a node find or start its agent; what `answer` takes."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         where = NodeAffinitySchedulingStrategy(node_id=ray_id, soft=False)
-        return self._task.options(scheduling_strategy=where).remote(wish)
+        return self._task.options(scheduling_strategy=where).remote(request)
 
     def answer(self, reference: Any) -> dict[str, Any] | str | None:
         """The agent's address, or what went wrong; None while the node is still at it."""
@@ -160,157 +161,90 @@ def _last_line(text: str) -> str:
     return lines[-1] if lines else "no reason was given"
 
 
-@dataclass(slots=True)
-class Look:
-    """What was seen last."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayView:
+    """A Ray cluster at one time."""
 
+    asked: float = 0.0  # when it was asked, by the monotonic clock
     found: Found = field(default_factory=Found)
     dead: Mapping[str, str] = field(default_factory=dict)  # by Ray's id: why
     locks: Mapping[str, Lock] = field(default_factory=dict)  # by name
     free_gpus: Mapping[str, float] = field(default_factory=dict)  # by Ray's id
-    number: int = 0  # of looks so far
 
 
-class Watch:
-    """Looks at a Ray cluster every so often, and whenever there is a wish."""
+class RayWatch:
+    """What Ray shows, and what it is asked to do: agents to start, locks to take and release."""
 
     def __init__(
         self, connection: RayConnection, file: ClusterSpec | None, *, look_seconds: float
     ) -> None:
-        self._connection, self._file, self._look_seconds = connection, file, look_seconds
-        self._mutex = threading.Condition()
-        self._look = Look()
-        self._begins: dict[str, tuple[str, AgentWish]] = {}  # by node: Ray's id, and the wish
-        self._answers: dict[str, dict[str, Any] | str] = {}
-        self._locks: dict[str, Mapping[str, int]] = {}
-        self._unlocks: set[str] = set()
-        self._pending: dict[str, Any] = {}  # references by node
-        self._is_ending = False
-        self._thread: threading.Thread | None = None
-        self._log = logging.getLogger("drystone.ray")
-        self._told = ""
-
-    def start(self) -> None:
-        """Begin; the first look is over when this returns."""
-        self.step()
-        self._thread = threading.Thread(target=self._run, name="drystone-ray", daemon=True)
-        self._thread.start()
-
-    def close(self, wait_seconds: float = 5.0) -> None:
-        """End; wishes that are left are tried once more."""
-        with self._mutex:
-            self._is_ending = True
-            self._mutex.notify_all()
-        if self._thread is not None:
-            self._thread.join(wait_seconds)
+        self._connection, self._file = connection, file
+        self._starting: dict[str, Any] = {}  # by node: Ray's reference, used in the thread alone
+        self._answers: SimpleQueue[tuple[str, dict[str, Any] | str]] = SimpleQueue()
+        self.thread = ClusterWatch(
+            "Ray", self._look, RayView(), look_seconds=look_seconds, passing=Exception
+        )
 
     @property
-    def is_running(self) -> bool:
-        """Whether it has begun."""
-        return self._thread is not None
-
-    @property
-    def look(self) -> Look:
+    def view(self) -> RayView:
         """What was seen last."""
-        with self._mutex:
-            return self._look
+        return self.thread.view
 
-    def begin(self, node: str, ray_id: str, wish: AgentWish) -> None:
-        """Have an agent started."""
-        with self._mutex:
-            self._begins[node] = (ray_id, wish)
-            self._mutex.notify_all()
+    def start_agent(self, node: str, ray_id: str, request: AgentRequest) -> None:
+        """Have an agent started; `answers` tells what came of it."""
+
+        def begin() -> None:
+            if node not in self._starting:
+                self._starting[node] = self._connection.begin(ray_id, request)
+
+        self.thread.order(begin, f"start {node}")
 
     def answers(self) -> dict[str, dict[str, Any] | str]:
         """By node: the addresses of agents that came up since, or why one did not."""
-        with self._mutex:
-            answers, self._answers = self._answers, {}
-            return answers
+        if self._starting:
+            self.thread.look_soon(time.monotonic() - _ANSWER_SECONDS)
+        found = {}
+        while not self._answers.empty():
+            node, answer = self._answers.get()
+            found[node] = answer
+        return found
 
     def lock(self, name: str, gpus: Mapping[str, int]) -> None:
         """Have a lock taken, unless it is there."""
-        with self._mutex:
-            if name not in self._look.locks and name not in self._locks:
-                self._locks[name] = dict(gpus)
-                self._mutex.notify_all()
+
+        def take() -> None:
+            if name not in self._connection.locks():
+                self._connection.lock(name, gpus)
+
+        if f"lock {name}" not in self.thread.unseen() and name not in self.view.locks:
+            self.thread.order(take, f"lock {name}")
 
     def unlock(self, name: str) -> None:
         """Have a lock given back."""
-        with self._mutex:
-            self._locks.pop(name, None)
-            self._unlocks.add(name)
-            self._mutex.notify_all()
+        self.thread.order(lambda: self._connection.unlock(name), f"unlock {name}")
 
     def lock_names(self) -> set[str]:
         """The locks that are there, or will be."""
-        with self._mutex:
-            return (set(self._look.locks) | set(self._locks)) - self._unlocks
+        unseen = self.thread.unseen()
+        wanted = {tag.removeprefix("lock ") for tag in unseen if tag.startswith("lock ")}
+        given_back = {tag.removeprefix("unlock ") for tag in unseen if tag.startswith("unlock ")}
+        return (wanted | set(self.view.locks)) - given_back
 
-    def _run(self) -> None:
-        while True:
-            with self._mutex:
-                is_busy = bool(self._begins or self._locks or self._unlocks)
-                if not is_busy and not self._is_ending:
-                    self._mutex.wait(0.1 if self._pending else self._look_seconds)
-                is_ending = self._is_ending
-            self._try(self.step)
-            if is_ending:
-                return
-
-    def _try(self, what: Callable[[], None]) -> None:
-        """Ray's troubles are told once, and tried again."""
-        try:
-            what()
-            self._told = ""
-        except Exception as error:  # whatever Ray raises; the agents are asked in any case
-            told = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
-            if told != self._told:
-                self._log.warning("Ray does not answer as it should: %s", told)
-            self._told = told
-            time.sleep(min(1.0, self._look_seconds))
-
-    def step(self) -> None:
-        """Carry wishes out, then look."""
-        with self._mutex:
-            begins, self._begins = self._begins, {}
-            locks, unlocks = dict(self._locks), set(self._unlocks)
-        for node, (ray_id, wish) in begins.items():
-            if node not in self._pending:
-                self._pending[node] = self._connection.begin(ray_id, wish)
-        for name in unlocks:
-            self._connection.unlock(name)
-        there = self._connection.locks()
-        for name, gpus in locks.items():
-            if name not in there:
-                self._connection.lock(name, gpus)
-        if locks:
-            there = self._connection.locks()
-        free, rows = self._connection.free_gpus(), self._connection.nodes()
-        answers = {}
-        for node, reference in list(self._pending.items()):
+    def _look(self, asked: float) -> RayView:
+        there, free = self._connection.locks(), self._connection.free_gpus()
+        rows = self._connection.nodes()
+        for node, reference in list(self._starting.items()):
             answer = self._connection.answer(reference)
             if answer is not None:
-                answers[node] = answer
-                del self._pending[node]
+                del self._starting[node]
+                self._answers.put((node, answer))
         dead = {
             str(row["NodeID"]): str(row.get("DeathReasonMessage") or "Ray says that it is dead")
             for row in rows
             if not row.get("Alive")
         }
-        with self._mutex:
-            for name in locks:
-                self._locks.pop(name, None)
-            self._unlocks -= unlocks
-            self._answers |= answers
-            self._look = Look(
-                find_nodes(rows, self._file), dead, there, free, self._look.number + 1
-            )
-            self._mutex.notify_all()
-
-    def wait_look(self, seconds: float) -> None:
-        """Until something was seen, at most so long."""
-        with self._mutex:
-            self._mutex.wait(seconds)
+        found = find_nodes(rows, self._file)
+        return RayView(asked=asked, found=found, dead=dead, locks=there, free_gpus=free)
 
 
 class NoNodes(DrystoneError):

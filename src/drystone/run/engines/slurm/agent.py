@@ -155,7 +155,7 @@ def _configuration(pid: int) -> str | None:
         lines = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return None
-    return next((one.partition("=")[2] for one in lines if one.startswith("SLURM_CONF=")), None)
+    return next((line.partition("=")[2] for line in lines if line.startswith("SLURM_CONF=")), None)
 
 
 def _listen(folder: Path, address: str) -> tuple[str, socket.socket]:

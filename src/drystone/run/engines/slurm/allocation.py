@@ -37,12 +37,11 @@ class Allocation:
     is_recalled: bool = False  # Slurm asked it to leave
     submitted: float = 0.0  # by the monotonic clock
     actual: dict[str, str] = field(default_factory=dict)  # the node that stands for a planned one
-    silent_since: dict[str, float] = field(default_factory=dict)  # by planned node
     lost: dict[str, str] = field(default_factory=dict)  # planned nodes, and why
     forgotten: set[str] = field(default_factory=set)  # whose launch the controller has taken down
 
     def name_of(self, node: str) -> str:
-        """How the pool of agents calls the agent of a planned node."""
+        """The name of the connection to the agent of a planned node."""
         return f"{self.key[0]}.{self.key[1]}@{node}"
 
     def launch_folder(self, node: str) -> Path:
@@ -135,7 +134,7 @@ def _match(
     wanted: Mapping[str, int], there: Mapping[str, int], types: Mapping[str, str]
 ) -> dict[str, str] | None:
     left, actual = dict(there), {}
-    for node in [one for one in wanted if one in left]:
+    for node in [name for name in wanted if name in left]:
         actual[node] = node
         del left[node]
     for node, count in wanted.items():

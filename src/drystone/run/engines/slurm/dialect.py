@@ -1,4 +1,4 @@
-"""What Slurm's JSON says, in whichever dialect: nodes and jobs, with what an engine needs of them.
+"""Nodes and jobs in Slurm's JSON, in the dialects of its versions, and Slurm's lists of hosts.
 
 Between 22.05 and 24.11 the same fields changed shape: numbers became objects (`{"set": true,
 "infinite": false, "number": 3}`), a state became a list of states with its flags among them, lists
@@ -11,16 +11,65 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, Final
 
 from drystone.errors import DrystoneError
-from drystone.run.engines.slurm.hostlist import expand
+
+_MAX_NAMES: Final = 1_000_000
+_BRACKETS: Final = re.compile(r"\[([^\]]*)\]")
+
+
+def expand_hosts(text: str) -> tuple[str, ...]:
+    """The names in a list such as `a[1-3],b7`, in its order."""
+    names: list[str] = []
+    for part in _split(text):
+        pieces = _BRACKETS.split(part)  # fixed text and ranges take turns
+        choices = [
+            (piece,) if index % 2 == 0 else _range(piece) for index, piece in enumerate(pieces)
+        ]
+        size = 1
+        for choice in choices:
+            size *= len(choice)
+        if len(names) + size > _MAX_NAMES:
+            raise DrystoneError(f"the node list {text[:60]!r} names more than {_MAX_NAMES} nodes")
+        names += ["".join(combined) for combined in product(*choices)]
+    return tuple(names)
+
+
+def _split(text: str) -> list[str]:
+    """At commas that are not inside brackets."""
+    parts, depth, start = [], 0, 0
+    for index, letter in enumerate(text):
+        depth += (letter == "[") - (letter == "]")
+        if letter == "," and depth == 0:
+            parts.append(text[start:index])
+            start = index + 1
+    parts.append(text[start:])
+    if depth:
+        raise DrystoneError(f"the node list {text[:60]!r} has a bracket too many or too few")
+    return [part for part in parts if part]
+
+
+def _range(text: str) -> tuple[str, ...]:
+    """`8,10-12` with as many digits as are written."""
+    found: list[str] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        last = last or first
+        if not (first.isdigit() and last.isdigit()) or int(last) - int(first) > _MAX_NAMES:
+            raise DrystoneError(f"{text[:60]!r} is no range of node numbers")
+        found += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+    return tuple(found)
+
 
 # A node in one of these cannot be given work; what runs there is ended, or will be.
 _LOST_STATES: Final = frozenset(
-    ("DOWN", "ERROR", "FAIL", "FUTURE", "INVALID", "INVALID_REG", "NOT_RESPONDING", "POWERED_DOWN",
-     "POWERING_DOWN", "REBOOT_ISSUED", "REBOOT_REQUESTED", "UNKNOWN")
-)  # fmt: skip
+    {
+        *("DOWN", "ERROR", "FAIL", "FUTURE", "INVALID", "INVALID_REG", "NOT_RESPONDING"),
+        *("POWERED_DOWN", "POWERING_DOWN", "REBOOT_ISSUED", "REBOOT_REQUESTED", "UNKNOWN"),
+    }
+)
 # In one of these it finishes what it has, and gets nothing more.
 _DRAINED_STATES: Final = frozenset(("DRAIN", "DRAINED", "DRAINING", "MAINTENANCE", "RESERVED"))
 
@@ -110,12 +159,12 @@ class SlurmJob:
 
 def parse_nodes(text: str) -> list[SlurmNode]:
     """The nodes of `scontrol show nodes --json` or, before 23.02, of `sinfo --json`."""
-    return [_node(one) for one in _list(text, "nodes")]
+    return [_node(row) for row in _list(text, "nodes")]
 
 
 def parse_jobs(text: str) -> list[SlurmJob]:
     """The jobs of `squeue --json`."""
-    return [_job(one) for one in _list(text, "jobs")]
+    return [_job(row) for row in _list(text, "jobs")]
 
 
 def count_gpus(gres: str) -> dict[str, int]:
@@ -142,7 +191,7 @@ def _list(text: str, name: str) -> list[Mapping[str, Any]]:
             f"this is not Slurm's JSON ({type(error).__name__}): {text[:80]!r}",
             hint="Drystone reads what Slurm 22.05 and later write",
         ) from None
-    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+    if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
         raise NotSlurm(f"{name!r} should be a list of objects in Slurm's JSON")
     return found
 
@@ -158,13 +207,13 @@ def _node(table: Mapping[str, Any]) -> SlurmNode:
         memory_mib=number(table.get("real_memory"), 0),
         partitions=tuple(_names(table.get("partitions"))),
         features=tuple(_names(table.get("active_features") or table.get("features"))),
-        states=frozenset(one.upper() for one in states),
+        states=frozenset(state.upper() for state in states),
         reason=_text(table.get("reason")),
     )
 
 
 def _job(table: Mapping[str, Any]) -> SlurmJob:
-    states = frozenset(one.upper() for one in _words(table.get("job_state")))
+    states = frozenset(word.upper() for word in _words(table.get("job_state")))
     return SlurmJob(
         id=number(table.get("job_id"), 0),
         het_id=number(table.get("het_job_id"), 0),
@@ -178,7 +227,7 @@ def _job(table: Mapping[str, Any]) -> SlurmJob:
 
 def _gpus_by_node(table: Mapping[str, Any]) -> dict[str, int]:
     """What a job has on each of its nodes: `gres_detail` goes along with the list of nodes."""
-    nodes = expand(_text(table.get("nodes")))
+    nodes = expand_hosts(_text(table.get("nodes")))
     details = table.get("gres_detail") or []
     if len(details) != len(nodes):
         details = [""] * len(nodes)

@@ -17,9 +17,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from drystone.describe.files.cluster import ClusterSpec
-from drystone.run.engines.agent.client import AgentGone, AgentPool, AgentRefused
-from drystone.run.engines.agent.launches import read_json, read_lines, read_tail, write_whole
-from drystone.run.engines.agent.network import keep_secret
+from drystone.run.engines.agent.client import AgentGone, AgentRefused
+from drystone.run.engines.agent.launches import read_json, read_tail, write_whole
+from drystone.run.engines.agents_on_nodes import (
+    LaunchNames,
+    NodeAgents,
+    read_shared_file,
+    silence_reason,
+)
 from drystone.run.engines.contract import Key, Poll, Rendezvous, Seen
 from drystone.run.engines.slurm.agent import RECALLED
 from drystone.run.engines.slurm.allocation import (
@@ -31,7 +36,7 @@ from drystone.run.engines.slurm.allocation import (
 )
 from drystone.run.engines.slurm.inventory import Inventory
 from drystone.run.engines.slurm.script import ScriptSettings, make_groups, write_script
-from drystone.run.engines.slurm.watch import Commands, SlurmRefused, Watch
+from drystone.run.engines.slurm.watch import Commands, SlurmRefused, SlurmWatch
 
 _PARTING_SECONDS: Final = 4.0  # a script whose agents have left ends by itself, usually
 
@@ -64,15 +69,14 @@ class SlurmEngine:
         self._root = self._folder / "slurm"
         self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._commands = Commands(self._settings.environment)
-        self._watch = Watch(self._commands, look_seconds=self._settings.look_seconds)
-        self._pool = AgentPool()
-        # Two systems of one user must not take each other's jobs for theirs.
-        self._prefix = f"drystone-{keep_secret(self._root / 'tag')[:8]}-"
+        self._watch = SlurmWatch(self._commands, look_seconds=self._settings.look_seconds)
+        self._connections = NodeAgents()
+        self._names = LaunchNames(self._root)
         self._allocations: dict[Key, Allocation] = {}
-        self._agents: dict[str, tuple[Allocation, str]] = {}  # by name in the pool
+        self._agents: dict[str, tuple[Allocation, str]] = {}  # by the name of their connection
         self._parting: dict[int, float] = {}  # jobs that should end by themselves, until when
         self._inventory = Inventory(
-            self._prefix, file, partitions=chosen.partitions, pins_nodes=chosen.pins_nodes
+            self._names.prefix, file, partitions=chosen.partitions, pins_nodes=chosen.pins_nodes
         )
 
     # --- from start to end ----------------------------------------------------------------------
@@ -83,20 +87,20 @@ class SlurmEngine:
 
     def start(self, controller: int) -> None:
         """Look at Slurm, and find the jobs of controllers before this one."""
-        self._pool.controller = controller
+        self._connections.set_controller(controller)
         self._watch.start()
-        by_name = {jobs[0].name: first for first, jobs in self._watch.last.jobs.items()}
+        by_name = {jobs[0].name: first for first, jobs in self._watch.view.jobs.items()}
         for folder in sorted(self._root.iterdir()):
             found = recover(folder) if folder.is_dir() else None
             if found is None:
                 continue
-            found.number = found.number or by_name.get(self._job_name(found.key), 0)
+            found.number = found.number or by_name.get(self._names.name(found.key), 0)
             self._allocations[found.key] = found
 
     def close(self) -> None:
         """Let go; what trains goes on until its lease runs out."""
-        self._pool.close()
-        self._watch.close()
+        self._connections.close()
+        self._watch.close(wait_seconds=30.0)
 
     def quit(self) -> None:
         """End every job of ours, and with them all agents."""
@@ -110,14 +114,15 @@ class SlurmEngine:
         now = time.monotonic()
         for allocation in self._allocations.values():
             self._meet(allocation)
-        launches, silent, leaving = self._pool.poll(offsets, renew, lease_seconds)
-        found = [self._named(one) for one in launches]
+        answers = self._connections.poll(offsets, renew, lease_seconds)
+        found = [self._named(launch) for launch in answers.launches]
         for name, (allocation, node) in list(self._agents.items()):
-            if name in leaving:
-                allocation.lost[node] = leaving[name]
-            elif node in allocation.lost and name not in silent:
+            if name in answers.leaving:
+                allocation.lost[node] = answers.leaving[name]
+            elif node in allocation.lost and name not in answers.silent:
                 del allocation.lost[node]  # its slurmd is back
-            self._note_silence(allocation, node, is_silent=name in silent, now=now)
+            if name in answers.silent:
+                self._note_silence(allocation, node, now)
         for allocation in self._allocations.values():
             found += self._absent(allocation, offsets)
         self._note_recalls(found, now)
@@ -125,11 +130,10 @@ class SlurmEngine:
         self._look_when_due(now)
         quiet = frozenset(
             node
-            for allocation in self._allocations.values()
-            for node in allocation.silent_since
-            if node not in allocation.lost
+            for name, (allocation, node) in self._agents.items()
+            if name in answers.silent and node not in allocation.lost
         )
-        cluster = self._inventory.renew(self._watch.last)
+        cluster = self._inventory.renew(self._watch.view)
         held: dict[str, int] = {}
         lost: dict[str, str] = {}
         for allocation in self._allocations.values():
@@ -141,8 +145,8 @@ class SlurmEngine:
             tuple(found),
             quiet,
             cluster,
-            lost={**self._inventory.lost(self._watch.last, there), **lost},
-            taken=self._inventory.taken(self._watch.last, held),
+            lost={**self._inventory.lost(self._watch.view, there), **lost},
+            taken=self._inventory.taken(self._watch.view, held),
         )
 
     def _meet(self, allocation: Allocation) -> None:
@@ -150,58 +154,52 @@ class SlurmEngine:
         self._note_end(allocation)
         if allocation.is_ready or allocation.is_over or not allocation.number:
             return
-        kinds = {name: next(iter(one.gpus), "") for name, one in self._watch.last.nodes.items()}
+        kinds = {name: next(iter(node.gpus), "") for name, node in self._watch.view.nodes.items()}
         agents = find_agents(allocation, kinds)
         if agents is None:
             return
         for node, remote in agents.items():
             name = allocation.name_of(node)
-            self._pool.put(name, remote)
+            self._connections.connect(name, remote)
             self._agents[name] = (allocation, node)
             self._link(allocation, node)
         allocation.is_ready = True
 
     def _note_end(self, allocation: Allocation) -> None:
         """Whether Slurm has ended it, or never had it."""
-        look = self._watch.last
-        if allocation.is_over or not allocation.number or look.asked <= allocation.submitted:
+        view = self._watch.view
+        if allocation.is_over or not allocation.number or view.asked <= allocation.submitted:
             return
-        jobs = look.jobs.get(allocation.number, ())
+        jobs = view.jobs.get(allocation.number, ())
         allocation.is_over = all(job.is_over for job in jobs) or allocation.has_ended()
 
-    def _note_silence(
-        self, allocation: Allocation, node: str, *, is_silent: bool, now: float
-    ) -> None:
+    def _note_silence(self, allocation: Allocation, node: str, now: float) -> None:
         """An agent that does not answer has left with its job, or its node is lost."""
-        if not is_silent:
-            allocation.silent_since.pop(node, None)
-            return
-        since = allocation.silent_since.setdefault(node, now)
+        seconds = self._connections.silent_seconds(allocation.name_of(node))
         if allocation.is_over or allocation.has_ended():
             allocation.is_over = True
             self._drop(allocation, node)
-        elif now - since > self._settings.silence_seconds:
-            reason = f"its agent has not answered for {now - since:.0f} s"
-            allocation.lost.setdefault(node, reason)
+        elif seconds > self._settings.silence_seconds:
+            allocation.lost.setdefault(node, silence_reason(seconds))
             self._drop(allocation, node)
         else:
             self._watch.look_soon(now - self._settings.busy_seconds)
 
     def _note_recalls(self, found: Iterable[Seen], now: float) -> None:
         """GPUs that Slurm wants back are not ours from the moment that the controller hears it."""
-        keys = {(one.job_id, one.epoch) for one in found if one.note == RECALLED}
+        keys = {(launch.job_id, launch.epoch) for launch in found if launch.note == RECALLED}
         for key in keys & self._allocations.keys():
-            one = self._allocations[key]
-            if not one.is_recalled:
-                gpus = {one.actual.get(node, node): count for node, count in one.gpus.items()}
-                self._inventory.recalled[one.number] = (gpus, now)
-                one.is_recalled = True
+            allocation = self._allocations[key]
+            if not allocation.is_recalled:
+                actual = allocation.actual
+                gpus = {actual.get(node, node): count for node, count in allocation.gpus.items()}
+                self._inventory.recalled[allocation.number] = (gpus, now)
+                allocation.is_recalled = True
 
     def _drop(self, allocation: Allocation, node: str) -> None:
         name = allocation.name_of(node)
-        self._pool.drop(name)
+        self._connections.disconnect(name)
         self._agents.pop(name, None)
-        allocation.silent_since.pop(node, None)
 
     def _absent(self, allocation: Allocation, offsets: Mapping[Key, int]) -> list[Seen]:
         """Launches whose agents are gone, from their files."""
@@ -212,8 +210,8 @@ class SlurmEngine:
             if allocation.name_of(node) in self._agents or node in allocation.forgotten:
                 continue
             note = allocation.lost.get(node, "Slurm has ended the job")
-            one = seen_from_files(allocation, node, offsets.get(allocation.key, 0), note)
-            found += [one] if one is not None else []
+            seen = seen_from_files(allocation, node, offsets.get(allocation.key, 0), note)
+            found += [seen] if seen is not None else []
         return found
 
     def _named(self, seen: Seen) -> Seen:
@@ -222,17 +220,18 @@ class SlurmEngine:
     def _look_when_due(self, now: float) -> None:
         """Look more often while a job is to start or to end."""
         is_afoot = self._parting or any(
-            not (one.is_ready or one.is_over) for one in self._allocations.values()
+            not (allocation.is_ready or allocation.is_over)
+            for allocation in self._allocations.values()
         )
         if is_afoot or self._inventory.suspects or self._inventory.recalled:
             self._watch.look_soon(now - self._settings.busy_seconds)
 
     def _part(self, now: float) -> None:
         """Jobs that were given back but do not end are cancelled."""
-        look = self._watch.last
+        view = self._watch.view
         for number, deadline in list(self._parting.items()):
-            if look.asked > deadline or now > deadline + 60:
-                if not all(job.is_over for job in look.jobs.get(number, ())):
+            if view.asked > deadline or now > deadline + 60:
+                if not all(job.is_over for job in view.jobs.get(number, ())):
                     self._watch.cancel(number)
                 del self._parting[number]
 
@@ -248,7 +247,7 @@ class SlurmEngine:
         if name in self._agents:
             if op == "launch":
                 values = self._launch_values(allocation, values)
-            return self._pool.ask(name, op, **values)
+            return self._connections.ask(name, op, **values)
         folder = allocation.launch_folder(node)
         if op == "forget":
             allocation.forgotten.add(node)
@@ -279,16 +278,16 @@ class SlurmEngine:
         if known is None:
             actual = allocation.actual[node]
             host = (read_json(allocation.folder / actual / "address.json") or {})["host"]
-            port = self._pool.ask(allocation.name_of(node), "port")["port"]
+            port = self._connections.ask(allocation.name_of(node), "port")["port"]
             known = {"host": host, "port": port}
             write_whole(path, known)
         return known
 
     def read(self, node: str, *, job_id: str, epoch: int, name: str, offset: int) -> dict[str, Any]:
-        """From the shared disk: it needs no agent."""
-        path = self._folder / "agents" / node / "launches" / f"{job_id}.{epoch}" / Path(name).name
-        text, end = read_lines(path, offset)
-        return {"text": text, "offset": end}
+        """From the shared disk."""
+        return read_shared_file(
+            self._folder / "agents", node, job_id=job_id, epoch=epoch, name=name, offset=offset
+        )
 
     def rendezvous(self, node: str) -> Rendezvous:
         """Nobody of ours is on the node yet: where the ranks meet is settled at the launch."""
@@ -328,7 +327,7 @@ class SlurmEngine:
             name = allocation.name_of(node)
             if name in self._agents:
                 with suppress(AgentGone, AgentRefused):
-                    self._pool.ask(name, "quit")
+                    self._connections.ask(name, "quit")
             elif allocation.number and not allocation.is_over and allocation.is_absent(node):
                 allocation.lost.setdefault(node, "no agent came up there")
             self._drop(allocation, node)
@@ -342,14 +341,14 @@ class SlurmEngine:
             self._parting[allocation.number] = now + _PARTING_SECONDS
 
     def _create(self, key: Key, gpus: Mapping[str, int]) -> Allocation:
-        look, settings = self._watch.last, self._settings
-        if gone := [node for node in gpus if node not in look.nodes]:
+        view, settings = self._watch.view, self._settings
+        if gone := [node for node in gpus if node not in view.nodes]:
             raise AgentGone(f"Slurm does not show {', '.join(gone)} any more")
         allocation = create(
             self._root,
             key,
             gpus,
-            addresses={name: one.address for name, one in look.nodes.items()},
+            addresses={name: node.address for name, node in view.nodes.items()},
             settings={
                 "grace_seconds": settings.grace_seconds,
                 "slurmd_seconds": settings.slurmd_seconds,
@@ -357,7 +356,7 @@ class SlurmEngine:
             },
         )
         groups = make_groups(
-            gpus, look.nodes, allowed=settings.partitions, pins_nodes=settings.pins_nodes
+            gpus, view.nodes, allowed=settings.partitions, pins_nodes=settings.pins_nodes
         )
         made = ScriptSettings(
             python=sys.executable,
@@ -368,7 +367,7 @@ class SlurmEngine:
             warning_seconds=settings.warning_seconds,
             options=settings.options,
         )
-        text = write_script(allocation.folder, self._job_name(key), groups, made)
+        text = write_script(allocation.folder, self._names.name(key), groups, made)
         (allocation.folder / "job.sh").write_text(text, encoding="utf-8")
         self._allocations[key] = allocation
         return allocation
@@ -385,9 +384,6 @@ class SlurmEngine:
                 self._watch.cancel(number)  # it was given back meanwhile
 
         self._watch.submit(allocation.folder / "job.sh", done)
-
-    def _job_name(self, key: Key) -> str:
-        return f"{self._prefix}{key[0]}.{key[1]}"
 
     def _link(self, allocation: Allocation, node: str) -> None:
         """People find logs where every engine has them: `agents/NODE/launches/JOB.EPOCH`."""

@@ -12,8 +12,9 @@ from drystone.describe.catalogue import find_gpu
 from drystone.describe.cluster import NodeSpec
 from drystone.describe.files.cluster import ClusterSpec, parse_cluster
 from drystone.errors import DrystoneError, InvalidSpec, UnknownName
+from drystone.run.engines.agents_on_nodes import TakenGpus
 from drystone.run.engines.slurm.dialect import SlurmJob, SlurmNode
-from drystone.run.engines.slurm.watch import Look
+from drystone.run.engines.slurm.watch import SlurmView
 
 
 def is_ours(job: SlurmJob, prefix: str) -> bool:
@@ -21,31 +22,31 @@ def is_ours(job: SlurmJob, prefix: str) -> bool:
     return job.name.startswith(prefix)
 
 
-def taken_by_others(look: Look, names: Iterable[str], prefix: str) -> dict[str, int]:
+def taken_by_others(view: SlurmView, names: Iterable[str], prefix: str) -> dict[str, int]:
     """GPUs in use on each node that are not ours; nodes on which there are none are left out.
 
     It is the difference of two answers, so that jobs which we may not see count as well.
     """
     own: dict[str, int] = {}
-    for jobs in look.jobs.values():
+    for jobs in view.jobs.values():
         for job in jobs:
             if is_ours(job, prefix) and (job.is_running or job.is_completing):
                 for node, count in job.gpus.items():
                     own[node] = own.get(node, 0) + count
     taken = {}
     for name in names:
-        there = look.nodes.get(name)
+        there = view.nodes.get(name)
         others = there.num_gpus_in_use - own.get(name, 0) if there is not None else 0
         if others > 0:
             taken[name] = others
     return taken
 
 
-def drained_rest(look: Look, held: Mapping[str, int], names: Iterable[str]) -> dict[str, int]:
+def drained_rest(view: SlurmView, held: Mapping[str, int], names: Iterable[str]) -> dict[str, int]:
     """On nodes that are drained nothing new may start: all that we do not hold there is taken."""
     rest = {}
     for name in names:
-        node = look.nodes.get(name)
+        node = view.nodes.get(name)
         if node is not None and node.is_drained and held.get(name, 0):
             rest[name] = node.num_gpus - held[name]
     return rest
@@ -66,7 +67,7 @@ def by_type(
     for name, count in taken.items():
         left[_kind(nodes[name])] = left.get(_kind(nodes[name]), 0) + count
     moved = {}
-    for name in sorted(names, key=lambda one: (held.get(one, 0), one)):
+    for name in sorted(names, key=lambda name: (held.get(name, 0), name)):
         room = nodes[name].num_gpus - held.get(name, 0)
         count = min(room, left.get(_kind(nodes[name]), 0))
         if count > 0:
@@ -75,11 +76,11 @@ def by_type(
     return moved
 
 
-def lost_nodes(look: Look, there: Container[str], names: Iterable[str]) -> dict[str, str]:
+def lost_nodes(view: SlurmView, there: Container[str], names: Iterable[str]) -> dict[str, str]:
     """Nodes where nothing can run, and why; our agents, where they are, know more than pings."""
     lost = {}
     for name in names:
-        node = look.nodes.get(name)
+        node = view.nodes.get(name)
         if node is None:
             lost[name] = "Slurm does not show it any more"
         elif node.is_lost and not (name in there and "DOWN" not in node.states):
@@ -112,15 +113,17 @@ def usable_nodes(nodes: Iterable[SlurmNode], partitions: Sequence[str] = ()) -> 
 
 def make_cluster(nodes: Sequence[SlurmNode], file: ClusterSpec | None = None) -> ClusterSpec:
     """The nodes as Drystone describes them, by name."""
-    named = {one.id: one.gpu for one in file.nodes} if file is not None else {}
+    named = {node.id: node.gpu for node in file.nodes} if file is not None else {}
     specs = []
-    for node in sorted(nodes, key=lambda one: one.name):
+    for node in sorted(nodes, key=lambda node: node.name):
         gpu = named.get(node.name) or _gpu_of(node)
         if gpu is None:
             _log.warning(
                 "node %s is left out: no catalogue type is called %s, nor any of its features; "
-                "name it in a cluster file", node.name, " or ".join(node.gpus) or "''",
-            )  # fmt: skip
+                "name it in a cluster file",
+                node.name,
+                " or ".join(node.gpus) or "''",
+            )
             continue
         specs.append(NodeSpec(id=node.name, gpu=gpu, num_gpus=node.num_gpus))
     if not specs:
@@ -177,8 +180,7 @@ class Inventory:
         self._prefix, self._file = prefix, file
         self._partitions, self._pins_nodes = partitions, pins_nodes
         self._cluster: ClusterSpec | None = None
-        self._seen = 0.0  # when the last look was begun that was taken in
-        self._taken: tuple[dict[str, int], dict[str, int]] = ({}, {})  # of the last two looks
+        self._taken = TakenGpus()
         # Nodes where a job of ours does not end: its number, and when it was given back.
         self.suspects: dict[str, tuple[int, float]] = {}
         # GPUs that Slurm took back from a job of ours, by its number, and when that left them.
@@ -187,73 +189,68 @@ class Inventory:
     @property
     def names(self) -> list[str]:
         """Of the nodes that were described."""
-        return [one.id for one in self._cluster.nodes] if self._cluster is not None else []
+        return [node.id for node in self._cluster.nodes] if self._cluster is not None else []
 
     def describe(self, nodes: Iterable[SlurmNode]) -> ClusterSpec:
         """The nodes with GPUs in our partitions, whatever their state."""
         self._cluster = make_cluster(usable_nodes(nodes, self._partitions), self._file)
         return self._cluster
 
-    def renew(self, look: Look) -> ClusterSpec | None:
+    def renew(self, view: SlurmView) -> ClusterSpec | None:
         """Take in a look; the cluster, if it has other nodes than before."""
-        if look.asked == self._seen:
+        if not self._taken.is_new(view.asked):
             return None
-        self._seen, before = look.asked, self._cluster
-        self._taken = (self._taken[1], taken_by_others(look, self.names, self._prefix))
+        before = self._cluster
+        self._taken.note(view.asked, taken_by_others(view, self.names, self._prefix))
         with suppress(DrystoneError):  # Slurm shows no nodes at all: then they are merely lost
-            after = self.describe(look.nodes.values())
+            after = self.describe(view.nodes.values())
             return after if after != before else None
         return None
 
-    def lost(self, look: Look, there: Container[str]) -> dict[str, str]:
+    def lost(self, view: SlurmView, there: Container[str]) -> dict[str, str]:
         """Nodes on which nothing can be started, and why; on those `there` agents of ours answer.
 
         A node that was lost with a job of ours on it stays so until Slurm has got rid of the job:
         before that, nobody can tell whether its slurmd is alive.
         """
-        lost = lost_nodes(look, there, self.names)
+        lost = lost_nodes(view, there, self.names)
         for node, (number, since) in list(self.suspects.items()):
             stays = any(
                 node in job.gpus and (job.is_running or job.is_completing)
-                for job in look.jobs.get(number, ())
+                for job in view.jobs.get(number, ())
             )
-            if look.asked > since and not stays:
+            if view.asked > since and not stays:
                 del self.suspects[node]
             else:
                 lost.setdefault(node, f"Slurm's job {number} does not end there")
         return lost
 
-    def taken(self, look: Look, held: Mapping[str, int]) -> dict[str, int]:
-        """GPUs of each node that others have; `held` are ours, as they were planned.
-
-        Only what two looks agree on: nodes and jobs are asked for one after the other.
-        """
-        before, now = self._taken
-        taken = {node: min(count, before.get(node, 0)) for node, count in now.items()}
-        taken = {node: count for node, count in taken.items() if count}
-        for node, count in self._recalled_now(look).items():
+    def taken(self, view: SlurmView, held: Mapping[str, int]) -> dict[str, int]:
+        """GPUs of each node that others have; `held` are ours, as they were planned."""
+        taken = self._taken.agreed()
+        for node, count in self._recalled_now(view).items():
             taken[node] = max(taken.get(node, 0), count)
         if not self._pins_nodes:
-            there = [one for one in self.names if one in look.nodes]
-            taken = by_type(taken, held, look.nodes, there)
-        return taken | drained_rest(look, held, self.names)
+            there = [name for name in self.names if name in view.nodes]
+            taken = by_type(taken, held, view.nodes, there)
+        return taken | drained_rest(view, held, self.names)
 
-    def _recalled_now(self, look: Look) -> dict[str, int]:
+    def _recalled_now(self, view: SlurmView) -> dict[str, int]:
         """GPUs that are somebody else's though nobody has them yet: a job would only queue there.
 
         That ends when a look has shown all of them in use, when nobody came for them, or when a
         look says that no one was to come: a job whose time was over was not preempted.
         """
-        before, _ = self._taken
+        before = self._taken.before
         found: dict[str, int] = {}
         for number, (gpus, since) in list(self.recalled.items()):
-            jobs = look.jobs.get(number, ())
+            jobs = view.jobs.get(number, ())
             # While it completes, older versions do not say what ended it.
             is_free = all(
                 job.is_over and not job.states & {"COMPLETING", "PREEMPTED"} for job in jobs
             )
             is_taken = all(before.get(node, 0) >= count for node, count in gpus.items())
-            if look.asked > since and (is_free or is_taken or look.asked > since + _RECALL_SECONDS):
+            if view.asked > since and (is_free or is_taken or view.asked > since + _RECALL_SECONDS):
                 del self.recalled[number]
                 continue
             for node, count in gpus.items():

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Final
 
 from drystone.run.engines.slurm.dialect import SlurmNode
-from drystone.run.engines.slurm.hostlist import join
 
 # Of a node's memory a launch gets the share of its GPUs, less what Slurm may keep for the system.
 _MEMORY_SHARE: Final = 0.95
@@ -58,8 +57,8 @@ def make_groups(
         for known, some in members.items():
             common = partitions[some[0]] & partitions[name]
             if known[:2] == (kind, count) and (common or not partitions[name]):
-                for one in (*some, name):
-                    partitions[one] = common
+                for member in (*some, name):
+                    partitions[member] = common
                 some.append(name)
                 break
         else:
@@ -83,19 +82,19 @@ def make_groups(
 
 
 def _partitions(node: SlurmNode, allowed: Sequence[str]) -> frozenset[str]:
-    return frozenset(one for one in node.partitions if not allowed or one in allowed)
+    return frozenset(name for name in node.partitions if not allowed or name in allowed)
 
 
 def _choose(names: frozenset[str], node: SlurmNode, allowed: Sequence[str]) -> str:
     """The first one in the order that we, or the node, name them."""
-    return next((one for one in (allowed or node.partitions) if one in names), "")
+    return next((name for name in (allowed or node.partitions) if name in names), "")
 
 
 def write_script(folder: Path, name: str, groups: Sequence[Group], settings: ScriptSettings) -> str:
     """The text of the script of one launch; `folder` is that of the launch, on a shared disk."""
     blocks = [_directives(folder, name, group, settings) for group in groups]
     header = "\n#SBATCH hetjob\n".join("\n".join(block) for block in blocks)
-    het = f"--het-group={','.join(str(one) for one in range(len(groups)))} " * (len(groups) > 1)
+    het = f"--het-group={','.join(map(str, range(len(groups))))} " * (len(groups) > 1)
     return _SCRIPT.format(
         header=header,
         folder=shlex.quote(str(folder)),
@@ -123,7 +122,7 @@ def _directives(folder: Path, name: str, group: Group, settings: ScriptSettings)
     if group.partition:
         options.append(f"--partition={group.partition}")
     if settings.pins_nodes:
-        options.append(f"--nodelist={join(group.nodes)}")
+        options.append(f"--nodelist={','.join(group.nodes)}")
     return [f"#SBATCH {option}" for option in (*options, *settings.options)]
 
 

@@ -1,24 +1,21 @@
-"""A thread that talks to Slurm, so that the controller never waits for it.
+"""Slurm's commands, and what they showed last.
 
-Looks at nodes and jobs come at an interval, and at once when something is afoot. What is to be
-submitted or cancelled waits in a queue, is done in order, and again until Slurm could be asked.
+The commands are run in the thread of a `ClusterWatch`, so that the controller never waits for them.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import shutil
 import subprocess
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from drystone.errors import DrystoneError
+from drystone.run.engines.agents_on_nodes import ClusterWatch
 from drystone.run.engines.slurm.dialect import SlurmJob, SlurmNode, parse_jobs, parse_nodes
 
 _TIMEOUT_SECONDS: Final = 60.0
@@ -84,9 +81,14 @@ class Commands:
     def _run(self, command: Sequence[str]) -> str:
         try:
             done = subprocess.run(
-                command, env=self._environment, capture_output=True, text=True, check=False,
-                timeout=_TIMEOUT_SECONDS, stdin=subprocess.DEVNULL,
-            )  # fmt: skip
+                command,
+                env=self._environment,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=_TIMEOUT_SECONDS,
+                stdin=subprocess.DEVNULL,
+            )
         except subprocess.TimeoutExpired:
             raise SlurmBusy(f"{command[0]} gave no answer for {_TIMEOUT_SECONDS:.0f} s") from None
         except OSError as error:
@@ -98,12 +100,8 @@ class Commands:
         raise kind(f"{' '.join(command[:3])}: {said or f'exit code {done.returncode}'}")
 
 
-_log = logging.getLogger("drystone.slurm")
-_BUSY_SECONDS = 1.0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class SlurmView:
     """Slurm at one time."""
 
     asked: float = 0.0  # when it was asked, by the monotonic clock
@@ -111,104 +109,36 @@ class Look:
     jobs: Mapping[int, tuple[SlurmJob, ...]] = field(default_factory=dict)  # by first number
 
 
-class Watch:
-    """The last look, and what is still to be told to Slurm."""
+class SlurmWatch(ClusterWatch[SlurmView]):
+    """What Slurm shows, and the jobs that it is asked to run and to cancel."""
 
     def __init__(self, commands: Commands, *, look_seconds: float) -> None:
-        self._commands, self._look_seconds = commands, look_seconds
-        self._condition = threading.Condition()
-        self._orders: list[Callable[[], None]] = []
-        self._wants_look = self._is_closed = False
-        self._thread: threading.Thread | None = None
-        self.last = Look()
-        self.trouble = ""  # why Slurm could not be asked
-
-    def start(self) -> None:
-        """From now on in a thread; the first look is made here, and must succeed."""
-        self.look()
-        self._thread = threading.Thread(target=self._run, name="slurm", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Do what is left to do, then end; for a while at most."""
-        with self._condition:
-            self._is_closed = True
-            self._condition.notify()
-        if self._thread is not None:
-            self._thread.join(timeout=30)
-
-    def look_soon(self, after: float = 0.0) -> None:
-        """Look at once, unless a look was begun after that time."""
-        with self._condition:
-            if self.last.asked <= after:
-                self._wants_look = True
-                self._condition.notify()
+        self._commands = commands
+        super().__init__(
+            "Slurm", self._view, SlurmView(), look_seconds=look_seconds, passing=SlurmBusy
+        )
 
     def submit(self, script: Path, done: Callable[[int, str], None]) -> None:
         """Submit a script; `done` gets its number, or 0 and why it was refused."""
 
-        def order() -> None:
+        def submit() -> None:
             try:
                 number, refusal = self._commands.submit(script), ""
             except SlurmRefused as error:
                 number, refusal = 0, str(error)
             done(number, refusal)
 
-        self._put(order)
+        self.order(submit)
 
     def cancel(self, job: int) -> None:
         """End a job."""
-        self._put(lambda: self._commands.cancel(job))
+        self.order(lambda: self._commands.cancel(job))
 
-    def look(self) -> None:
-        """Ask for everything."""
-        asked = time.monotonic()
+    def _view(self, asked: float) -> SlurmView:
         jobs: dict[int, list[SlurmJob]] = {}
         for job in self._commands.jobs():
             jobs.setdefault(job.first_id, []).append(job)
         nodes = {node.name: node for node in self._commands.nodes()}
-        self.last = Look(
+        return SlurmView(
             asked=asked, nodes=nodes, jobs={first: tuple(some) for first, some in jobs.items()}
         )
-
-    def _put(self, order: Callable[[], None]) -> None:
-        with self._condition:
-            self._orders.append(order)
-            self._condition.notify()
-
-    def _run(self) -> None:
-        while True:
-            with self._condition:
-                if not self._orders and not self._wants_look and not self._is_closed:
-                    self._condition.wait(
-                        max(0.0, self.last.asked + self._look_seconds - time.monotonic())
-                    )
-                if self._is_closed and (not self._orders or self.trouble):
-                    return
-                order = self._orders[0] if self._orders else None
-            try:
-                if order is not None:
-                    order()
-                    with self._condition:
-                        self._orders.pop(0)
-                elif self._wants_look or self._is_due():
-                    self._wants_look = False
-                    self.look()
-                self.trouble = ""
-            except SlurmBusy as error:
-                self._note(str(error))
-                time.sleep(_BUSY_SECONDS)
-            except (DrystoneError, OSError) as error:
-                self._note(str(error))
-                with self._condition:
-                    if order is not None:
-                        self._orders.pop(0)  # it would be refused again
-                time.sleep(_BUSY_SECONDS)
-
-    def _is_due(self) -> bool:
-        return time.monotonic() - self.last.asked >= self._look_seconds
-
-    def _note(self, trouble: str) -> None:
-        if trouble != self.trouble:
-            _log.warning("Slurm: %s", trouble)
-        self.trouble = trouble

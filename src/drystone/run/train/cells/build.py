@@ -76,7 +76,7 @@ class CellBuilder:
         if groups.tensor is not None:
             mesh = DeviceMesh.from_group(groups.tensor, device.type)
         self._split = TensorSplit(mesh, splits_sequence=splits_sequence)
-        self._chunks = [one for one in layout.chunks if one.stage == seat.stage]
+        self._chunks = [chunk for chunk in layout.chunks if chunk.stage == seat.stage]
         self._rotary: tuple[torch.Tensor, ...] | None = None
 
     def build(self, timed: Timed, paced: Paced) -> tuple[list[StagePart], dict[int, ChunkRun]]:
@@ -85,10 +85,10 @@ class CellBuilder:
         units = self._units(leaves)
         parts = {name: self._part(name, units[name], some) for name, some in leaves.items()}
         runs = {
-            self._layout.chunks.index(one): ChunkRun(
-                list(self._segments(one, parts)), timed=timed, paced=paced
+            self._layout.chunks.index(chunk): ChunkRun(
+                list(self._segments(chunk, parts)), timed=timed, paced=paced
             )
-            for one in self._chunks
+            for chunk in self._chunks
         }
         return list(parts.values()), runs
 

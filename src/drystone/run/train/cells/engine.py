@@ -24,7 +24,7 @@ from drystone.run.train.cells.exchange import Incoming, Mail, Region, TiedGradie
 from drystone.run.train.cells.layout import Action, CellLayout, pipeline_order
 from drystone.run.train.cells.tensor import refuse_unsplittable
 from drystone.run.train.collectives import Wire
-from drystone.run.train.data.batch import RankWork
+from drystone.run.train.data import RankWork
 from drystone.run.train.emulate import Pacer
 from drystone.run.train.models.layered import Batch, LayeredModel
 from drystone.run.train.models.transformer import Transformer

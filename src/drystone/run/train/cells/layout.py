@@ -248,7 +248,7 @@ def pipeline_order(
                 inputs = needed_actions(action, num_chunks)
                 start = max(now[stage], *(ends[one] for one in inputs), 0)
                 now[stage] = ends[action] = start + (1 if action.is_forward else 2)
-    return sorted(ends, key=lambda one: (ends[one], one.is_forward, _depth(one)))
+    return sorted(ends, key=lambda end: (ends[end], end.is_forward, _depth(end)))
 
 
 def needed_actions(action: Action, num_chunks: int) -> set[Action]:

@@ -283,7 +283,7 @@ def refuse_unsplittable(model: Transformer, tp: int) -> None:
     if tp == 1:
         return
     problems = check_splittable(model.spec, tp)
-    if not all(one.requires_grad for one in model.parameters()):
+    if not all(parameter.requires_grad for parameter in model.parameters()):
         problems.append("adapters are not split")
     if problems:
         raise InvalidSpec(

@@ -59,10 +59,13 @@ def part_boxes(shape: Sequence[int], start: int, end: int, part: Box | None) -> 
     if part is None:
         return interval_boxes(shape, start, end)
     return [
-        Box(tuple(a + b for a, b in zip(part.offsets, one.offsets, strict=True)), one.lengths,
-            one.start)
-        for one in interval_boxes(part.lengths, start, end)
-    ]  # fmt: skip
+        Box(
+            tuple(a + b for a, b in zip(part.offsets, box.offsets, strict=True)),
+            box.lengths,
+            box.start,
+        )
+        for box in interval_boxes(part.lengths, start, end)
+    ]
 
 
 def _boxes_of_row(shape: Sequence[int], index: int, start: int, end: int) -> list[Box]:
@@ -124,7 +127,7 @@ class Slice(torch.Tensor):
         ]
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
-        box = next(one for one in self.boxes if one.offsets == tuple(index.offset))
+        box = next(box for box in self.boxes if box.offsets == tuple(index.offset))
         at = box.start - self.begin
         return self.local[at : at + box.size].view(box.lengths)
 

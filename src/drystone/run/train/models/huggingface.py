@@ -33,7 +33,7 @@ class Exported:
 
     def shape_of(self, name: str, stored: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
         """Its shape."""
-        shapes = [tuple(stored[one]) for one in self.sources[name]]
+        shapes = [tuple(stored[source]) for source in self.sources[name]]
         whole = (sum(shape[0] for shape in shapes), *shapes[0][1:])
         return whole[::-1] if name in self.transposed else whole
 

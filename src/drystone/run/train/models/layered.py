@@ -96,8 +96,8 @@ class NamedBlocks:
         self.module, self.blocks = module, list(found.children())
         self._weight = weight or _num_samples
         self._rest: tuple[None, ...] | None = None  # what blocks return besides, if a tuple
-        inside = {id(one) for block in self.blocks for one in block.parameters()}
-        around = [one for one in module.parameters() if id(one) not in inside]
+        inside = {id(parameter) for block in self.blocks for parameter in block.parameters()}
+        around = [parameter for parameter in module.parameters() if id(parameter) not in inside]
         self.front = self.back = around
 
     def embed(self, batch: Batch) -> tuple[torch.Tensor, Extras]:

@@ -21,16 +21,22 @@ from drystone.describe.recipe import Lora
 from drystone.errors import InvalidSpec
 from drystone.run.train.models.layered import LayeredModel, seeded_normal
 
-# Names of the last module on the way, in the reference transformer and in `transformers`.
+# Names of the last module on the way, in the reference transformer and in `transformers`, by the
+# projections that the module computes.
+_MODULES: Final = {
+    ("q",): ("query", "q_proj"),
+    ("k",): ("key", "k_proj"),
+    ("v",): ("value", "v_proj"),
+    ("o",): ("out", "o_proj", "out_proj"),
+    ("gate",): ("gate", "gate_proj"),
+    ("up",): ("up", "up_proj", "c_fc", "fc1"),
+    ("down",): ("down", "down_proj", "fc2"),
+    ("q", "k", "v"): ("qkv_proj", "query_key_value", "c_attn"),
+    ("gate", "up"): ("gate_up_proj",),
+}
 _TARGETS: Final[dict[str, tuple[str, ...]]] = {
-    "query": ("q",), "q_proj": ("q",), "key": ("k",), "k_proj": ("k",), "value": ("v",),
-    "v_proj": ("v",), "out": ("o",), "o_proj": ("o",), "out_proj": ("o",),
-    "gate": ("gate",), "gate_proj": ("gate",), "up": ("up",), "up_proj": ("up",),
-    "down": ("down",), "down_proj": ("down",),
-    "qkv_proj": ("q", "k", "v"), "query_key_value": ("q", "k", "v"),
-    "gate_up_proj": ("gate", "up"),
-    "c_attn": ("q", "k", "v"), "c_fc": ("up",), "fc1": ("up",), "fc2": ("down",),
-}  # fmt: skip
+    name: projections for projections, names in _MODULES.items() for name in names
+}
 _BY_PARENT: Final = {("attn", "c_proj"): ("o",), ("mlp", "c_proj"): ("down",)}
 
 
@@ -53,10 +59,10 @@ def add_adapters(model: LayeredModel, lora: Lora, *, seed: int = 0) -> list[str]
     names = {id(one): name for name, one in model.module.named_modules()}
     found = []
     for block in model.blocks:
-        for one in list(block.modules()):
-            name = names[id(one)]
+        for module in list(block.modules()):
+            name = names[id(module)]
             if set(_targets_of(name)) & set(lora.targets):
-                _adapt(one, name, lora, seed)
+                _adapt(module, name, lora, seed)
                 found.append(name)
     if not found:
         raise InvalidSpec(

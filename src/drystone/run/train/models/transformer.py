@@ -255,4 +255,6 @@ def rotate(x: torch.Tensor, rotary: tuple[torch.Tensor, ...]) -> torch.Tensor:
 
 
 def _parameters(*modules: nn.Module | None) -> list[nn.Parameter]:
-    return [one for module in modules if module is not None for one in module.parameters()]
+    return [
+        parameter for module in modules if module is not None for parameter in module.parameters()
+    ]

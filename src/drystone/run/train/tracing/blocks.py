@@ -78,8 +78,16 @@ def find_blocks(module: nn.Module, request: TraceRequest) -> Blocks:
                 request.recompute is RecomputeKind.FULL and position % request.recompute_every == 0
             )
             kind = kinds.setdefault((path, signature, is_recomputed), len(kinds))
-            every.append(Block(module=child, container=container, path=path, position=position,
-                               kind=kind, is_recomputed=is_recomputed))  # fmt: skip
+            every.append(
+                Block(
+                    module=child,
+                    container=container,
+                    path=path,
+                    position=position,
+                    kind=kind,
+                    is_recomputed=is_recomputed,
+                )
+            )
     kept = every if request.is_whole else _kept(every)
     return Blocks(every=tuple(every), kept=tuple(kept))
 

@@ -29,11 +29,8 @@ from drystone.run.train.models.layered import turn_caches_off
 class TraceFailure(Exception):
     """The module cannot be traced; it is the user's file that has to change."""
 
-    def __init__(
-        self, message: str, *, where: str = "", hint: str = "", is_certain: bool = False
-    ) -> None:
+    def __init__(self, message: str, *, where: str = "", hint: str = "") -> None:
         self.message = message
-        self.is_certain = is_certain  # no second attempt could go better
         self.where = where
         self.hint = hint
         super().__init__(message)
@@ -43,8 +40,8 @@ def user_line(error: BaseException, path: str) -> str:
     """`file:line` of the deepest frame in the user's file, else of the deepest frame beside it."""
     frames = traceback.extract_tb(error.__traceback__)
     file = Path(path).resolve()
-    own = [one for one in frames if Path(one.filename).resolve() == file]
-    beside = [one for one in frames if file.parent in Path(one.filename).resolve().parents]
+    own = [frame for frame in frames if Path(frame.filename).resolve() == file]
+    beside = [frame for frame in frames if file.parent in Path(frame.filename).resolve().parents]
     for one in reversed(own or beside):
         return f"{one.filename}:{one.lineno}"
     return path
@@ -58,17 +55,29 @@ def last_line(error: BaseException) -> str:
 
 _SMALL_NUMEL = 65536
 _INITIALISERS = {
-    "uniform_", "normal_", "trunc_normal_", "kaiming_uniform_", "kaiming_normal_",
-    "xavier_uniform_", "xavier_normal_", "orthogonal_", "exponential_", "bernoulli_",
-    "zeros_", "ones_", "constant_", "zero_", "fill_",
-}  # fmt: skip
+    "uniform_",
+    "normal_",
+    "trunc_normal_",
+    "kaiming_uniform_",
+    "kaiming_normal_",
+    "xavier_uniform_",
+    "xavier_normal_",
+    "orthogonal_",
+    "exponential_",
+    "bernoulli_",
+    "zeros_",
+    "ones_",
+    "constant_",
+    "zero_",
+    "fill_",
+}
 
 
 def load_source(path: str) -> ModuleType:
     """The user's file, imported; its folder is importable too."""
     file = Path(path)
     if not file.is_file():
-        raise TraceFailure("no such file", where=path, is_certain=True)
+        raise TraceFailure("no such file", where=path)
     sys.path.insert(0, str(file.resolve().parent))
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if spec is None or spec.loader is None:
@@ -78,12 +87,11 @@ def load_source(path: str) -> ModuleType:
     try:
         spec.loader.exec_module(source)
     except (Exception, SystemExit) as error:
-        is_syntax = isinstance(error, SyntaxError)
         where = (
             f"{path}:{error.lineno}" if isinstance(error, SyntaxError) else user_line(error, path)
         )
-        raise TraceFailure(last_line(error), where=where, hint="The file must import cleanly",
-                           is_certain=is_syntax) from error  # fmt: skip
+        hint = "The file must import cleanly"
+        raise TraceFailure(last_line(error), where=where, hint=hint) from error
     return source
 
 
@@ -94,7 +102,7 @@ def build_module(source: ModuleType, function: str, path: str) -> nn.Module:
         here = [value for value in vars(source).values() if callable(value)]
         own = [one.__name__ for one in here if getattr(one, "__module__", "") == source.__name__]
         hint = "It has: " + (", ".join(own[:8]) or "no function at all")
-        raise TraceFailure(f"no function {function!r}", where=path, is_certain=True, hint=hint)
+        raise TraceFailure(f"no function {function!r}", where=path, hint=hint)
     try:
         module = _built(builder)
     except (Exception, SystemExit) as error:
@@ -104,8 +112,9 @@ def build_module(source: ModuleType, function: str, path: str) -> nn.Module:
             hint="It must return a torch.nn.Module and take no argument",
         ) from error
     if not isinstance(module, nn.Module):
-        raise TraceFailure(f"{function}() returned {type(module).__name__}, not a torch.nn.Module",
-                           where=path, is_certain=True)  # fmt: skip
+        raise TraceFailure(
+            f"{function}() returned {type(module).__name__}, not a torch.nn.Module", where=path
+        )
     turn_caches_off(module)  # as in training: blocks are computed again
     return module.train()
 
@@ -248,8 +257,9 @@ def _image(
     size = next(filter(None, named), 224)
     height, width = size if isinstance(size, tuple | list) else (size, size)
     channels = first.in_channels if isinstance(first, nn.Conv2d) else 3
-    pixels = torch.zeros(request.micro_batch, channels, height, width,
-                         dtype=getattr(torch, request.dtype))  # fmt: skip
+    pixels = torch.zeros(
+        request.micro_batch, channels, height, width, dtype=getattr(torch, request.dtype)
+    )
     batch: dict[str, Any] = {"pixel_values" if "pixel_values" in names else names[0]: pixels}
     has_classes = getattr(config, "num_labels", 0) and "Classification" in type(module).__name__
     if "labels" in names and has_classes:
@@ -263,12 +273,18 @@ def _loss(output: Any) -> torch.Tensor:
     if getattr(output, "loss", None) is not None:
         return output.loss
     values = output.values() if isinstance(output, Mapping) else output
-    tensors = [output] if isinstance(output, torch.Tensor) else [
-        one for one in values if isinstance(one, torch.Tensor) and one.is_floating_point()
-    ]  # fmt: skip
-    for one in tensors:
-        if one.dim() == 0:
-            return one
+    tensors = (
+        [output]
+        if isinstance(output, torch.Tensor)
+        else [
+            value
+            for value in values
+            if isinstance(value, torch.Tensor) and value.is_floating_point()
+        ]
+    )
+    for tensor in tensors:
+        if tensor.dim() == 0:
+            return tensor
     if not tensors:
         raise TraceFailure(
             f"forward returned {type(output).__name__} without a float tensor",
@@ -282,10 +298,13 @@ def _loss(output: Any) -> torch.Tensor:
 
 
 def _argument_names(module: nn.Module) -> list[str]:
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL,
-             inspect.Parameter.VAR_KEYWORD)  # fmt: skip
+    kinds = (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.VAR_POSITIONAL,
+        inspect.Parameter.VAR_KEYWORD,
+    )
     parameters = inspect.signature(module.forward).parameters.values()
-    return [one.name for one in parameters if one.kind not in kinds] or ["input"]
+    return [parameter.name for parameter in parameters if parameter.kind not in kinds] or ["input"]
 
 
 def _first_layer(module: nn.Module) -> nn.Module | None:

@@ -79,9 +79,14 @@ def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, *_: Any
 
 
 def _attention(
-    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *rest: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    *rest: Any,
     **kwargs: Any,
-) -> Any:  # fmt: skip
+) -> Any:
     return torch._C._nn.scaled_dot_product_attention(
         query, key, value, attn_mask, 0.0, *rest, **kwargs
     )
@@ -132,7 +137,7 @@ def measure_step(
     params: Iterable[nn.Parameter], request: TraceRequest, live: LiveBytes
 ) -> StepBytes:
     """Run one step over the parameters that have a gradient, and measure it."""
-    trained = [one for one in params if one.grad is not None]
+    trained = [param for param in params if param.grad is not None]
     updated = [_master(one) for one in trained] if request.has_master else trained
     optimizers = _optimizers(updated, request)
     live.peak_bytes = live.live_bytes
@@ -154,8 +159,11 @@ def _master(param: nn.Parameter) -> nn.Parameter:
 
 
 def _state_size(state: dict[str, Any], live: LiveBytes) -> int:
-    flat = [one for value in state.values()
-            for one in (value if isinstance(value, tuple | list) else (value,))]  # fmt: skip
+    flat = [
+        one
+        for value in state.values()
+        for one in (value if isinstance(value, tuple | list) else (value,))
+    ]
     return sum(live.size_bytes(one) for one in flat if isinstance(one, torch.Tensor))
 
 
@@ -168,8 +176,8 @@ def _optimizers(params: list[nn.Parameter], request: TraceRequest) -> list[Optim
         StepKernel.LOOP: {"foreach": False},
     }[request.step_kernel]
     if request.optimizer is Kind.MUON:
-        matrices = [one for one in params if one.dim() == 2]
-        rest = [one for one in params if one.dim() != 2]
+        matrices = [param for param in params if param.dim() == 2]
+        rest = [param for param in params if param.dim() != 2]
         return ([Muon(matrices)] if matrices else []) + ([AdamW(rest, **kernel)] if rest else [])
     make: dict[Kind, Callable[[], Optimizer]] = {
         Kind.ADAM: lambda: AdamW(params, **kernel),

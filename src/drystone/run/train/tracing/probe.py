@@ -79,7 +79,7 @@ def _look(request: TraceRequest) -> dict[str, Any]:
         materialise(module, torch.float32)
         model = UserModule(module, blocks, make_batch, seq_len=request.seq_len)
         check_step(model, request.seq_len)
-    num_params = sum(one.numel() for one in module.parameters())
+    num_params = sum(parameter.numel() for parameter in module.parameters())
     if num_params <= MAX_COMPARED_PARAMS:
         built = build_whole(source, request.function, request.path)
         whole = UserModule(built, blocks, make_batch, seq_len=request.seq_len)

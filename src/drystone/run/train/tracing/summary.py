@@ -46,12 +46,12 @@ def count_full_depth(
     """Count every tensor once; what several blocks share belongs to the outside."""
     owners: dict[int, set[int]] = {}
     for index, block in enumerate(blocks.every):
-        for one in _tensors(block.module):
-            owners.setdefault(id(one), set()).add(index)
+        for tensor in _tensors(block.module):
+            owners.setdefault(id(tensor), set()).add(index)
     inside = {id(block.module) for block in blocks.every}
     for one in _tensors_outside(module, inside):
         owners.setdefault(id(one), set()).add(OUTSIDE)
-    tensors = {id(one): one for one in _tensors(module)}
+    tensors = {id(tensor): tensor for tensor in _tensors(module)}
     held: dict[int, list[torch.Tensor]] = {}
     for key, owner in owners.items():
         held.setdefault(next(iter(owner)) if len(owner) == 1 else OUTSIDE, []).append(tensors[key])
@@ -74,8 +74,10 @@ def summarise(
     """Put the trace of the whole model together."""
     params = list(module.parameters())
     whole_step = measure_step(params, request, recorder.live)
-    owned = {block.kind: _own_params(template_of(blocks, block.kind), blocks, module)
-             for block in blocks.kept}  # fmt: skip
+    owned = {
+        block.kind: _own_params(template_of(blocks, block.kind), blocks, module)
+        for block in blocks.kept
+    }
     temporaries = whole_step.temporaries_bytes
     for kind, own in owned.items():
         omitted = len(blocks.of_kind(kind)) - len(blocks.of_kind(kind, kept=True))
@@ -114,13 +116,17 @@ def summarise(
 
 
 def _block_trace(
-    kind: int, blocks: Blocks, counts: Counts, recorder: Recorder,
-    own: list[nn.Parameter], state_bytes: dict[int, int],
-) -> BlockTrace:  # fmt: skip
+    kind: int,
+    blocks: Blocks,
+    counts: Counts,
+    recorder: Recorder,
+    own: list[nn.Parameter],
+    state_bytes: dict[int, int],
+) -> BlockTrace:
     block = template_of(blocks, kind)
     spans = [span for span in recorder.spans if span.is_block and span.block is block]
-    forward = next((one for one in spans if one.phase is Phase.FORWARD), None)
-    backward = next((one for one in spans if one.phase is Phase.BACKWARD), None)
+    forward = next((span for span in spans if span.phase is Phase.FORWARD), None)
+    backward = next((span for span in spans if span.phase is Phase.BACKWARD), None)
     return BlockTrace(
         name=type(block.module).__name__,
         path=block.path,
@@ -140,7 +146,7 @@ def _block_trace(
 
 def _saved_bytes(block: Block, spans: list[RawSpan]) -> int:
     """What is alive after its forward pass and was not before, its input let go."""
-    own = [one for one in spans if one.block is block and one.phase is Phase.FORWARD]
+    own = [span for span in spans if span.block is block and span.phase is Phase.FORWARD]
     return max(0, own[-1].end_bytes - own[0].start_bytes) if own else 0
 
 
@@ -164,7 +170,7 @@ def _head_peak_bytes(spans: list[RawSpan]) -> int:
 
 def _own_params(block: Block, blocks: Blocks, module: nn.Module) -> list[nn.Parameter]:
     """The parameters that only this block has."""
-    inside = {id(one.module) for one in blocks.kept}
+    inside = {id(block.module) for block in blocks.kept}
     shared = {
         id(p) for other in blocks.kept if other is not block for p in other.module.parameters()
     }
@@ -192,17 +198,19 @@ def _counts(tensors: list[torch.Tensor], dtype: torch.dtype, live: LiveBytes) ->
         wide = one.is_floating_point() and one.element_size() > 1
         return live.rounded(one.numel() * (dtype.itemsize if wide else one.element_size()))
 
-    params = [one for one in tensors if isinstance(one, nn.Parameter)]
+    params = [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
     return Counts(
-        num_params=sum(one.numel() for one in params),
-        num_trainable_params=sum(one.numel() for one in params if one.requires_grad),
-        weights_bytes=sum(size(one) for one in params),
-        buffers_bytes=sum(size(one) for one in tensors if not isinstance(one, nn.Parameter)),
+        num_params=sum(param.numel() for param in params),
+        num_trainable_params=sum(param.numel() for param in params if param.requires_grad),
+        weights_bytes=sum(size(param) for param in params),
+        buffers_bytes=sum(
+            size(tensor) for tensor in tensors if not isinstance(tensor, nn.Parameter)
+        ),
     )
 
 
 def _gradients_bytes(params: list[nn.Parameter], live: LiveBytes) -> int:
-    return sum(live.size_bytes(one.grad) for one in params if one.grad is not None)
+    return sum(live.size_bytes(param.grad) for param in params if param.grad is not None)
 
 
 def _as_table(counts: Counts) -> dict[str, int]:

@@ -126,8 +126,9 @@ class Recorder:
         self.finish()
         live = self.live
         live.peak_bytes, live.flops = live.live_bytes, 0
-        self.spans.append(RawSpan(phase=phase, block=block, is_block=is_block,
-                                  start_bytes=live.live_bytes))  # fmt: skip
+        self.spans.append(
+            RawSpan(phase=phase, block=block, is_block=is_block, start_bytes=live.live_bytes)
+        )
 
     def finish(self) -> None:
         """End the current span."""
@@ -231,7 +232,7 @@ def template_of(blocks: Blocks, kind: int) -> Block:
 
 
 def _first_with_gradient(values: Any) -> torch.Tensor | None:
-    for one in tree_leaves(values):
-        if isinstance(one, torch.Tensor) and one.requires_grad:
-            return one
+    for leaf in tree_leaves(values):
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+            return leaf
     return None

@@ -34,27 +34,17 @@ from drystone.estimate.module.trace import (
     parse_request,
     trace_table,
 )
-from drystone.run.train.tracing import quick_imports
-
-THOROUGH = "--thorough"  # import everything for real: the second attempt, when the first one failed
 
 
 def main(arguments: list[str]) -> int:
     """Read the request, trace, write the answer. The answer says whether it went well."""
-    files = [one for one in arguments if one != THOROUGH]
-    is_thorough = THOROUGH in arguments
-    request = parse_request(json.loads(Path(files[0]).read_text()))
+    request = parse_request(json.loads(Path(arguments[0]).read_text()))
     os.environ["TORCHDYNAMO_DISABLE"] = "1"  # a compiled module is traced as the plain one
     gc.disable()  # imports make no garbage, and looking for it takes a sixth of their time
-    if not is_thorough:
-        quick_imports.install()
     with contextlib.redirect_stdout(sys.stderr):  # what the user's file prints is not the answer
-        answer, may_retry = _answer(request)
-    if may_retry and not is_thorough:
-        os.execv(sys.executable, [sys.executable, "-P", "-m", "drystone.run.train.tracing.trace",
-                                  *arguments, THOROUGH])  # fmt: skip
-    if len(files) > 1:
-        Path(files[1]).write_text(json.dumps(answer))
+        answer = _answer(request)
+    if len(arguments) > 1:
+        Path(arguments[1]).write_text(json.dumps(answer))
     else:
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
@@ -63,27 +53,24 @@ def main(arguments: list[str]) -> int:
     os._exit(1 if "error" in answer else 0)
 
 
-def _answer(request: TraceRequest) -> tuple[dict[str, object], bool]:
-    """The answer, and whether importing everything for real might give a better one."""
+def _answer(request: TraceRequest) -> dict[str, object]:
     from drystone.run.train.tracing.build import TraceFailure, last_line, user_line
 
     try:
-        return {"trace": trace_table(trace(request)), "sources": user_sources(request.path)}, False
+        return {"trace": trace_table(trace(request)), "sources": user_sources(request.path)}
     except TraceFailure as failure:
         where, message, hint = failure.where or request.path, failure.message, failure.hint
-        may_retry = not failure.is_certain
     except Exception as error:
         where, message, hint = user_line(error, request.path), last_line(error), _advice(error)
-        may_retry = True
-    return {"error": {"message": message, "where": where, "hint": hint}}, may_retry
+    return {"error": {"message": message, "where": where, "hint": hint}}
 
 
 def user_sources(path: str) -> list[str]:
     """The user's file and what was imported from beside it."""
     folder = Path(path).resolve().parent
-    loaded = {getattr(one, "__file__", None) for one in list(sys.modules.values())}
+    loaded = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
     files = {Path(one).resolve() for one in loaded if one}
-    near = {one for one in files if folder in one.parents and "site-packages" not in one.parts}
+    near = {file for file in files if folder in file.parents and "site-packages" not in file.parts}
     return sorted(str(one) for one in near | {Path(path).resolve()})
 
 

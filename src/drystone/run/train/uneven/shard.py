@@ -104,14 +104,14 @@ class Unit:
     ) -> None:
         self.name, self.cuts, self._wire = name, tuple(cuts), wire
         self._parameters = [parameter for _, parameter in parameters]
-        self.is_trained = any(one.requires_grad for one in self._parameters)
+        self.is_trained = any(parameter.requires_grad for parameter in self._parameters)
         start, end = self.cuts[wire.rank], self.cuts[wire.rank + 1]
         self._piece = torch.zeros(
             end - start, dtype=torch.float32 if self.is_trained else dtype, device=device
         )
         self._piece_gradient: torch.Tensor | None = None
         self._gradient: torch.Tensor | None = None  # of the whole unit, fp32
-        self._offsets = [0, *accumulate(one.numel() for one in self._parameters)][:-1]
+        self._offsets = [0, *accumulate(parameter.numel() for parameter in self._parameters)][:-1]
         self._fill_piece(parameters, start, end, initial_value)
         # A single rank has the whole already, and computes with it if the dtype is the same.
         self._is_whole = wire.num_ranks == 1 and self._piece.dtype == dtype

@@ -6,7 +6,7 @@ from drystone.describe.files.job import make_job
 from drystone.errors import InvalidSpec
 from drystone.run.control.launches import Seat, make_order
 from drystone.run.engines.contract import Rendezvous
-from drystone.run.engines.local.devices import find_cluster, local_gpus
+from drystone.run.engines.local import find_cluster, local_gpus
 
 MIXED = """0, Tesla T4
 1, NVIDIA A100-SXM4-80GB

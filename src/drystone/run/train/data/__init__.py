@@ -1,1 +1,0 @@
-"""Tokens, and which rank computes which samples."""

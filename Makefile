@@ -13,7 +13,7 @@ COMPILE := $(BIN)/python -m compileall -q src
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fast check lint lock mutants bench readme reference docs clean browser slurm
+.PHONY: help setup demo test fast check lint lock mutants bench tree reference docs clean browser slurm
 
 help:  ## show the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -81,8 +81,8 @@ lock:  ## write locks/ anew with the newest releases allowed, and say what chang
 mutants: setup  ## change the pure stages a little, 200 times, and see that the fast tests notice
 	@$(BIN)/python tests/mutation/mutate.py $(ARGS)
 
-readme: setup  ## write the tree of files into the README
-	$(BIN)/python docs/readme_tree.py
+tree: setup  ## write the tree of files into ARCHITECTURE.md
+	$(BIN)/python docs/architecture_tree.py
 
 reference: setup  ## write docs/reference from the code
 	$(BIN)/python docs/generate_reference.py

@@ -188,11 +188,11 @@ def test_no_tracked_file_names_a_machine_or_a_package_index():
     assert found == []
 
 
-def test_the_readme_names_every_module():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_architecture_names_every_module():
+    page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
     names = [path.name for path in MODULES if path.name != "__init__.py"]
 
-    assert [name for name in names if name not in readme] == []
+    assert [name for name in names if name not in page] == []
 
 
 def test_helpers_of_the_tests_have_names_of_their_own():

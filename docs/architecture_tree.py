@@ -1,6 +1,6 @@
-"""Writes the tree of the package into README.md: each file with the first line of its docstring.
+"""The tree of files in ARCHITECTURE.md: each file with the first line of its docstring.
 
-Run it with `make readme` after adding or renaming a file.
+Run it with `make tree` after adding or renaming a file.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ STAGES = ("describe", "estimate", "plan", "schedule", "run", "observe", "service
 WIDTH = 28
 DATA = {
     "gpus.csv": "GPU types, one a row, with source and date",
+    "generations.csv": "what a GPU generation implies, one a row; incomplete rows are an error",
     "models.json": "published configs of the models known by name",
     "prices.csv": "example prices by cloud, with source and date",
 }
-BEGIN, END = "<!-- tree: make readme -->", "<!-- end of tree -->"
+BEGIN, END = "<!-- tree: make tree -->", "<!-- end of tree -->"
 
 
 def main() -> None:
     """Replace what stands between the two marks."""
-    readme = ROOT / "README.md"
-    text = readme.read_text(encoding="utf-8")
+    page = ROOT / "ARCHITECTURE.md"
+    text = page.read_text(encoding="utf-8")
     tree = f"{BEGIN}\n```text\n" + "\n".join(tree_lines()) + f"\n```\n{END}"
     pattern = re.compile(re.escape(BEGIN) + ".*" + re.escape(END), re.DOTALL)
-    readme.write_text(pattern.sub(lambda _: tree, text), encoding="utf-8")
+    page.write_text(pattern.sub(lambda _: tree, text), encoding="utf-8")
 
 
 def tree_lines() -> Iterator[str]:

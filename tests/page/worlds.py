@@ -180,7 +180,7 @@ class StoryWorld(LiveWorld):
             )
         ]  # fmt: skip
         self._report(record, int(record.done_samples // spec.global_batch), done, speed)
-        events += speed_lesson(self.journal, job_id, record, speed)
+        events += speed_lesson(self.journal, record, speed)
         if is_over:
             events.append(Finished(time_seconds=self.now_seconds, job_id=job_id))
         return events

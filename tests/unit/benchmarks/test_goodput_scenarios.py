@@ -61,19 +61,20 @@ def test_sias_cluster_and_what_its_jobs_cost(data: Path):
     assert sum(node.num_gpus for node in scenario.nodes) == 64
     assert job.startup_seconds == SIA_STARTUP_SECONDS["cifar10"]
     assert job.total_samples == 100 * 20  # steps of the least batch
-    assert options.ends_samples == (1000.0, 2000.0)
-    assert {tuple(row) for row in options.sets[0].counts} >= {(1, 0, 0), (8, 0, 0), (0, 16, 0)}
+    assert options.phase_ends_samples == (1000.0,)  # and the second epoch ends with the job
+    assert {tuple(row) for row in options.counts} >= {(1, 0, 0), (8, 0, 0), (0, 16, 0)}
 
 
 def test_speeds_grow_with_the_noise_and_are_slowed_down_as_measured(data: Path):
     scenario = sia_scenario(data, "w")
-    first, second = scenario.options_of(scenario.jobs[0]).sets
-    one_t4 = int(np.flatnonzero((first.counts == (1, 0, 0)).all(axis=1))[0])
+    options = scenario.options_of(scenario.jobs[0])
+    one_t4 = int(np.flatnonzero((options.counts == (1, 0, 0)).all(axis=1))[0])
 
-    assert (second.samples_per_second >= first.samples_per_second).all()
+    assert options.num_phases == 2
+    assert (options.speeds(1) >= options.speeds(0)).all()
     # The least batch of 20 on one GPU: a step of 0.3 s, and no batch is worth more than 9 of them.
     least = 20 / 0.3 / SIA_SLOWDOWN["cifar10"]
-    assert 0.999 * least <= first.samples_per_second[one_t4] <= 9 * least
+    assert 0.999 * least <= options.speeds(0)[one_t4] <= 9 * least
 
 
 def test_rigid_jobs_have_their_count_on_any_type_and_count_their_own_steps(data: Path):
@@ -81,13 +82,12 @@ def test_rigid_jobs_have_their_count_on_any_type_and_count_their_own_steps(data:
     job = scenario.jobs[0]
     options = scenario.options_of(job)
 
-    assert options.sets[0].counts.tolist() == [[4, 0, 0], [0, 4, 0], [0, 0, 4]]
+    assert options.counts.tolist() == [[4, 0, 0], [0, 4, 0], [0, 0, 4]]
     # A step of 160 on 4 GPUs takes 0.5 s; the mean over epochs of steps a second is just that.
+    ends = (*options.phase_ends_samples, job.total_samples)
     seconds = sum(
-        (end - begin) / one.samples_per_second[0]
-        for begin, end, one in zip(
-            (0.0, *options.ends_samples), options.ends_samples, options.sets, strict=False
-        )
+        (end - begin) / options.speeds(phase)[0]
+        for phase, (begin, end) in enumerate(zip((0.0, *ends), ends, strict=False))
     )
     assert job.total_samples / seconds == pytest.approx(2.0 / SIA_SLOWDOWN["cifar10"])
 

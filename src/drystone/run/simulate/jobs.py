@@ -57,9 +57,9 @@ class JobRuns:
 
     def expect(self, jobs: Sequence[JobSpec]) -> None:
         """Let every job come in at its time."""
-        self._time.expect(jobs, self._submit)
+        self._time.expect(jobs, self.submit)
 
-    def _submit(self, time_seconds: float, job: JobSpec) -> None:
+    def submit(self, time_seconds: float, job: JobSpec) -> None:
         """A job comes in; how far its options are off is drawn."""
         if self._errs:
             factors = self._dice.speed_factors(len(self._gpu_types)).tolist()

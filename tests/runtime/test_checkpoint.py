@@ -141,6 +141,7 @@ def test_one_of_another_format_is_refused_and_nothing_is_lost(tmp_path: Path, wr
     assert again.progress.step == 2
 
 
+@pytest.mark.slow
 def test_every_rank_hears_of_another_format(tmp_path: Path):
     take_steps(a_trainer(ALONE, tmp_path), 1)
     change_format(tmp_path / "step-00000001", format=2)

@@ -121,6 +121,7 @@ def test_adapters_take_what_the_planner_says(
     assert float(memory.peak_bytes(share)[micro]) == pytest.approx(found, rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_deep_model_is_asked_at_depths_that_have_every_part_of_a_step():
     """With adapters only blocks are reduced; a part that is missing once spoils the line."""
     model = a_spec("llama", tied=True, num_layers=9)

@@ -118,6 +118,7 @@ def test_what_the_engine_cannot_go_through_is_refused_with_the_reason(tmp_path, 
         look(write(tmp_path, **other))
 
 
+@pytest.mark.slow
 def test_a_module_is_looked_at_in_a_process_of_its_own_and_the_answer_is_kept(tmp_path):
     found = write(tmp_path)
     cache = tmp_path / "cache"

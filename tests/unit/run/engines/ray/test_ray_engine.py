@@ -193,6 +193,7 @@ def test_other_systems_locks_are_not_ours(tmp_path):
         assert engine.held() == {("1", 1)}
 
 
+@pytest.mark.slow
 def test_an_agent_that_was_killed_is_started_again(tmp_path):
     ray = FakeRay(1)
     with opened(tmp_path, ray) as engine:

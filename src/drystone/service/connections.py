@@ -52,65 +52,70 @@ def allow_open_files() -> int:
     return max(16, room - min(_FILES_KEPT_FREE, room // 2))
 
 
-def limited_protocol(limits: ConnectionLimits) -> type[H11Protocol]:
-    """The protocol of a server with these limits."""
+class LimitedProtocol(H11Protocol):
+    """HTTP of one connection."""
 
-    class LimitedProtocol(H11Protocol):
-        """HTTP of one connection."""
+    limits: ConnectionLimits
 
-        def __init__(
-            self,
-            config: Config,
-            server_state: ServerState,
-            app_state: dict[str, Any],
-            _loop: asyncio.AbstractEventLoop | None = None,
-        ) -> None:
-            super().__init__(config, server_state, app_state, _loop)
-            self._address = ""  # under which it is counted
-            self._deadline: asyncio.TimerHandle | None = None
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._address = ""  # under which it is counted
+        self._deadline: asyncio.TimerHandle | None = None
 
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            is_socket = self.server is not None and self.server[1] is None
-            if is_socket:
-                self.client = peer_of(transport.get_extra_info("socket"))
-            else:
-                address = self.client[0] if self.client else "?"
-                if limits.is_full_for(address):
-                    transport.write(_BUSY)
-                    transport.close()
-                    return
-                self._address = address
-                limits.by_address[address] += 1
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Count it and wait for a request, or send it away."""
+        super().connection_made(transport)
+        is_socket = self.server is not None and self.server[1] is None
+        if is_socket:
+            self.client = peer_of(transport.get_extra_info("socket"))
+        else:
+            address = self.client[0] if self.client else "?"
+            if self.limits.is_full_for(address):
+                transport.write(_BUSY)
+                transport.close()
+                return
+            self._address = address
+            self.limits.by_address[address] += 1
+        self._expect_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Count it no more."""
+        super().connection_lost(exc)
+        self._expect_nothing()
+        if self._address:
+            self.limits.by_address[self._address] -= 1
+            if self.limits.by_address[self._address] <= 0:
+                del self.limits.by_address[self._address]
+            self._address = ""
+
+    def data_received(self, data: bytes) -> None:
+        """Part of a request, or of several."""
+        cycle = self.cycle
+        super().data_received(data)
+        if self.cycle is not cycle:
+            self._expect_nothing()  # a request is there, and being answered
+        elif self._deadline is None and (cycle is None or cycle.response_complete):
             self._expect_request()
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            super().connection_lost(exc)
-            self._expect_nothing()
-            if self._address:
-                limits.by_address[self._address] -= 1
-                if limits.by_address[self._address] <= 0:
-                    del limits.by_address[self._address]
-                self._address = ""
+    def _expect_request(self) -> None:
+        self._deadline = self.loop.call_later(self.limits.header_seconds, self._give_up)
 
-        def data_received(self, data: bytes) -> None:
-            cycle = self.cycle
-            super().data_received(data)
-            if self.cycle is not cycle:
-                self._expect_nothing()  # a request is there, and being answered
-            elif self._deadline is None and (cycle is None or cycle.response_complete):
-                self._expect_request()
-
-        def _expect_request(self) -> None:
-            self._deadline = self.loop.call_later(limits.header_seconds, self._give_up)
-
-        def _expect_nothing(self) -> None:
-            if self._deadline is not None:
-                self._deadline.cancel()
-                self._deadline = None
-
-        def _give_up(self) -> None:
+    def _expect_nothing(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
             self._deadline = None
-            self.transport.abort()
 
-    return LimitedProtocol
+    def _give_up(self) -> None:
+        self._deadline = None
+        self.transport.abort()
+
+
+def limited_protocol(limits: ConnectionLimits) -> type[LimitedProtocol]:
+    """The protocol of a server with these limits."""
+    return type("Protocol", (LimitedProtocol,), {"limits": limits})

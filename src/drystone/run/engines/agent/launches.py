@@ -85,7 +85,9 @@ class Launch:
         if self.request.get("fence"):
             environment[FENCE_VARIABLE] = str(self.request["fence"])
         with self._open(f"rank-{rank}.out") as output, self._open(f"rank-{rank}.log") as log:
-            words = [sys.executable if word == PYTHON else word for word in self.request["arguments"]]
+            words = [
+                sys.executable if word == PYTHON else word for word in self.request["arguments"]
+            ]
             command = Command(
                 arguments=words,
                 environment=environment,

@@ -59,6 +59,8 @@ class Drained(Note, frozen=True):
     """Nothing more is to start on a node."""
 
     node: str
+    reason: str = ""  # empty: somebody asked for it
+    blamed_by: str = ""  # the job that met its broken hardware
 
 
 class Undrained(Note, frozen=True):

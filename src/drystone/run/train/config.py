@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final, get_type_hints
+from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 from drystone.describe.job import TrainConfig, flag_of, option
 
@@ -42,6 +42,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         how: dict[str, Any] = {"action": "store_true"}
         if kind is not bool:
             how = {"type": Path if kind == Path | None else kind, "default": field.default}
+        if get_origin(kind) is Literal:
+            how |= {"type": str, "choices": get_args(kind)}
         parser.add_argument(flag_of(field), dest=field.name, help=told, **how)
 
 

@@ -9,6 +9,7 @@ from typing import Any, TextIO
 
 import torch
 
+from drystone.describe.job import TrainConfig
 from drystone.describe.model import ModuleSpec
 from drystone.describe.recipe import Offload, Optimizer, Precision, Recipe, StepKernel, Tuning
 from drystone.errors import InvalidSpec
@@ -93,9 +94,7 @@ def prepare(
     _check_recipe(recipe)
     model = _build(plan, config)
     given: dict[str, Any] = {
-        "optimizer": choose_optimizer(
-            recipe.optimizer, config.learning_rate, kernel=recipe.step_kernel
-        ),
+        "optimizer": choose_optimizer(recipe.optimizer, config, kernel=recipe.step_kernel),
         "wire": wire,
         "dtype": _DTYPES[recipe.precision],
         "offload": recipe.offload is Offload.ACTIVATIONS,
@@ -140,15 +139,18 @@ def _check_recipe(recipe: Recipe) -> None:
 
 
 def choose_optimizer(
-    optimizer: Optimizer, learning_rate: float, *, kernel: StepKernel = StepKernel.FUSED
+    optimizer: Optimizer, config: TrainConfig, *, kernel: StepKernel = StepKernel.FUSED
 ) -> MakeOptimizer:
     """Optimizers that treat every element apart, so that a piece of a matrix is enough for them."""
     how = {"fused": kernel is StepKernel.FUSED, "foreach": kernel is StepKernel.FOREACH}
+    learning_rate, betas = config.learning_rate, (config.beta1, config.beta2)
 
     def make(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         match optimizer:
             case Optimizer.ADAM:
-                return torch.optim.AdamW(groups, lr=learning_rate, **how)
+                return torch.optim.AdamW(
+                    groups, lr=learning_rate, betas=betas, eps=config.epsilon, **how
+                )
             case Optimizer.SGD:
                 return torch.optim.SGD(groups, lr=learning_rate, **how)
             case Optimizer.SGD_MOMENTUM:

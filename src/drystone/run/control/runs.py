@@ -284,7 +284,11 @@ class RunSupervisor:
         if is_over or is_ended:
             logs = read_log_ends(self._engine, run.order) if has_failed else {}
             fault = run.fault or judge(codes, logs, run.note)
-            self._writer.commit(*ending_events(self._journal, record, fault, run.progress))
+            broken = fault.kind is FaultKind.HARDWARE and fault.rank >= 0
+            node = run.order.seats[fault.rank].node if broken else ""
+            self._writer.commit(
+                *ending_events(self._journal, record, fault, run.progress, broken_node=node)
+            )
             return
         run.fault = run.fault or silence_fault(run, self._patience, is_command=is_command)
         if run.fault is not None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from drystone.describe.model import Attention, Block, Experts, Head, Mlp, ModelSpec, Side
 from drystone.describe.recipe import (
+    LOW_PRECISIONS,
     AttentionKernel,
     Loss,
     Optimizer,
@@ -33,6 +34,7 @@ from drystone.estimate.time.compute import (
     input_gradient_ramp,
     weight_gradient_ramp,
 )
+from drystone.estimate.time.experts import expert_habits
 
 # Bytes that an optimizer step moves per parameter, over those of Adam with fp32 states.
 _OPTIMIZER_SHARE = {
@@ -47,6 +49,13 @@ _OPTIMIZER_SHARE = {
 }
 _FP32_WEIGHTS = (Precision.FP32, Precision.TF32, Precision.AMP_FP16, Precision.AMP_BF16)
 _ALL_16_BIT = (Precision.FP16, Precision.BF16)
+# Passes over a row that quantising adds, over those of one scale a tensor. Counted: blocks are
+# quantised once along rows and once along columns, with their scales; in 4 bit after a rotation.
+_QUANTISE_SHARE = {Precision.MXFP8_MIXED: 1.5, Precision.NVFP4_MIXED: 2.0}
+# Passes over a routed row where experts have biases (GPT-OSS). Counted in Megatron's `_apply_bias`:
+# expert by expert, multiplied by the routing weight and added in fp32, joined, cast back; the same
+# for the wider row inside.
+_BIASED_ROW_PASSES = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +67,7 @@ class Pass:
     attention_seconds: float  # per sequence
     hidden_bytes: float  # moved per token; sequence parallelism divides it, else nothing does
     split_bytes: float  # moved per token; tensor parallelism divides it
+    routed_bytes: float = 0.0  # moved per token for its copies at experts, all `top_k` of them
     weight_bytes: float = 0.0  # moved per micro-batch, however many tokens: casts, dequantising
 
 
@@ -77,6 +87,7 @@ class Work:
     hidden_size: int
     top_k: float
     num_experts: int
+    group_share: float  # of the groups of experts that those of one token may come from
     kv_bytes_per_token: float  # keys and values of one layer
     layer_params: float  # of all layers
     outer_params: float  # embedding and head
@@ -123,6 +134,7 @@ def make_work(
         hidden_size=model.hidden_size,
         top_k=float(moe[0][0].top_k) if moe else 0.0,
         num_experts=moe[0][0].num_experts if moe else 0,
+        group_share=moe[0][0].top_groups / moe[0][0].num_groups if moe else 1.0,
         kv_bytes_per_token=element * _kv_width(model.blocks[0].attention),
         layer_params=float(params.blocks),
         outer_params=float(params.around_blocks),
@@ -160,7 +172,7 @@ def _layer_passes(
     attention_share = launcher.attention_share if fused else 1.0
     if fused and launcher.uses_cudnn_attention:
         attention_share *= device.cudnn_attention_gain
-    forward_attention = backward_attention = hidden = split = 0.0
+    forward_attention = backward_attention = hidden = split = routed = 0.0
     for block, count in model.stack:
         seq_len = _side_len(model, recipe, block)
         share = seq_len / _tokens(model, recipe) if model.is_encoder_decoder else 1.0
@@ -176,9 +188,12 @@ def _layer_passes(
             )
             forward_attention += count * there / attention_share
             backward_attention += count * back / attention_share
-        layer_hidden, layer_split = _traffic(block, model.hidden_size, recipe, launcher)
+        layer_hidden, layer_split, layer_routed = _traffic(
+            block, model.hidden_size, recipe, launcher
+        )
         hidden += count * share * layer_hidden
         split += count * share * layer_split
+        routed += count * share * layer_routed
         adapters += count * share * _adapter_bytes(block, model.hidden_size, recipe)
     flops = device.matmul_flops * device.won_back(launcher.won_back_share)
     tuned = recipe.tuning is not Tuning.FULL
@@ -189,6 +204,7 @@ def _layer_passes(
         attention_seconds=forward_attention,
         hidden_bytes=hidden,
         split_bytes=split + adapters,
+        routed_bytes=routed,
         weight_bytes=weight_bytes,
     )
     gradients = [input_gradient_ramp(plain, device, flops=flops)]
@@ -202,6 +218,7 @@ def _layer_passes(
         attention_seconds=backward_attention,
         hidden_bytes=2.0 * hidden,
         split_bytes=2.0 * (split + adapters),
+        routed_bytes=2.0 * routed,
         weight_bytes=weight_bytes if recipe.tuning is Tuning.QLORA else 0.0,
     )
     return forward, backward
@@ -234,15 +251,13 @@ def _kv_width(attention: Attention) -> int:
 
 def _traffic(
     block: Block, hidden_size: int, recipe: Recipe, launcher: LauncherEfficiency
-) -> tuple[float, float]:
-    """Bytes that norms, residuals, rotations and activations of one layer move per token."""
+) -> tuple[float, float, float]:
+    """Bytes that norms, rotations and activations of a layer move per token.
+
+    What a hidden row moves, what tensor parallelism divides, and what its copies at experts move.
+    """
     element = 4.0 if recipe.precision in (Precision.FP32, Precision.TF32) else 2.0
     shape = block.feed_forward
-    if isinstance(shape, Mlp):
-        width = float(shape.ffn_size)
-    else:
-        # Each token is copied to its experts and gathered back, besides the activations.
-        width = float(shape.top_k * (shape.ffn_size + 2 * hidden_size) + shape.shared_ffn_size)
     hidden_passes, ffn_passes = launcher.hidden_passes, launcher.ffn_passes
     if recipe.compiled:
         # One kernel reads the residual stream, adds, normalises and writes; rotations fuse too.
@@ -253,15 +268,25 @@ def _traffic(
     if recipe.dropout:
         hidden_passes += 2.0
     ffn_passes *= 1.0 if shape.gated else 0.6  # no product with a gate
-    if recipe.precision is Precision.FP8_MIXED:
+    extra = 0.0
+    if recipe.precision in LOW_PRECISIONS:
         extra = min(launcher.fp8_passes, 2.5) if recipe.compiled else launcher.fp8_passes
+        extra *= _QUANTISE_SHARE.get(recipe.precision, 1.0)
         hidden_passes += 2.0 * extra
         ffn_passes += extra
     norms = max(1, block.num_norms) / 2
     attention = block.attention
     heads_width = attention.num_heads * attention.head_dim + _kv_width(attention)
     hidden = element * hidden_passes * hidden_size * (0.6 + 0.4 * norms)
-    return hidden, element * (ffn_passes * width + 2.0 * heads_width)
+    if isinstance(shape, Mlp):
+        return hidden, element * (ffn_passes * shape.ffn_size + 2.0 * heads_width), 0.0
+    # Each token is copied to its experts and gathered back, besides the activations.
+    habits = expert_habits(recipe, launcher)
+    row_passes = launcher.routed_passes + 2.0 * extra + _BIASED_ROW_PASSES * shape.bias
+    rows = habits.row_share * row_passes * hidden_size
+    routed = element * shape.top_k * (ffn_passes * shape.ffn_size + rows)
+    split = element * (ffn_passes * shape.shared_ffn_size + 2.0 * heads_width)
+    return hidden, split, routed
 
 
 def _adapter_bytes(block: Block, hidden_size: int, recipe: Recipe) -> float:
@@ -368,7 +393,7 @@ def _model_flops(model: ModelSpec, recipe: Recipe) -> float:
 def _reduce_bytes(recipe: Recipe, launcher: LauncherEfficiency) -> float:
     if recipe.precision in _FP32_WEIGHTS:
         return 4.0
-    mixed = recipe.precision in (Precision.BF16_MIXED, Precision.FP8_MIXED)
+    mixed = recipe.precision in (Precision.BF16_MIXED, *LOW_PRECISIONS)
     return launcher.reduce_bytes if mixed else 2.0
 
 

@@ -323,14 +323,14 @@ def test_equal_jobs_queue_where_sharing_is_worse(power: float):
     num_jobs, num_gpus = 16, 128
     options = option_set(*(([count], count**power) for count in range(1, num_gpus + 1)))
     world = SimulatedWorld(
-        jobs=[job(f"j{at}", 3600.0) for at in range(num_jobs)],
+        jobs=[job(f"j{at}", 360_000.0) for at in range(num_jobs)],
         nodes=[node("n", num_gpus=num_gpus)],
         options_of=lambda _: options,
         gpu_types=("A",),
     )
     drive(world, prices)
     ends = [event.time_seconds for event in world.log if isinstance(event, Finished)]
-    best, done, left = 0.0, 0.0, np.full(num_jobs, 3600.0)
+    best, done, left = 0.0, 0.0, np.full(num_jobs, 360_000.0)
     while len(left):
         parts = (np.arange(len(left) + 1) / len(left)) ** (1 / (1 - power))
         speeds = (np.diff(parts) * num_gpus) ** power

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from drystone.describe.model import Attention, Block, Experts, Head, Mlp, ModelSpec, Side
+from drystone.describe.model import Block, Experts, Head, ModelSpec, Side
 from drystone.describe.recipe import (
     LOW_PRECISIONS,
     AttentionKernel,
@@ -34,7 +34,7 @@ from drystone.estimate.time.compute import (
     input_gradient_ramp,
     weight_gradient_ramp,
 )
-from drystone.estimate.time.experts import expert_habits
+from drystone.estimate.time.traffic import adapter_bytes, kv_width, layer_traffic, lora_shapes
 
 # Bytes that an optimizer step moves per parameter, over those of Adam with fp32 states.
 _OPTIMIZER_SHARE = {
@@ -49,13 +49,6 @@ _OPTIMIZER_SHARE = {
 }
 _FP32_WEIGHTS = (Precision.FP32, Precision.TF32, Precision.AMP_FP16, Precision.AMP_BF16)
 _ALL_16_BIT = (Precision.FP16, Precision.BF16)
-# Passes over a row that quantising adds, over those of one scale a tensor. Counted: blocks are
-# quantised once along rows and once along columns, with their scales; in 4 bit after a rotation.
-_QUANTISE_SHARE = {Precision.MXFP8_MIXED: 1.5, Precision.NVFP4_MIXED: 2.0}
-# Passes over a routed row where experts have biases (GPT-OSS). Counted in Megatron's `_apply_bias`:
-# expert by expert, multiplied by the routing weight and added in fp32, joined, cast back; the same
-# for the wider row inside.
-_BIASED_ROW_PASSES = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +128,7 @@ def make_work(
         top_k=float(moe[0][0].top_k) if moe else 0.0,
         num_experts=moe[0][0].num_experts if moe else 0,
         group_share=moe[0][0].top_groups / moe[0][0].num_groups if moe else 1.0,
-        kv_bytes_per_token=element * _kv_width(model.blocks[0].attention),
+        kv_bytes_per_token=element * kv_width(model.blocks[0].attention),
         layer_params=float(params.blocks),
         outer_params=float(params.around_blocks),
         expert_params=float(sum(block.expert * count for block, count in params.runs)),
@@ -188,13 +181,13 @@ def _layer_passes(
             )
             forward_attention += count * there / attention_share
             backward_attention += count * back / attention_share
-        layer_hidden, layer_split, layer_routed = _traffic(
+        layer_hidden, layer_split, layer_routed = layer_traffic(
             block, model.hidden_size, recipe, launcher
         )
         hidden += count * share * layer_hidden
         split += count * share * layer_split
         routed += count * share * layer_routed
-        adapters += count * share * _adapter_bytes(block, model.hidden_size, recipe)
+        adapters += count * share * adapter_bytes(block, model.hidden_size, recipe)
     flops = device.matmul_flops * device.won_back(launcher.won_back_share)
     tuned = recipe.tuning is not Tuning.FULL
     weight_bytes = _weight_bytes(model, recipe)
@@ -245,79 +238,10 @@ def _scale(ramp: Ramp, share: float) -> Ramp:
     return Ramp(ramp.work * share, ramp.rows * share, ramp.split, ramp.fixed)
 
 
-def _kv_width(attention: Attention) -> int:
-    return attention.num_kv_heads * (attention.head_dim + attention.v_dim)
-
-
-def _traffic(
-    block: Block, hidden_size: int, recipe: Recipe, launcher: LauncherEfficiency
-) -> tuple[float, float, float]:
-    """Bytes that norms, rotations and activations of a layer move per token.
-
-    What a hidden row moves, what tensor parallelism divides, and what its copies at experts move.
-    """
-    element = 4.0 if recipe.precision in (Precision.FP32, Precision.TF32) else 2.0
-    shape = block.feed_forward
-    hidden_passes, ffn_passes = launcher.hidden_passes, launcher.ffn_passes
-    if recipe.compiled:
-        # One kernel reads the residual stream, adds, normalises and writes; rotations fuse too.
-        hidden_passes, ffn_passes = min(hidden_passes, 8.0), min(ffn_passes, 3.0)
-    elif recipe.loss is not Loss.PLAIN:
-        # Kernel collections that bring a fused loss (Liger, foak) fuse norms and rotations as well.
-        hidden_passes, ffn_passes = min(hidden_passes, 18.0), min(ffn_passes, 4.0)
-    if recipe.dropout:
-        hidden_passes += 2.0
-    ffn_passes *= 1.0 if shape.gated else 0.6  # no product with a gate
-    extra = 0.0
-    if recipe.precision in LOW_PRECISIONS:
-        extra = min(launcher.fp8_passes, 2.5) if recipe.compiled else launcher.fp8_passes
-        extra *= _QUANTISE_SHARE.get(recipe.precision, 1.0)
-        hidden_passes += 2.0 * extra
-        ffn_passes += extra
-    norms = max(1, block.num_norms) / 2
-    attention = block.attention
-    heads_width = attention.num_heads * attention.head_dim + _kv_width(attention)
-    hidden = element * hidden_passes * hidden_size * (0.6 + 0.4 * norms)
-    if isinstance(shape, Mlp):
-        return hidden, element * (ffn_passes * shape.ffn_size + 2.0 * heads_width), 0.0
-    # Each token is copied to its experts and gathered back, besides the activations.
-    habits = expert_habits(recipe, launcher)
-    row_passes = launcher.routed_passes + 2.0 * extra + _BIASED_ROW_PASSES * shape.bias
-    rows = habits.row_share * row_passes * hidden_size
-    routed = element * shape.top_k * (ffn_passes * shape.ffn_size + rows)
-    split = element * (ffn_passes * shape.shared_ffn_size + 2.0 * heads_width)
-    return hidden, split, routed
-
-
-def _adapter_bytes(block: Block, hidden_size: int, recipe: Recipe) -> float:
-    """Bytes that low-rank adapters move per token: read the input, add to the output."""
-    if recipe.tuning is Tuning.FULL:
-        return 0.0
-    return sum(2.0 * (3.0 * k + 3.0 * n) for n, k in _lora_shapes(block, hidden_size, recipe))
-
-
-def _lora_shapes(block: Block, hidden_size: int, recipe: Recipe) -> list[tuple[int, int]]:
-    attention, shape = block.attention, block.feed_forward
-    queries = attention.num_heads * attention.head_dim
-    values = attention.num_heads * attention.v_dim
-    keys = attention.num_kv_heads * attention.head_dim
-    known = {
-        "q": (queries, hidden_size),
-        "k": (keys, hidden_size),
-        "v": (attention.num_kv_heads * attention.v_dim, hidden_size),
-        "o": (hidden_size, values),
-        "up": (shape.ffn_size, hidden_size),
-        "down": (hidden_size, shape.ffn_size),
-    }
-    if shape.gated:
-        known["gate"] = known["up"]
-    return [known[name] for name in recipe.lora.targets if name in known]
-
-
 def _lora_params(model: ModelSpec, recipe: Recipe) -> float:
     total = 0.0
     for block, count in model.stack:
-        shapes = _lora_shapes(block, model.hidden_size, recipe)
+        shapes = lora_shapes(block, model.hidden_size, recipe)
         total += count * recipe.lora.rank * sum(n + k for n, k in shapes)
     if recipe.lora.train_embeddings:
         total += 2.0 * model.vocab_size * model.hidden_size

@@ -159,7 +159,7 @@ class TrainConfig:
     )
     seed: int = option(0, "of weights and data", ge=0, le=2**31 - 1)
     checkpoint_every: int = option(
-        0, "steps; left out: about every 30 s, as the plan estimates them", is_count=True, ge=0
+        0, "steps; left out: by what a save costs and how often machines fail", is_count=True, ge=0
     )
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
@@ -36,6 +37,7 @@ from drystone.plan.plan import Plan
 from drystone.plan.search import plan_executable, priced
 from drystone.plan.uneven.modules import plan_module
 from drystone.run.control.live_state import Lesson, type_factors
+from drystone.run.engines.agent.environment import job_environment
 
 Counts = tuple[int, ...]  # GPUs of each type of the cluster
 _NOTHING_LEARNED: Final = Lesson()
@@ -88,7 +90,8 @@ class OptionBook:
         found = find_module(job)
         if found is None or job.is_command:
             return job
-        return replace(job, module=probe_module(found, self.recipe(job, None)))
+        seen = job_environment(os.environ)
+        return replace(job, module=probe_module(found, self.recipe(job, None), environment=seen))
 
     def check(self, job: TrainingJob) -> None:
         """Refuse what the runtime cannot train as what it is, before anything is priced.

@@ -13,6 +13,7 @@ from drystone.describe.job import TrainConfig
 from drystone.describe.model import ModuleSpec
 from drystone.describe.recipe import Offload, Optimizer, Precision, Recipe, StepKernel, Tuning
 from drystone.errors import InvalidSpec
+from drystone.plan.checkpoints import checkpoint_interval
 from drystone.plan.plan import Plan
 from drystone.run.fence import check_lease
 from drystone.run.train.cells.engine import CellTrainer
@@ -55,6 +56,7 @@ def _run(trainer: Trainer, plan: Plan, config: RankConfig, stream: TextIO) -> No
         seed=config.seed,
         tokenizer=config.tokenizer,
     )
+    best_interval = checkpoint_interval(plan).num_steps
     trainer.leave_on_sigterm()
     trainer.resume()
     wire = trainer.engine.wire
@@ -69,7 +71,7 @@ def _run(trainer: Trainer, plan: Plan, config: RankConfig, stream: TextIO) -> No
         if is_speaker:
             write_report(stream, report)
         is_last = trainer.is_leaving or report.step == config.num_steps
-        if is_last or config.saves_after(report.step, step_seconds=plan.step_seconds):
+        if is_last or config.saves_after(report.step, best_interval=best_interval):
             trainer.start_save()
         for step, path in trainer.take_saved(wait=is_last or config.waits_for_saves):
             if is_speaker:

@@ -1,4 +1,4 @@
-"""From records to tokens: text, prompts with completions, and chats by the tokenizer's own template.
+"""From records to tokens: text, prompts with completions, chats by the tokenizer's own template.
 
 Of prompts and of what others than the assistant say nothing is predicted. Which tokens of a chat
 are the assistant's is found by rendering its beginnings: what the template adds for an answer is
@@ -115,20 +115,21 @@ def _ended(tokens: list[int], end: list[int]) -> list[int]:
 
 
 def load_encoder(path: Path, *, vocab_size: int) -> Encoder:
-    """The tokenizer of a folder, or a `tokenizer.json`; one that the model cannot follow is refused.
+    """The tokenizer of a folder, or a `tokenizer.json`; one too large for the model is refused.
 
     Nothing is looked up in the network, and no code of the folder is run.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     try:
-        if path.is_dir():
+        if (path / "tokenizer_config.json").is_file():
             tokenizer = AutoTokenizer.from_pretrained(
                 path, local_files_only=True, trust_remote_code=False
             )
         else:
-            json.loads(path.read_text(encoding="utf-8"))
-            tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path))
+            file = path / "tokenizer.json" if path.is_dir() else path
+            json.loads(file.read_text(encoding="utf-8"))
+            tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(file))
     except Exception as error:  # its own errors are plain exceptions
         reason = str(error).strip().split("\n", 1)[0][:200]
         raise UnreadableFile(f"holds no readable tokenizer: {reason}", where=str(path)) from None
@@ -136,16 +137,21 @@ def load_encoder(path: Path, *, vocab_size: int) -> Encoder:
         raise InvalidSpec(
             "holds a tokenizer without tokenizer.json",
             where=str(path),
-            hint="Save it anew with transformers: AutoTokenizer.from_pretrained(...).save_pretrained",
+            hint="Save it anew: AutoTokenizer.from_pretrained(...).save_pretrained(...)",
         )
-    if len(tokenizer) > vocab_size:
+    refuse_larger(len(tokenizer), vocab_size, path)
+    tokenizer.model_max_length = int(1e30)  # long documents are cut here, not warned of
+    return Encoder(path, tokenizer)
+
+
+def refuse_larger(num_tokens: int, vocab_size: int, path: Path | None) -> None:
+    """A tokenizer of another model would name tokens that this one does not have."""
+    if num_tokens > vocab_size:
         raise InvalidSpec(
-            f"its tokenizer knows {len(tokenizer)} tokens, the model {vocab_size}",
+            f"its tokenizer knows {num_tokens} tokens, the model {vocab_size}",
             where=str(path),
             hint="Name the tokenizer that belongs to the model: data: {tokenizer: FOLDER}",
         )
-    tokenizer.model_max_length = int(1e30)  # long documents are cut here, not warned of
-    return Encoder(path, tokenizer)
 
 
 def find_format(record: dict[str, Any], wanted: str, column: str, where: str) -> tuple[str, str]:

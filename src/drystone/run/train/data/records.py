@@ -66,7 +66,7 @@ def find_files(path: Path) -> tuple[Container, list[Path]]:
             f"holds files of several kinds: {endings}", where=str(path), hint="Keep one kind"
         )
     if all(file.stat().st_size == 0 for file in files):
-        raise InvalidSpec("is empty", where=str(path))
+        raise UnreadableFile("is empty", where=str(path))
     return CONTAINERS[files[0].suffix], files
 
 

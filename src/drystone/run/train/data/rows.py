@@ -60,7 +60,8 @@ class DocumentRows:
             start, end = int(self._starts[piece]), int(self._ends[piece])
             words = self.store.tokens[start:end].astype(np.int64)
             words |= self.store.marks[start:end].astype(np.int64) << TOKEN_BITS
-            words[0] |= SKIPPED  # nothing of its own comes before it
+            if document:
+                words[0] |= SKIPPED  # nothing of its own comes before it
             row[at : at + len(words)] = words + document * DOCUMENT
             at += len(words)
         row[at:] = SKIPPED + (len(pieces) - 1) * DOCUMENT
@@ -82,8 +83,8 @@ def cut_pieces(
 def pack_rows(lengths: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
     """Which pieces share a row: their order, and where each row begins in it.
 
-    The longest come first, each into the row that it fits best. The open rows are kept by the room that they have left; a number whose bits say where there are
-    any finds the tightest that suffices.
+    The longest come first, each into the row that it fits best. The open rows are kept by the room
+    that they have left; a number whose bits say where there are any finds the tightest.
     """
     order = np.argsort(-lengths, kind="stable")
     row_of = np.empty(len(lengths), dtype=np.int64)

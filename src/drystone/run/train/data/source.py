@@ -1,4 +1,4 @@
-"""A source of samples for whatever `data` of a job names: tokens, text, records, folders of them."""
+"""A source of samples for what `data` of a job names: tokens, text, records, folders of them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from drystone.run.train.data.encode import (
     find_format,
     load_encoder,
     record_encoder,
+    refuse_larger,
 )
 from drystone.run.train.data.records import Container, find_files, read_records, read_text
 from drystone.run.train.data.rows import DocumentRows
@@ -44,11 +45,20 @@ class DataRequest:
     vocab_size: int
     seed: int = 0
     tokenizer: str = ""  # a tokenizer.json, or the folder that has it
+    model: str = ""  # the config.json, whose folder may have a tokenizer
     format: str = "auto"
     column: str = ""
     is_packed: bool = False
     is_shuffled: bool = True
     is_plain: bool = False  # every token is predicted and every row is full
+
+    def tokenizer_path(self) -> Path | None:
+        """The tokenizer that was named, or the one beside the model."""
+        if self.tokenizer:
+            return Path(self.tokenizer)
+        beside = Path(self.model).parent if self.model.endswith(".json") else None
+        has_one = beside is not None and (beside / "tokenizer.json").is_file()
+        return beside if has_one else None
 
     @property
     def where(self) -> str:
@@ -81,7 +91,7 @@ def open_source(request: DataRequest) -> TokenSource:
         )
     container, files = find_files(Path(request.name))
     is_stream = container is Container.TOKENS or (
-        container is Container.TEXT and not request.tokenizer
+        container is Container.TEXT and request.tokenizer_path() is None
     )
     if not is_stream:
         return _open_documents(request, container, files)
@@ -114,22 +124,24 @@ def _refuse_for_stream(request: DataRequest, container: Container) -> None:
 def _open_documents(
     request: DataRequest, container: Container, files: Sequence[Path]
 ) -> DocumentRows:
-    name, column = ("text", "") if container is Container.TEXT else _look(request, container, files)
+    name, column = (
+        ("text", "") if container is Container.TEXT else look_at_records(request, container, files)
+    )
     if container is Container.TEXT and request.format not in ("auto", "text"):
         raise InvalidSpec(f"holds text, not {request.format}", where=request.where)
-    tokenizer = Path(request.tokenizer)
-    if name != "tokens" and not request.tokenizer:
+    tokenizer = request.tokenizer_path()
+    if name != "tokens" and tokenizer is None:
         raise InvalidSpec(
             f"needs a tokenizer to become tokens ({name})",
             where=request.where,
-            hint="Put tokenizer.json beside the model's config.json, or write data: {tokenizer: ...}",
+            hint="Put tokenizer.json beside the model's config.json, or name data.tokenizer",
         )
-    key = ["" if name == "tokens" else _tokenizer_digest(tokenizer), name, column]
+    key: list[Any] = [_tokenizer_digest(tokenizer) if name != "tokens" else "", name, column]
     key += [file_digest(file) for file in files]
 
     def make() -> Iterator[Yielded]:
         encoder = None
-        if name != "tokens":
+        if name != "tokens" and tokenizer is not None:
             encoder = load_encoder(tokenizer, vocab_size=request.vocab_size)
         for file in files:
             if container is Container.TEXT:
@@ -143,14 +155,17 @@ def _open_documents(
             num_tokens=0,
             num_documents=0,
             num_rewritten=encoder.num_rewritten if encoder is not None else 0,
+            tokenizer_size=encoder.num_tokens if encoder is not None else 0,
             is_text=name in ("text", "tokens"),
         )
 
-    return _rows(request, open_store(key, make), name)
+    store = open_store(key, make)
+    return _rows(request, store, name)
 
 
 def _rows(request: DataRequest, store: Store, name: str) -> DocumentRows:
     facts = store.facts
+    refuse_larger(facts.tokenizer_size, request.vocab_size, request.tokenizer_path())
     if facts.largest_token >= request.vocab_size:
         raise InvalidSpec(
             f"holds token {facts.largest_token}, the model knows {request.vocab_size}",
@@ -177,7 +192,9 @@ def _rows(request: DataRequest, store: Store, name: str) -> DocumentRows:
     return rows
 
 
-def _look(request: DataRequest, container: Container, files: Sequence[Path]) -> tuple[str, str]:
+def look_at_records(
+    request: DataRequest, container: Container, files: Sequence[Path]
+) -> tuple[str, str]:
     """What its records are, by the first of them."""
     for file in files:
         first = next(read_records(container, file), None)
@@ -195,10 +212,10 @@ def _encoded(
         yield from encode(some)
 
 
-def _tokenizer_digest(path: Path) -> list[Any]:
+def _tokenizer_digest(path: Path | None) -> list[Any]:
     """Of all files that say what a tokenizer does."""
-    if not path.is_dir():
-        return [file_digest(path)] if path.is_file() else []
+    if path is None or not path.is_dir():
+        return [file_digest(path)] if path is not None and path.is_file() else []
     names = ("tokenizer*", "special_tokens_map.json", "chat_template*", "vocab*", "merges.txt")
     found = {file.name: file for name in names for file in path.glob(name) if file.is_file()}
     return [[name, file_digest(file)] for name, file in sorted(found.items())]

@@ -35,6 +35,7 @@ class StoreFacts:
     num_skipped: int = 0  # records without anything to predict
     num_rewritten: int = 0  # answers of chats that cannot be predicted: see `encode.py`
     largest_token: int = 0
+    tokenizer_size: int = 0  # tokens that it knows; 0: none was used
     is_text: bool = True  # documents may be cut into pieces
 
 

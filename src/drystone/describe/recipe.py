@@ -137,6 +137,7 @@ class Lora:
     rank: int = 16
     targets: tuple[str, ...] = ("q", "k", "v", "o", "gate", "up", "down")
     dropout: float = 0.0
+    alpha: float = 0.0  # what they add is scaled by alpha / rank; 0: not at all
     dtype_bytes: int = 0  # bytes of one adapter weight; 0: as the precision says
     train_embeddings: bool = False  # token embedding and head are trained too, whole
 
@@ -145,10 +146,20 @@ class Lora:
     def __post_init__(self) -> None:
         if self.rank < 1:
             raise InvalidSpec(f"lora: rank is {self.rank}, must be >= 1")
+        if self.alpha < 0 or not 0.0 <= self.dropout < 1.0:
+            raise InvalidSpec(
+                f"lora: alpha is {self.alpha}, must be >= 0; dropout is {self.dropout}, must be "
+                "in [0, 1)"
+            )
         for target in self.targets:
             if target not in self.KNOWN_TARGETS:
                 raise InvalidSpec(f"lora: unknown target {target!r}",
                                   hint="Known: " + ", ".join(self.KNOWN_TARGETS))  # fmt: skip
+
+    @property
+    def scale(self) -> float:
+        """Of what adapters add."""
+        return self.alpha / self.rank if self.alpha else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

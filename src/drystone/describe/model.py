@@ -228,8 +228,9 @@ class ModelSpec:
     logit_scale: float = 1.0  # logits are multiplied by it
     logit_softcap: float = 0.0  # largest logit, approached smoothly; 0: none
     padding_token: int = -1  # whose embedding learns nothing as what enters; -1: none
-    not_done: tuple[str, ...] = ()  # what stands in the way of training it as what it is
+    not_done: tuple[str, ...] = ()  # what its config says and that transformer does not do
     weights: str = ""  # the folder of the weights that training begins with; empty: new ones
+    weights_problem: str = ""  # why they cannot be loaded
 
     def __post_init__(self) -> None:
         where = f"model {self.name!r}"

@@ -63,7 +63,14 @@ def published_config(spec: ModelSpec) -> dict[str, Any] | None:
         read = parse_config(config, where=spec.source, name=spec.name)
     except (KeyError, OSError, ValueError, DrystoneError):
         return None
-    same = replace(spec, weights="", not_done=read.not_done, source=read.source, stated_params=0)
+    same = replace(
+        spec,
+        weights="",
+        weights_problem="",
+        not_done=read.not_done,
+        source=read.source,
+        stated_params=0,
+    )
     return dict(config) if same == read else None
 
 

@@ -135,9 +135,9 @@ class Lora:
     """Low-rank adapters: their rank and the matrices they stand beside."""
 
     rank: int = 16
+    alpha: float = 0.0  # their product counts alpha / rank times; 0: as rank, so once
     targets: tuple[str, ...] = ("q", "k", "v", "o", "gate", "up", "down")
     dropout: float = 0.0
-    alpha: float = 0.0  # what they add is scaled by alpha / rank; 0: not at all
     dtype_bytes: int = 0  # bytes of one adapter weight; 0: as the precision says
     train_embeddings: bool = False  # token embedding and head are trained too, whole
 
@@ -146,11 +146,10 @@ class Lora:
     def __post_init__(self) -> None:
         if self.rank < 1:
             raise InvalidSpec(f"lora: rank is {self.rank}, must be >= 1")
-        if self.alpha < 0 or not 0.0 <= self.dropout < 1.0:
-            raise InvalidSpec(
-                f"lora: alpha is {self.alpha}, must be >= 0; dropout is {self.dropout}, must be "
-                "in [0, 1)"
-            )
+        if self.alpha < 0:
+            raise InvalidSpec(f"lora: alpha is {self.alpha}, must be >= 0")
+        if not 0.0 <= self.dropout < 1.0:
+            raise InvalidSpec(f"lora: dropout is {self.dropout}, must be in [0, 1)")
         for target in self.targets:
             if target not in self.KNOWN_TARGETS:
                 raise InvalidSpec(f"lora: unknown target {target!r}",
@@ -158,7 +157,7 @@ class Lora:
 
     @property
     def scale(self) -> float:
-        """Of what adapters add."""
+        """How often the product of the two thin matrices counts."""
         return self.alpha / self.rank if self.alpha else 1.0
 
 

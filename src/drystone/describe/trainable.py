@@ -41,7 +41,8 @@ def check_trainable(spec: ModelSpec) -> list[str]:
     if spec.family and spec.family not in COMPARED and not problems:
         other = f"{spec.family} models have not been compared with those of transformers"
         problems.append(_OF_FAMILY.get(spec.family, other))
-    return [*problems, *spec.not_done]
+    problems += spec.not_done
+    return [*problems, spec.weights_problem] if spec.weights and spec.weights_problem else problems
 
 
 def refuse_untrainable(spec: ModelSpec) -> None:
@@ -54,7 +55,8 @@ def refuse_untrainable(spec: ModelSpec) -> None:
     if spec.not_done:
         hint += ", or take what is not meant out of a copy of its config.json"
     if spec.weights:
-        hint += f". To train it anew, without its weights, name {Path(spec.source)} itself"
+        hint += ". To train it anew, without its weights, write from: scratch, or name "
+        hint += f"{Path(spec.source)} itself"
     raise InvalidSpec(_message(spec, problems), hint=hint)
 
 

@@ -55,15 +55,15 @@ def holds_weights(folder: Path) -> bool:
     return any(path.name.endswith((INDEX, *_OTHER_ENDINGS)) for path in folder.iterdir())
 
 
-def check_weights(folder: Path, spec: ModelSpec) -> list[str]:
+def check_weights(folder: Path, spec: ModelSpec) -> str:
     """Why the weights in the folder cannot be those of the model; empty when they can be."""
     try:
         find_weights(folder, spec)
     except DrystoneError as error:
         where = f"{error.where}: " if error.where else ""
         hint = f" ({error.hint})" if error.hint else ""
-        return [f"{where}{error.message}{hint}"]
-    return []
+        return f"{where}{error.message}{hint}"
+    return ""
 
 
 def find_weights(folder: Path, spec: ModelSpec) -> dict[str, tuple[Stored, Tensor]]:

@@ -16,8 +16,11 @@ nearest kin that was measured).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 
+from drystone.describe.chosen import split_name, values_without
 from drystone.errors import UnknownName
+from drystone.units import MiB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +102,13 @@ class Launcher:
     # data-parallel ranks under every ZeRO stage, and whole gradients are fp32: a layer's beside
     # the one that is being reduced.
     keeps_pieces: bool = False
+    # The caching allocator: the share of memory freed by one moment that the next cannot use again,
+    # on one stream and where collectives allocate on their own; what rounding and splitting of
+    # blocks costs, of the peak; and the buffers of one communicator, outside the allocator.
+    cache_share_alone: float = 0.3
+    cache_share_sharded: float = 0.8
+    cache_share_of_peak: float = 0.10
+    communicator_bytes: float = 256 * MiB
 
 
 # Two norms and two residual additions read and write ten rows; norms in fp32 and rotations by
@@ -313,8 +323,15 @@ _ROWS = (
 LAUNCHERS = {launcher.name: launcher for launcher in _ROWS}
 
 
+@cache
 def find_launcher(name: str) -> Launcher:
-    """The conventions of a launcher by its name."""
-    if name not in LAUNCHERS:
+    """The conventions of a launcher by its name; also `NAME without SOURCE` (`describe/chosen`)."""
+    plain, source = split_name(name)
+    if plain not in LAUNCHERS:
         raise UnknownName("launcher", name, LAUNCHERS)
-    return LAUNCHERS[name]
+    launcher = LAUNCHERS[plain]
+    if not source:
+        return launcher
+    speed = values_without(source, kind="speed", owner=plain)
+    habits = values_without(source, kind="launcher", owner=plain)
+    return replace(launcher, speed=replace(launcher.speed, **speed), **habits)

@@ -103,8 +103,8 @@ def load_config(path: str | Path) -> ModelSpec:
     if not has_weights:
         return spec
     folder = file.parent.absolute()
-    problems = check_weights(folder, spec) if spec.family in COMPARED else []
-    return replace(spec, weights=str(folder), not_done=(*spec.not_done, *problems))
+    problem = check_weights(folder, spec) if spec.family in COMPARED else ""
+    return replace(spec, weights=str(folder), weights_problem=problem)
 
 
 def read_object(file: Path) -> Mapping[str, Any]:

@@ -21,6 +21,7 @@ from drystone.run.train.checkpoint.slices import Box
 from drystone.run.train.models.layered import place_parameters, seeded_normal
 from drystone.run.train.models.pretrained import PretrainedWeights
 from drystone.run.train.models.rotary import Rotary, rotary_tables, rotate
+from drystone.run.train.samples import inputs_of, num_predicted, targets_of
 
 _RESIDUAL = ("out", "down")  # projections whose result is added to the residual stream
 
@@ -53,7 +54,7 @@ def build_model(spec: ModelSpec, *, seed: int = 0, on_meta: bool = False) -> Tra
 
 
 class Transformer(nn.Module):
-    """A decoder; a batch is a tensor of tokens, one longer than what the model reads."""
+    """A decoder; a batch is a tensor of samples (`run/train/samples.py`)."""
 
     def __init__(self, spec: ModelSpec, *, seed: int = 0) -> None:
         super().__init__()
@@ -131,7 +132,7 @@ class Transformer(nn.Module):
 
     def embed(self, batch: torch.Tensor) -> tuple[torch.Tensor, Rotary]:
         """Embedded tokens, and the rotary tables where positions are not learned."""
-        inputs = batch[:, :-1]
+        inputs = inputs_of(batch)
         x = self.tokens(inputs)
         if self.spec.embedding_scale != 1.0:  # rounded as the embedding is
             x = x * torch.tensor(self.spec.embedding_scale, dtype=x.dtype, device=x.device)
@@ -149,7 +150,7 @@ class Transformer(nn.Module):
     def loss_sum(self, hidden: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
         """Cross-entropy summed over tokens, in fp32."""
         logits = self.logits(hidden).flatten(0, 1).float()
-        return F.cross_entropy(logits, batch[:, 1:].flatten(), reduction="sum")
+        return F.cross_entropy(logits, targets_of(batch).flatten(), reduction="sum")
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Of every token of the vocabulary, from what left the last block."""
@@ -162,7 +163,7 @@ class Transformer(nn.Module):
 
     def weight(self, batch: torch.Tensor) -> float:
         """Tokens that are predicted."""
-        return float(batch[:, 1:].numel())
+        return float(num_predicted(batch))
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         """The mean loss: plain training, without the engine."""

@@ -143,8 +143,6 @@ def _check_tuning(part: JobPart, document: Document) -> None:
             "adapters are not put into a module of your own",
             "Add them in your function, and freeze what is not to be trained",
         )
-    if tune.alpha is not None and tune.alpha != (tune.rank or Lora().rank):
-        raise refuse(("tune", "alpha"), "only an alpha as large as rank is done", "Leave it out")
 
 
 def _check_limits(part: JobPart, document: Document) -> None:

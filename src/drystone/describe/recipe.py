@@ -148,6 +148,8 @@ class Lora:
             raise InvalidSpec(f"lora: rank is {self.rank}, must be >= 1")
         if self.alpha < 0:
             raise InvalidSpec(f"lora: alpha is {self.alpha}, must be >= 0")
+        if not 0.0 <= self.dropout < 1.0:
+            raise InvalidSpec(f"lora: dropout is {self.dropout}, must be in [0, 1)")
         for target in self.targets:
             if target not in self.KNOWN_TARGETS:
                 raise InvalidSpec(f"lora: unknown target {target!r}",

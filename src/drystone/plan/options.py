@@ -363,8 +363,12 @@ def _gaps(
         "offloaded activations of split layers": (tp * pp > 1)
         & (recipe.offload is Offload.ACTIVATIONS),
         "adapters on split matrices": (tp > 1) & (recipe.tuning is not Tuning.FULL),
-        "queries normalised over split heads": (tp > 1)
-        & any(block.attention.qk_norm is QkNorm.FULL for block in model.blocks),
+        "keys normalised over heads that are not split": np.logical_or.reduce(
+            [
+                (block.attention.qk_norm is QkNorm.FULL) & (block.attention.num_kv_heads % tp > 0)
+                for block in model.blocks
+            ]
+        ),
     }
     of_all = {
         "pure fp16": recipe.precision is Precision.FP16,

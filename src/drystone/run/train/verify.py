@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--devices", action="store_true", help="print what torch sees, and leave")
     given = parser.parse_args(arguments)
     if given.devices:
-        print(json.dumps(describe_devices()))  # noqa: T201
+        sys.stdout.write(json.dumps(describe_devices()) + "\n")
         return 0
     config = RankConfig(num_steps=given.steps, seed=given.seed)
     try:

@@ -49,7 +49,8 @@ ROW = {
 
 def recipe(**changes: str) -> Recipe:
     row = ROW | changes
-    return parse_recipe(row, parse_layout(row, parse_shape(row)))
+    model = parse_shape(row)
+    return parse_recipe(row, parse_layout(row, model), model)
 
 
 def layout(**changes: str) -> Layout:

@@ -135,6 +135,7 @@ class Lora:
     """Low-rank adapters: their rank and the matrices they stand beside."""
 
     rank: int = 16
+    alpha: float = 0.0  # their product counts alpha / rank times; 0: as rank, so once
     targets: tuple[str, ...] = ("q", "k", "v", "o", "gate", "up", "down")
     dropout: float = 0.0
     dtype_bytes: int = 0  # bytes of one adapter weight; 0: as the precision says
@@ -145,10 +146,17 @@ class Lora:
     def __post_init__(self) -> None:
         if self.rank < 1:
             raise InvalidSpec(f"lora: rank is {self.rank}, must be >= 1")
+        if self.alpha < 0:
+            raise InvalidSpec(f"lora: alpha is {self.alpha}, must be >= 0")
         for target in self.targets:
             if target not in self.KNOWN_TARGETS:
                 raise InvalidSpec(f"lora: unknown target {target!r}",
                                   hint="Known: " + ", ".join(self.KNOWN_TARGETS))  # fmt: skip
+
+    @property
+    def scale(self) -> float:
+        """How often the product of the two thin matrices counts."""
+        return self.alpha / self.rank if self.alpha else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

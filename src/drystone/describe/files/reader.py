@@ -268,7 +268,7 @@ def _known_keys(part: type[Part], key: Key) -> list[str]:
     for name in key[:-1]:
         if isinstance(name, str) and name in found.model_fields:
             found = _part_in(found.model_fields[name].annotation) or found
-    return list(found.model_fields)
+    return [field.alias or name for name, field in found.model_fields.items()]
 
 
 def _part_in(annotation: Any) -> type[Part] | None:

@@ -7,13 +7,12 @@ the log, asks the agents what runs, and goes on.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import math
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from drystone.describe.files.cluster import ClusterSpec
 from drystone.describe.job import TrainingJob, make_spec
 from drystone.errors import DrystoneError, InvalidSpec, NothingFits, UnknownName
 from drystone.run.control.admission import Admission, check_hard_cap
+from drystone.run.control.folder import keep_private, lock_folder
 from drystone.run.control.journal import Journal, node_added
 from drystone.run.control.notes import Decided, Described, Drained, Launched, Undrained
 from drystone.run.control.progress import Curves
@@ -67,6 +67,7 @@ class ControllerSettings:
     pace: Pace = field(default_factory=Pace)
     patience: Patience = field(default_factory=Patience)
     renting: Renting | None = None  # None: nothing can be rented
+    job_environment: Mapping[str, str] = field(default_factory=dict)  # that every job gets
     clock: Callable[[], float] = time.time  # that the log goes by
 
 
@@ -76,8 +77,8 @@ class Controller:
     def __init__(self, settings: ControllerSettings) -> None:
         self.settings = settings
         folder = settings.folder
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # jobs may hold secrets
-        self._lock = _lock_folder(folder)
+        keep_private(folder)  # jobs and the log may hold secrets
+        self._lock = lock_folder(folder)
         try:
             self.store = Store(settings.database or f"sqlite:///{folder / 'log.db'}")
             lease = self._take_lease()
@@ -97,7 +98,13 @@ class Controller:
         except BaseException:
             os.close(self._lock)
             raise
-        self.reconciler = Reconciler(self.journal, self.engine, folder / "jobs", settings.patience)
+        self.reconciler = Reconciler(
+            self.journal,
+            self.engine,
+            folder / "jobs",
+            settings.patience,
+            settings.job_environment,
+        )
         self.world = LiveWorld(self.journal, self.reconciler, settings.pace, self.desk)
         self.admission = Admission(self.journal)
         self.curves = Curves(self.read_reports)
@@ -332,15 +339,3 @@ class Controller:
             return decisions, after
 
         return decide
-
-
-def _lock_folder(folder: Path) -> int:
-    handle = os.open(folder / "controller.lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        raise DrystoneError(
-            "another controller runs here", where=str(folder), hint="Use it, or end it first"
-        ) from None
-    return handle

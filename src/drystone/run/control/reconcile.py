@@ -41,7 +41,12 @@ class Reconciler:
     """What is known about launches between rounds."""
 
     def __init__(
-        self, journal: Journal, engine: Engine, folder: Path, patience: Patience | None = None
+        self,
+        journal: Journal,
+        engine: Engine,
+        folder: Path,
+        patience: Patience | None = None,
+        owner_variables: Mapping[str, str] | None = None,
     ) -> None:
         self._journal, self._engine, self._folder = journal, engine, folder
         self._patience = patience or Patience()
@@ -54,7 +59,7 @@ class Reconciler:
         self._writer = RoundWriter(journal, self.troubles)
         self._nodes = NodeWatch(journal, self._patience.silence_seconds, self._end_jobs_on)
         self._supervisor = RunSupervisor(
-            journal, engine, folder, self._patience, self._writer, self.runs
+            journal, engine, folder, self._patience, self._writer, self.runs, owner_variables or {}
         )
 
     def progress(self, job_id: str) -> RunProgress | None:

@@ -122,9 +122,11 @@ class RunSupervisor:
         patience: Patience,
         writer: RoundWriter,
         runs: dict[str, Run],
+        owner_variables: Mapping[str, str],
     ) -> None:
         self._journal, self._engine, self._folder = journal, engine, folder
         self._patience, self._writer = patience, writer
+        self._owner_variables = owner_variables  # that every job gets from who runs the service
         self._runs = runs  # by job; shared with the reconciler, which retires them
 
     def supervise(self, record: JobRecord, seen: Observation) -> None:
@@ -191,6 +193,7 @@ class RunSupervisor:
                 ),
                 folder=self._folder / job_id,
                 lease_seconds=self._patience.lease_seconds,
+                owner_variables=self._owner_variables,
             )
         except AgentGone:
             return None  # of the node where the ranks are to meet

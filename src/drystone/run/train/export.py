@@ -27,10 +27,10 @@ from drystone.errors import DrystoneError, InvalidSpec, UnreadableFile
 from drystone.plan.plan import load_plan
 from drystone.run.train.checkpoint.checkpoint import (
     RECORD,
-    SafeReader,
     check_checkpoint,
     find_whole,
 )
+from drystone.run.train.checkpoint.contents import SafeReader
 from drystone.run.train.models.huggingface import Exported, exported_model
 from drystone.run.train.models.lora import merged_weight
 

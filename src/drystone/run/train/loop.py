@@ -9,9 +9,11 @@ from typing import Any, TextIO
 
 import torch
 
+from drystone.describe.job import TrainConfig
 from drystone.describe.model import ModuleSpec
 from drystone.describe.recipe import Offload, Optimizer, Precision, Recipe, StepKernel, Tuning
 from drystone.errors import InvalidSpec
+from drystone.plan.checkpoints import checkpoint_interval
 from drystone.plan.plan import Plan
 from drystone.run.fence import check_lease
 from drystone.run.train.cells.engine import CellTrainer
@@ -54,6 +56,7 @@ def _run(trainer: Trainer, plan: Plan, config: RankConfig, stream: TextIO) -> No
         seed=config.seed,
         tokenizer=config.tokenizer,
     )
+    best_interval = checkpoint_interval(plan).num_steps
     trainer.leave_on_sigterm()
     trainer.resume()
     wire = trainer.engine.wire
@@ -68,7 +71,7 @@ def _run(trainer: Trainer, plan: Plan, config: RankConfig, stream: TextIO) -> No
         if is_speaker:
             write_report(stream, report)
         is_last = trainer.is_leaving or report.step == config.num_steps
-        if is_last or config.saves_after(report.step, step_seconds=plan.step_seconds):
+        if is_last or config.saves_after(report.step, best_interval=best_interval):
             trainer.start_save()
         for step, path in trainer.take_saved(wait=is_last or config.waits_for_saves):
             if is_speaker:
@@ -91,9 +94,7 @@ def prepare(
     _check_recipe(recipe)
     model = _build(plan, config)
     given: dict[str, Any] = {
-        "optimizer": choose_optimizer(
-            recipe.optimizer, config.learning_rate, kernel=recipe.step_kernel
-        ),
+        "optimizer": choose_optimizer(recipe.optimizer, config, kernel=recipe.step_kernel),
         "wire": wire,
         "dtype": _DTYPES[recipe.precision],
         "offload": recipe.offload is Offload.ACTIVATIONS,
@@ -138,15 +139,18 @@ def _check_recipe(recipe: Recipe) -> None:
 
 
 def choose_optimizer(
-    optimizer: Optimizer, learning_rate: float, *, kernel: StepKernel = StepKernel.FUSED
+    optimizer: Optimizer, config: TrainConfig, *, kernel: StepKernel = StepKernel.FUSED
 ) -> MakeOptimizer:
     """Optimizers that treat every element apart, so that a piece of a matrix is enough for them."""
     how = {"fused": kernel is StepKernel.FUSED, "foreach": kernel is StepKernel.FOREACH}
+    learning_rate, betas = config.learning_rate, (config.beta1, config.beta2)
 
     def make(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         match optimizer:
             case Optimizer.ADAM:
-                return torch.optim.AdamW(groups, lr=learning_rate, **how)
+                return torch.optim.AdamW(
+                    groups, lr=learning_rate, betas=betas, eps=config.epsilon, **how
+                )
             case Optimizer.SGD:
                 return torch.optim.SGD(groups, lr=learning_rate, **how)
             case Optimizer.SGD_MOMENTUM:

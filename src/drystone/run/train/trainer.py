@@ -31,6 +31,7 @@ from drystone.run.train.data import RankWork, micro_batches
 from drystone.run.train.emulate import SLOWDOWN, EmulatedDevice
 from drystone.run.train.group import this_device
 from drystone.run.train.models.layered import Batch, LayeredModel
+from drystone.run.train.schedule import has_schedule, learning_rate_factor, set_learning_rate
 from drystone.run.train.step_report import StepReport, Straggler, StragglerWatch, better_batches
 from drystone.run.train.stepping import LossScale, Stepper, StepResult
 from drystone.run.train.uneven.engine import Engine
@@ -72,6 +73,7 @@ class Trainer:
         self._scale = LossScale() if dtype is torch.float16 else None
         self._watch = StragglerWatch(len(self.works))
         self.is_leaving = False
+        self._num_steps = config.num_steps
         self._data_seconds = 0.0
         self._started = time.perf_counter()
 
@@ -153,6 +155,7 @@ class Trainer:
         self, read: Callable[[Sequence[int]], Batch], *, num_steps: int
     ) -> Iterator[list[Batch]]:
         """Micro-batches of this rank, step by step, up to step `num_steps` of the whole job."""
+        self._num_steps = num_steps
         while self.progress.step < num_steps and not self.is_leaving:
             self._started = time.perf_counter()
             batches = [_to_device(read(run), self.engine.device) for run in self._runs()]
@@ -174,6 +177,9 @@ class Trainer:
         if self.config.clip and not is_skipped:
             self.engine.clip_gradients(result, self.config.clip)
         updating = time.perf_counter()
+        if has_schedule(self.config):
+            factor = learning_rate_factor(self.config, self.progress.step, self._num_steps)
+            set_learning_rate(self.optimizer, factor)
         if not is_skipped:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -191,6 +197,7 @@ class Trainer:
             step=self.progress.step,
             loss=result.loss,
             gradient_norm=result.gradient_norm,
+            learning_rate=max(group["lr"] for group in self.optimizer.param_groups),
             tokens=result.weight,
             step_seconds=whole,
             tokens_per_second=result.weight / whole,

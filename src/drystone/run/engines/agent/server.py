@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from drystone.errors import DrystoneError
+from drystone.run.engines.agent.keeper import birth_of, kill_strays
 from drystone.run.engines.agent.launches import (
     Launch,
-    birth_of,
     read_json,
     read_lines,
     read_tail,
@@ -88,8 +88,7 @@ class Agent:
 
     def watch(self) -> None:
         """Look after every launch; leave when nobody has asked for anything for long."""
-        for launch in self._launches.values():
-            launch.watch()
+        self._watch_launches()
         is_alive = bool(self._birth) and birth_of(self._life) == self._birth
         if self._life and not self.leaving and not is_alive:
             # Whoever manages this node is dead: others take the node for lost, so it must be.
@@ -101,6 +100,14 @@ class Agent:
             self.is_leaving = True
         if not is_busy and time.monotonic() - self._heard > self._idle_seconds:
             self.is_leaving = True
+
+    def _watch_launches(self) -> None:
+        running = [launch for launch in self._launches.values() if not launch.is_over]
+        for launch in running:
+            launch.watch()
+        if any(launch.is_over for launch in running):
+            known = (launch.keepers for launch in self._launches.values())
+            kill_strays(frozenset().union(*known))
 
     def end_all(self) -> None:
         """Kill everything: an agent never leaves processes behind."""
@@ -174,8 +181,7 @@ class Agent:
             launch = self._launches.get((str(job_id), int(epoch)))
             if launch is not None and not launch.is_over:
                 launch.renew(float(request["lease_seconds"]))
-        for launch in self._launches.values():
-            launch.watch()
+        self._watch_launches()
         return {
             "launches": [
                 launch.describe(int(offsets.get(f"{launch.job_id}.{launch.epoch}", 0)))

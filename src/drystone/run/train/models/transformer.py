@@ -17,6 +17,7 @@ from torch.nn import functional as F  # noqa: N812  # torch's own custom
 from drystone.describe.model import Attention, Block, Mlp, ModelSpec, Norm, QkNorm
 from drystone.describe.trainable import refuse_untrainable
 from drystone.run.train.models.layered import place_parameters, seeded_normal
+from drystone.run.train.samples import inputs_of, num_predicted, targets_of
 
 _RESIDUAL = ("out", "down")  # projections whose result is added to the residual stream
 Rotary = tuple[torch.Tensor, torch.Tensor] | None
@@ -47,7 +48,7 @@ def build_model(spec: ModelSpec, *, seed: int = 0, on_meta: bool = False) -> Tra
 
 
 class Transformer(nn.Module):
-    """A decoder; a batch is a tensor of tokens, one longer than what the model reads."""
+    """A decoder; a batch is a tensor of samples (`run/train/samples.py`)."""
 
     def __init__(self, spec: ModelSpec, *, seed: int = 0) -> None:
         super().__init__()
@@ -102,7 +103,7 @@ class Transformer(nn.Module):
 
     def embed(self, batch: torch.Tensor) -> tuple[torch.Tensor, Rotary]:
         """Embedded tokens, and the rotary table where positions are not learned."""
-        inputs = batch[:, :-1]
+        inputs = inputs_of(batch)
         x = self.tokens(inputs)
         rotary = None
         if self.positions is None:
@@ -119,11 +120,11 @@ class Transformer(nn.Module):
         """Cross-entropy summed over tokens, in fp32."""
         x = hidden if self.final_norm is None else self.final_norm(hidden)
         logits = self.head(x).flatten(0, 1).float()
-        return F.cross_entropy(logits, batch[:, 1:].flatten(), reduction="sum")
+        return F.cross_entropy(logits, targets_of(batch).flatten(), reduction="sum")
 
     def weight(self, batch: torch.Tensor) -> float:
         """Tokens that are predicted."""
-        return float(batch[:, 1:].numel())
+        return float(num_predicted(batch))
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         """The mean loss: plain training, without the engine."""

@@ -22,7 +22,8 @@ from drystone.run.engines.agent.client import (
     Remote,
     start_agent,
 )
-from drystone.run.engines.agent.launches import LOST_EXIT, birth_of, read_json
+from drystone.run.engines.agent.keeper import birth_of
+from drystone.run.engines.agent.launches import LOST_EXIT, read_json
 from drystone.run.engines.agent.network import RefusalKind, keep_secret
 from drystone.run.engines.agent.server import Agent, listen
 from drystone.run.fence import Fenced, check_lease, raise_fence, writing

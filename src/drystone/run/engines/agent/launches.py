@@ -13,12 +13,19 @@ import stat
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 from drystone.run.engines.agent.environment import job_environment
 from drystone.run.engines.agent.keeper import Command, KeptProcess, birth_of, kill_left_behind
-from drystone.run.fence import EPOCH_VARIABLE, FENCE_VARIABLE, LEASE_VARIABLE, raise_fence
+from drystone.run.fence import (
+    EPOCH_VARIABLE,
+    FENCE_VARIABLE,
+    LEASE_VARIABLE,
+    raise_fence,
+    write_lease,
+)
 
 PYTHON = "{python}"  # in arguments: the interpreter that runs the agent
 LOST_EXIT = -1000  # how a process ended is not known: the agent that watched it is gone
@@ -103,8 +110,7 @@ class Launch:
     def renew(self, lease_seconds: float) -> None:
         """It may run for so much longer."""
         self._lease_ends = time.monotonic() + lease_seconds
-        lease = {"epoch": self.epoch, "expires_seconds": time.time() + lease_seconds}
-        write_whole(self.folder / "lease", lease, sync=False)
+        write_lease(self.folder / "lease", self.epoch, lease_seconds)
 
     def end(self, *, grace_seconds: float, note: str) -> None:
         """Ask its processes to leave; after the grace they are killed. Asking twice is once."""
@@ -133,6 +139,14 @@ class Launch:
                     process.kill()
                 self.exits[rank] = process.poll()
         if all(code is not None for code in self.exits.values()):
+            self._write_end()
+
+    def _write_end(self) -> None:
+        """Write down how it ended; where that cannot be (the disk is full), it is known here.
+
+        An agent that is started again then takes the launch for lost, which costs steps at most.
+        """
+        with suppress(OSError):
             write_whole(self.folder / "ended.json", {"exits": self.exits, "note": self.note})
 
     def recover(self) -> None:
@@ -149,7 +163,7 @@ class Launch:
             kill_left_behind(int(keeper), birth, session=session, marker=marker)
         self.exits = dict.fromkeys(self.exits, LOST_EXIT)
         self.note = "the agent of the node was lost"
-        write_whole(self.folder / "ended.json", {"exits": self.exits, "note": self.note})
+        self._write_end()
 
     def describe(self, offset: int) -> dict[str, Any]:
         """How it stands, and what it reported since `offset`."""

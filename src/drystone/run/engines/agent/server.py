@@ -14,7 +14,9 @@ import os
 import re
 import shutil
 import socket
+import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +69,7 @@ class Agent:
         self._launches: dict[tuple[str, int], Launch] = {}
         self._controller = int((read_json(folder / "controller.json") or {}).get("epoch", 0))
         self.is_leaving = False
+        self._noted = ""
         for path in sorted((folder / "launches").glob("*/launch.json")):
             request = read_json(path)
             if request is not None:
@@ -104,10 +107,21 @@ class Agent:
     def _watch_launches(self) -> None:
         running = [launch for launch in self._launches.values() if not launch.is_over]
         for launch in running:
-            launch.watch()
+            try:
+                launch.watch()
+            except Exception as error:  # the trouble of one launch is not that of its neighbours
+                self._note(f"{launch.job_id} epoch {launch.epoch}: {type(error).__name__}: {error}")
         if any(launch.is_over for launch in running):
             known = (launch.keepers for launch in self._launches.values())
             kill_strays(frozenset().union(*known))
+
+    def _note(self, text: str) -> None:
+        """Say once in the agent's log what is wrong."""
+        if text != self._noted:
+            self._noted = text
+            with suppress(OSError):  # the disk may be full
+                sys.stderr.write(text + "\n")
+                sys.stderr.flush()
 
     def end_all(self) -> None:
         """Kill everything: an agent never leaves processes behind."""
@@ -121,8 +135,9 @@ class Agent:
                 RefusalKind.SUPERSEDED,
             )
         if epoch > self._controller:
-            write_whole(self.folder / "controller.json", {"epoch": epoch})
             self._controller = epoch
+            with suppress(OSError):  # on a full disk it is known until this agent ends
+                write_whole(self.folder / "controller.json", {"epoch": epoch})
 
     def _find(self, request: dict[str, Any]) -> Launch:
         key = (str(request["job_id"]), int(request["epoch"]))

@@ -303,6 +303,7 @@ def test_a_lease_is_checked(tmp_path, monkeypatch):
     for text in (
         "", json.dumps({"epoch": 4, "expires_seconds": time.time() + 60}),
         json.dumps({"epoch": 3, "expires_seconds": time.time() - 1}),
+        json.dumps({"epoch": 3, "expires_monotonic_seconds": time.monotonic() - 1}),
     ):  # fmt: skip
         lease.write_text(text)
         with pytest.raises(Fenced):

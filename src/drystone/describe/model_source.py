@@ -11,10 +11,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from drystone.describe.families.huggingface import load_config, parse_config
+from drystone.describe.families.huggingface import load_config, parse_config, read_object
 from drystone.describe.families.reader import shorten
 from drystone.describe.model import ModelSpec
-from drystone.errors import InvalidSpec, UnknownName, UnreadableFile
+from drystone.errors import DrystoneError, InvalidSpec, UnknownName, UnreadableFile
 
 MODELS_FILE: Final = Path(__file__).parent / "data" / "models.json"
 
@@ -48,6 +48,30 @@ def find_model(name: str) -> ModelSpec:
                 f"model {name!r} can mean more than one", hint="Write " + " or ".join(sorted(near))
             )
     raise UnknownName("model", name, zoo.entries)
+
+
+def published_config(spec: ModelSpec) -> dict[str, Any] | None:
+    """The `config.json` that a model was read from, or that of its known name, if still the same.
+
+    None where there is none, or where it describes another model by now.
+    """
+    file = Path(spec.source)
+    try:
+        config = read_object(file) if file.suffix == ".json" and file.is_file() else None
+        if config is None:
+            config = _load_zoo().entries[spec.name]["config"]
+        read = parse_config(config, where=spec.source, name=spec.name)
+    except (KeyError, OSError, ValueError, DrystoneError):
+        return None
+    same = replace(
+        spec,
+        weights="",
+        weights_problem="",
+        not_done=read.not_done,
+        source=read.source,
+        stated_params=0,
+    )
+    return dict(config) if same == read else None
 
 
 def model_names() -> tuple[str, ...]:

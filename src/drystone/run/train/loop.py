@@ -20,7 +20,7 @@ from drystone.run.train.cells.engine import CellTrainer
 from drystone.run.train.cells.layout import cell_layout, is_cell
 from drystone.run.train.collectives import Wire
 from drystone.run.train.config import RankConfig
-from drystone.run.train.data import open_tokens, rank_works
+from drystone.run.train.data import DataRequest, open_source, rank_works
 from drystone.run.train.emulate import VARIABLE, EmulatedDevice, rank_gpus, read_emulation
 from drystone.run.train.models.lora import add_adapters
 from drystone.run.train.models.module import UserModule, build_user_module
@@ -49,13 +49,7 @@ def train(plan: Plan, config: RankConfig, wire: Wire, stream: TextIO) -> None:
 
 
 def _run(trainer: Trainer, plan: Plan, config: RankConfig, stream: TextIO) -> None:
-    source = open_tokens(
-        config.data,
-        seq_len=plan.recipe.seq_len,
-        vocab_size=plan.model.vocab_size,
-        seed=config.seed,
-        tokenizer=config.tokenizer,
-    )
+    source = open_source(data_request(plan, config, config.data))
     best_interval = checkpoint_interval(plan).num_steps
     trainer.leave_on_sigterm()
     trainer.resume()
@@ -79,6 +73,22 @@ def _run(trainer: Trainer, plan: Plan, config: RankConfig, stream: TextIO) -> No
     if is_speaker:
         event = "left" if trainer.progress.step < config.num_steps else "finished"
         write_event(stream, event, step=trainer.progress.step)
+
+
+def data_request(plan: Plan, config: RankConfig, name: str) -> DataRequest:
+    """What is read from the data of that name."""
+    is_module = isinstance(plan.model, ModuleSpec)
+    return DataRequest(
+        name=name,
+        seq_len=plan.recipe.seq_len,
+        vocab_size=plan.model.vocab_size,
+        seed=config.seed,
+        format=config.data_format,
+        column=config.column,
+        tokenizer=config.tokenizer,
+        model="" if isinstance(plan.model, ModuleSpec) else plan.model.source,
+        is_plain=is_module,
+    )
 
 
 def prepare(

@@ -100,7 +100,7 @@ def _initial_values(model: LayeredModel, wire: Wire, device: torch.device) -> In
     """Weights that the model has, as rank 0 has them; or, on meta, those it says it begins with."""
     if not any(parameter.is_meta for parameter in model.module.parameters()):
         return value_of_rank_0(wire, device)
-    make: InitialValue | None = getattr(model, "initial_value", None)
+    make, make_part = (getattr(model, f"initial_{what}", None) for what in ("value", "part"))
     if make is None:
         raise InvalidSpec(
             f"{type(model.module).__name__} is on the meta device and does not say what its "
@@ -108,7 +108,15 @@ def _initial_values(model: LayeredModel, wire: Wire, device: torch.device) -> In
             hint="Give it a method initial_value(name, parameter), or build it on the CPU",
         )
     place_parameters(model.module, lambda _, one: torch.empty((), device=device).expand(one.shape))
-    return make
+
+    def elements(name: str, parameter: nn.Parameter, first: int, last: int) -> torch.Tensor:
+        if make_part is not None:
+            part: torch.Tensor = make_part(name, parameter.shape, first, last)
+            return part
+        whole: torch.Tensor = make(name, parameter)
+        return whole.reshape(-1)[first:last]
+
+    return elements
 
 
 def _group_parameters(model: LayeredModel) -> list[tuple[str, Named]]:

@@ -5,9 +5,11 @@ set of the first phase. Rates and sizes are plain averages since the first look,
 needs long-run averages and nothing else (boa.md 2.2). Until many jobs have come, what is not known
 of their rate is taken from the owner, who has set the budget with the load in mind: before the
 first job it is believed to be `PRIOR_BUDGETS` times what the cheapest options of such jobs cost,
-and that counts as much as `PRIOR_JOBS` jobs. A rate is not guessed from less than an hour. What a class can choose from is an option
-for all of a job, or, where speeds change by phase, a path of options through its phases
-(`blocks.py`); paths are kept, since they do not depend on how often jobs arrive.
+and that counts as much as `PRIOR_JOBS` jobs. A rate is not guessed from less than an hour.
+
+What a class can choose from is an option for all of a job, or, where speeds change by phase, a path
+of options through its phases (`blocks.py`); paths are kept, since they do not depend on how often
+jobs arrive.
 """
 
 from __future__ import annotations

@@ -47,6 +47,11 @@ class BudgetBalance:
         """What the budget is in a horizon."""
         return self.budget_dollars_per_hour * self.horizon_seconds / HOUR_SECONDS
 
+    @property
+    def owed_horizons(self) -> float:
+        """The debt, in budgets of a horizon; below 0: credit."""
+        return -self.balance_dollars / self.horizon_dollars
+
     def target_dollars_per_hour(self, promised_dollars: float = 0.0) -> float:
         """What to spend, so that the balance is used up or made good within the horizon."""
         hours = self.horizon_seconds / HOUR_SECONDS

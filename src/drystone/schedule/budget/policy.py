@@ -59,9 +59,12 @@ HORIZON_ARRIVALS: Final = 100.0
 HORIZON_COMPLETIONS: Final = 4.0
 MIN_HORIZON_SECONDS: Final = HOUR_SECONDS
 MAX_HORIZON_SECONDS: Final = 7 * 24 * HOUR_SECONDS
-# The multiplier follows what is wanted of it over so many jobs, and a job moves it so far at most.
+# The multiplier follows what is wanted of it over so many jobs, or over a part of all that came so
+# far, and a job moves its logarithm so far at most.
 STEADY_JOBS: Final = 40.0
 MAX_STEP: Final = 0.7
+FAST: Final = 3.0  # so many times as fast where the money confirms it
+MUCH_OWED_HORIZONS: Final = 0.25
 # Jobs have to wait where the budget is so much below what keeps up, until it is so much above.
 OVERLOADED_SHARE: Final = 0.97
 RELIEVED_SHARE: Final = 1.03
@@ -126,7 +129,13 @@ def _rent_freely(
     multiplier = _multiplier(snapshot, now, terms)
     num_new = len(now.arrivals.active - before.arrivals.active)
     if belief is not None and now.multiplier > 0:
-        multiplier = _steadied(now.multiplier, multiplier, num_new, now.arrivals.total)
+        multiplier = _steadied(
+            now.multiplier,
+            multiplier,
+            num_new=num_new,
+            num_jobs=now.arrivals.total,
+            owed_horizons=0.0 if now.balance is None else now.balance.owed_horizons,
+        )
     spares = Spares({})
     if belief is not None and now.balance is not None:
         rate = belief.arrivals_per_second
@@ -169,8 +178,11 @@ def _share(snapshot: Snapshot, now: BudgetMemory) -> tuple[list[Decision], Memor
 
 
 def _capped(snapshot: Snapshot, now: BudgetMemory) -> Snapshot:
-    """The same, where no more is rented at a time than is to be spent; one node if nobody runs."""
-    cap = 0.0 if now.balance is None else now.balance.target_dollars_per_hour()
+    """The same; in deep debt as if no more might be rented than makes it good, or one node."""
+    balance = now.balance
+    if balance is None or balance.owed_horizons < MAX_DEBT_HORIZONS:
+        return snapshot
+    cap = balance.target_dollars_per_hour()
     if not len(snapshot.running):
         prices = [offer.price_dollars_per_hour for offer in snapshot.offers]
         cap = max(cap, min(prices, default=0.0))
@@ -249,7 +261,7 @@ def _is_overloaded(snapshot: Snapshot, now: BudgetMemory, balance: BudgetBalance
     """
     if now.belief is None:
         return False
-    owed = -balance.balance_dollars / balance.horizon_dollars
+    owed = balance.owed_horizons
     limit, least = balance.budget_dollars_per_hour, now.belief.least_dollars_per_hour
     if owed > MAX_DEBT_HORIZONS or (owed > MAX_DEBT_HORIZONS / 2 and limit < least):
         return True
@@ -285,16 +297,23 @@ def _multiplier(snapshot: Snapshot, now: BudgetMemory, terms: Terms) -> float:
     return now.belief.multiplier_at(now.balance.target_dollars_per_hour(promised))
 
 
-def _steadied(before: float, wanted: float, num_new: int, num_jobs: float) -> float:
+def _steadied(
+    before: float, wanted: float, *, num_new: int, num_jobs: float, owed_horizons: float
+) -> float:
     """The multiplier, moved towards what is wanted of it by a small share for every new job.
 
-    Logarithms are averaged, since that is how far apart multipliers are for jobs, and none counts
-    for more than `MAX_STEP`: near the least budget that keeps up a few large jobs move what is
-    wanted a hundredfold, and a hundred times too dear costs far more time than it saves money.
+    Logarithms are averaged, since that is how far apart multipliers are for jobs, and no job counts
+    for much: near the least budget that keeps up a few large ones move what is wanted a
+    hundredfold, and to be a hundred times too stingy costs far more time than it saves money. It
+    moves faster where the money confirms it: down where some is left, up where much is owed.
     """
-    share = min(num_new / min(num_jobs, STEADY_JOBS), 1.0) if num_new else 0.0
-    step = math.log(wanted / before) if wanted > 0 else -MAX_STEP
-    return before * math.exp(share * max(-MAX_STEP, min(step, MAX_STEP)))
+    if not num_new or not wanted > 0:
+        return before
+    step = math.log(wanted / before)
+    is_confirmed = owed_horizons < 0 if step < 0 else owed_horizons > MUCH_OWED_HORIZONS
+    pace = FAST if is_confirmed else 1.0
+    share = min(num_new * max(pace / num_jobs, 1 / STEADY_JOBS), 1.0)
+    return before * math.exp(share * max(-pace * MAX_STEP, min(step, pace * MAX_STEP)))
 
 
 def _promised_dollars(snapshot: Snapshot, terms: Terms) -> float:

@@ -446,7 +446,7 @@ def test_every_job_ends_and_the_budget_is_kept(fields):
 
     assert world.has_ended()
     assert world.rate == 0
-    assert world.spent_dollars / hours <= 75.0 * 1.03
+    assert world.spent_dollars / hours <= 75.0 * 1.05  # of 300 jobs; of 1,500 see above: 3 %
 
 
 @pytest.mark.parametrize("limit", [3.3, 40.0])

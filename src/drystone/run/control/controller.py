@@ -40,7 +40,7 @@ from drystone.run.lifecycle import TERMINAL, IllegalTransition
 from drystone.run.loop import drive
 from drystone.run.renting.desk import RentalDesk
 from drystone.run.renting.joining import LocalJoiner
-from drystone.run.renting.provider import Renting, check_emulations
+from drystone.run.renting.provider import ProviderTrouble, Renting, check_emulations
 from drystone.run.state import JobRecord
 from drystone.schedule.decision import (
     Decision,
@@ -172,9 +172,13 @@ class Controller:
         """Let go of everything; with `ends_agents` nothing is left running."""
         if self.desk is not None:
             self.desk.close()
+        trouble: ProviderTrouble | None = None
         if ends_agents:
-            if self.desk is not None:
-                self.desk.end_all()
+            try:
+                if self.desk is not None:
+                    self.desk.end_all()
+            except ProviderTrouble as error:
+                trouble = error
             self.engine.quit()
         self.engine.close()
         try:
@@ -183,6 +187,8 @@ class Controller:
             self.health.round_failed(str(error))
         self.store.close()
         os.close(self._lock)
+        if trouble is not None:
+            raise trouble
 
     # --- what people ask ------------------------------------------------------------------------
 

@@ -29,7 +29,6 @@ from drystone.run.events import Progressed
 from drystone.run.lifecycle import TERMINAL, JobState
 from drystone.run.state import JobRecord
 
-
 _MAX_CURVES: Final = 50  # of launches that are over, kept in memory
 
 

@@ -81,8 +81,9 @@ class Controller:
         folder = settings.folder
         keep_private(folder)  # jobs and the log may hold secrets
         self._lock = lock_folder(folder)
+        self._store: Store | None = None
         try:
-            self.store = Store(settings.database or f"sqlite:///{folder / 'log.db'}")
+            self.store = self._store = Store(settings.database or f"sqlite:///{folder / 'log.db'}")
             lease = self._take_lease()
             seconds = settings.pace.startup_seconds
             self.engine = settings.engine or LocalEngine(folder / "agents", settings.cluster)
@@ -98,6 +99,8 @@ class Controller:
                 clock=settings.clock,
             )
         except BaseException:
+            if self._store is not None:
+                self._store.close()
             os.close(self._lock)
             raise
         self.reconciler = Reconciler(

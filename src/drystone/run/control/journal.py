@@ -100,9 +100,7 @@ class Journal:
         # Jobs whose options cannot be worked out, such as for want of their model's config.json.
         self.unplannable = Troubles()
         self.renting = renting  # None: nothing can be rented
-        for sequence, event in store.read():
-            self.live.record(event)
-            self.sequence = sequence
+        self.sequence = self.live.record_all(store.read())
         if isinstance(clock, SteadyClock):
             clock.start_after(self.live.state.now_seconds)
         if recover is not None:  # with the nodes that are rented and still run

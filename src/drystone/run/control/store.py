@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
 from drystone.errors import DrystoneError, MissingExtra, UnreadableFile
-from drystone.run.control.notes import Described, job_of, parse, render
+from drystone.run.control.notes import Described, job_of, parse, parse_numbered, render
 from drystone.run.events import Event
 from drystone.run.store_connections import postgresql_arguments, prepare_postgresql, prepare_sqlite
 from drystone.run.store_tables import (
@@ -220,7 +220,7 @@ class Store:
             query = query.limit(most)
         with self._read() as connection:
             for sequence, body in connection.execute(query):
-                yield int(sequence), parse(body)
+                yield int(sequence), parse_numbered(sequence, body)
 
     def read_lines(
         self, *, after: int = 0, job_id: str = "", most: int = 0

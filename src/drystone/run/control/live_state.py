@@ -168,6 +168,7 @@ class LiveState:
         """Fold a whole log; the last sequence number, 0 where it is empty."""
         last = 0
         for last, event in events:
+            self.ledger.num_events = last - 1  # debits name the event that they come from
             try:
                 self.record(event)
             except Exception as error:

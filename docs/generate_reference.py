@@ -192,9 +192,11 @@ def job_file_page() -> Iterator[str]:
     yield ""
     for prefix, part, section in (
         ("", parts.JobPart, "-"),
+        ("data.", parts.DataPart, "data"),
         ("train.", parts.TrainPart, "train"),
         ("train.optimizer.", parts.OptimizerPart, "optimizer"),
         ("tune.", parts.TunePart, "-"),
+        ("evaluate.", parts.EvaluatePart, "evaluate"),
         ("gpus.", parts.GpuPart, "-"),
     ):
         title = f"`{prefix.rstrip('.')}`" if prefix else "Keys"

@@ -34,6 +34,7 @@ VERBS: Final = MappingProxyType(
         "simulate": "Run scheduling policies on a trace of jobs and compare them.",
         "frontier": "Draw mean completion time against budget.",
         "trace": "Make, convert and look at traces of jobs.",
+        "run": "Train a job here and now, without a service.",
         "serve": "Run the controller on this machine.",
         "submit": "Show what a job would get and cost, and submit it.",
         "jobs": "List the jobs: state, GPUs, progress, end, cost, reason.",
@@ -54,6 +55,7 @@ VERBS: Final = MappingProxyType(
         "gpus": "List the GPU types: memory, rates, links, prices.",
         "models": "List the models known by name: shapes and parameters.",
         "doctor": "Say what is installed, missing, and which devices are here.",
+        "verify": "Try on these devices everything that training needs.",
     }
 )
 _SHARED_FILES: Final = MappingProxyType(

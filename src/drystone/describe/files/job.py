@@ -18,14 +18,15 @@ from drystone.describe.files.amounts import parse_duration, parse_instant
 from drystone.describe.files.job_parts import (
     ALL_LINEAR,
     LEAVES_GPUS,
+    EvaluatePart,
     JobPart,
-    TrainPart,
     TunePart,
     options_of,
 )
 from drystone.describe.files.reader import (
     Document,
     Key,
+    Part,
     load_yaml,
     parse_yaml,
     read_part,
@@ -35,7 +36,16 @@ from drystone.describe.model_source import is_config_folder
 from drystone.describe.recipe import Lora
 from drystone.errors import InvalidSpec, RequestError, UnreadableFile
 
-_PATH_ENDINGS: Final = (".bin", ".u16", ".u32", ".txt")
+_PATH_ENDINGS: Final = (
+    ".bin",
+    ".u16",
+    ".u32",
+    ".txt",
+    ".jsonl",
+    ".ndjson",
+    ".parquet",
+    ".arrow",
+)
 _OPTIMIZERS: Final = {"adamw": "adam"}  # names that mean another one
 
 
@@ -94,7 +104,7 @@ def _check_whole(part: JobPart, document: Document) -> None:
         raise refuse(("train",), f"{' and '.join(amounts)} contradict each other", "Keep one")
     if not amounts:
         raise refuse(("train",), "does not say how much to train", "Write train: {steps: 1000}")
-    if part.train.epochs is not None and part.data == "synthetic":
+    if part.train.epochs is not None and part.data.train == "synthetic":
         raise refuse(("train", "epochs"), "made-up data has no epochs", "Give steps or tokens")
     if part.command is not None and part.train.steps is None:
         raise refuse(("train",), "a command needs a number of steps", "Write train: {steps: 1000}")
@@ -110,6 +120,7 @@ def _check_whole(part: JobPart, document: Document) -> None:
             "Keep that of the optimizer",
         )
     _check_tuning(part, document)
+    _check_evaluation(part, document)
     _check_limits(part, document)
 
 
@@ -135,8 +146,33 @@ def _check_tuning(part: JobPart, document: Document) -> None:
             "adapters are not put into a module of your own",
             "Add them in your function, and freeze what is not to be trained",
         )
-    if tune.alpha is not None and tune.alpha != (tune.rank or Lora().rank):
-        raise refuse(("tune", "alpha"), "only an alpha as large as rank is done", "Leave it out")
+
+
+def _keys(part: Part) -> dict[str, Any]:
+    """A part as a table: mypy does not see the keys that options of `TrainConfig` add."""
+    return dict(part)
+
+
+def _check_evaluation(part: JobPart, document: Document) -> None:
+    def refuse(key: Key, message: str, hint: str) -> InvalidSpec:
+        return InvalidSpec(message, where=document.place(key), hint=hint)
+
+    given = [key for key in EvaluatePart.model_fields if getattr(part.evaluate, key)]
+    held_out: str | None = _keys(part.data)["eval"]
+    if part.command is not None:
+        for key, is_given in (("evaluate", given), ("report", part.report)):
+            if is_given:
+                raise refuse((key,), "is not for a command, which does it itself", "Leave it out")
+    if given and not held_out:
+        raise refuse(("evaluate",), "there is no held-out data", "Write data: {eval: FILE}")
+    every = _keys(part.evaluate)["every"]
+    for key in ("keep_best", "stop_after"):
+        if key in given and not every:
+            raise refuse(
+                ("evaluate", key), f"{key} needs evaluations on the way", "Write every: 100"
+            )
+    if held_out and part.data.train == "synthetic":
+        raise refuse(("data", "eval"), "made-up data has nothing held out", "Name data.train too")
 
 
 def _check_limits(part: JobPart, document: Document) -> None:
@@ -170,7 +206,7 @@ def _training_job(
         name=part.name or plain_name or "job",
         owner=part.owner or owner,
         model=_model_path(part.model or "", folder),
-        data=_data_path(part.data, folder, document),
+        data=_data_path(part.data.train, folder, document),
         num_steps=train.steps or 0,
         num_tokens=train.tokens or 0,
         num_epochs=train.epochs or 0.0,
@@ -181,7 +217,7 @@ def _training_job(
         tuning=part.tune.method if part.tune is not None else "full",
         lora=_lora(part.tune),
         from_scratch=part.start == "scratch",
-        train=_train_config(train),
+        train=_train_config(part, folder),
         priority=part.priority,
         deadline_after_seconds=after,
         deadline_at_seconds=at,
@@ -197,15 +233,21 @@ def _training_job(
     )
 
 
-def _train_config(train: TrainPart) -> TrainConfig:
+def _train_config(part: JobPart, folder: Path) -> TrainConfig:
     """What the sections say, under the names that their options have."""
     given: dict[str, Any] = {}
     for section, names in (
-        (train, options_of("train", "optimizer")),
-        (train.optimizer, options_of("optimizer")),
+        (part.train, options_of("train", "optimizer")),
+        (part.train.optimizer, options_of("optimizer")),
+        (part.data, options_of("data")),
+        (part.evaluate, options_of("evaluate")),
     ):
         found = {name: getattr(section, key) for key, name in names.items()}
         given |= {name: value for name, value in found.items() if value is not None}
+    for path in ("tokenizer", "eval_data"):
+        if given.get(path):
+            given[path] = str(folder / given[path])
+    given["report"] = ",".join(dict.fromkeys(part.report))
     return TrainConfig(**given)
 
 
@@ -250,10 +292,11 @@ def _model_path(model: str, folder: Path) -> str:
 def _data_path(data: str, folder: Path, document: Document) -> str:
     if data == "synthetic":
         return data
-    if not data.endswith(_PATH_ENDINGS):
+    path = folder / data
+    if path.suffix and not data.endswith(_PATH_ENDINGS) and not path.is_dir():
         raise InvalidSpec(
             f"{data[:60]!r} is no known kind of data",
             where=document.place(("data",)),
-            hint="Give synthetic, or a file that ends in " + ", ".join(_PATH_ENDINGS),
+            hint="Give synthetic, a folder, or a file that ends in " + ", ".join(_PATH_ENDINGS),
         )
-    return str(folder / data)
+    return str(path)

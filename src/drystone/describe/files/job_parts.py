@@ -50,7 +50,7 @@ def _check_target(text: str) -> str:
     """`q_proj`, as `transformers` has it, and `q`, as the recipe has it, are the same."""
     short = text.removesuffix("_proj")
     if short not in (*Lora.KNOWN_TARGETS, ALL_LINEAR):
-        known = [ALL_LINEAR, *(f"{one}_proj" for one in Lora.KNOWN_TARGETS)]
+        known = [ALL_LINEAR, *(f"{target}_proj" for target in Lora.KNOWN_TARGETS)]
         raise Refused(UnknownName("target of adapters", text, known))
     return short
 
@@ -127,6 +127,20 @@ class TrainPart(Part):
     optimizer: Annotated[OptimizerPart, _named("name")] = Field(default_factory=OptimizerPart)
 
 
+@_with_options("data")
+class DataPart(Part):
+    """What to train on; its path alone will do."""
+
+    # synthetic, or a file: tokens (.bin, .u16, .u32), text (.txt), records (.jsonl, .parquet,
+    # .arrow), or a folder of such files or of `datasets`
+    train: Line = "synthetic"
+
+
+@_with_options("evaluate")
+class EvaluatePart(Part):
+    """When to look at the held-out data, and what follows."""
+
+
 class TunePart(Part):
     """What is trained: all weights, or adapters beside frozen ones."""
 
@@ -156,9 +170,14 @@ class JobPart(Part):
     model: Line | None = None  # a known name, a config.json, module.py:function; or a command below
     # scratch: begin anew, whatever weights are beside the config; the key is `from`
     start: Literal["scratch"] | None = Field(default=None, alias="from")
-    data: Line = "synthetic"  # or a file of tokens (.bin, .u16, .u32) or of text (.txt)
+    # made-up tokens where it is left out
+    data: Annotated[DataPart, _named("train")] = Field(default_factory=DataPart)
     train: TrainPart = Field(default_factory=TrainPart)  # how much, and how
     tune: Annotated[TunePart, _named("method")] | None = None  # what is trained; left out: full
+    # when to look at the held-out data
+    evaluate: EvaluatePart = Field(default_factory=EvaluatePart)
+    # where curves go besides: files beside the checkpoints
+    report: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = Field(default=(), strict=False)
     gpus: GpuPart = Field(default_factory=GpuPart)  # which may be used
     name: Name | None = None  # left out: that of the file
     owner: Name | None = None  # left out: the user

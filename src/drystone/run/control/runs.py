@@ -279,7 +279,7 @@ class RunSupervisor:
         live = self._journal.live.jobs[job_id]
         is_command = live.job.is_command
         # A script that was asked to leave, not by us, has not finished because it left well.
-        has_left_early = left_early(record, run.progress, live)
+        has_left_early = "" if has_failed else left_early(record, run.progress, live)
         is_done = run.progress.is_finished or (is_command and not (run.note or has_left_early))
         if is_over and run.fault is None and not has_failed and is_done:
             self._writer.commit(Finished(time_seconds=self._journal.now(), job_id=job_id))

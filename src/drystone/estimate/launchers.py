@@ -175,6 +175,7 @@ _ROWS = (
         repeats_kv=True,
         logits_bytes=12.0,
         fused_logits_bytes=12.0,
+        copies_buckets=False,
         keeps_pieces=True,
     ),
     replace(_TORCH, name="torch-fsdp"),

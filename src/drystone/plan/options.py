@@ -21,15 +21,23 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from drystone.describe.layout import Sharding
 from drystone.describe.machine import Machine
 from drystone.describe.model import ModelSpec, ModuleSpec, QkNorm, Side
 from drystone.describe.option import FloatArray, IntArray, OptionSet
 from drystone.describe.pool import GpuGroup, Pool, make_pool
-from drystone.describe.recipe import Offload, Precision, Recipe, Tuning
+from drystone.describe.recipe import (
+    Offload,
+    Precision,
+    Recipe,
+    Recompute,
+    RecomputeKind,
+    Tuning,
+)
 from drystone.describe.trainable import check_trainable
 from drystone.errors import NothingFits
-from drystone.plan.cells.search import Cells, cell_plan, search_cells
-from drystone.plan.plan import Plan
+from drystone.plan.cells.search import RECOMPUTES, Cells, cell_plan, search_cells
+from drystone.plan.plan import Plan, Way
 from drystone.plan.uneven.data_parallel import plan_uneven
 from drystone.plan.uneven.modules import plan_module_grid
 from drystone.plan.uneven.pairs import equal_speeds, pair_speeds
@@ -271,7 +279,7 @@ class EqualWays:
     step_seconds: FloatArray
     high_bytes: FloatArray
     cell: IntArray  # row of `cells`; -1: data parallel, layer by layer
-    cells: Cells  # the best one of each count that splits layers or matrices
+    cells: Cells  # the best one of each count that is executed as it is
 
 
 @lru_cache(maxsize=256)
@@ -284,38 +292,49 @@ def equal_ways(
 ) -> EqualWays:
     """What the runtime would do on each of `counts` GPUs of one type."""
     shared = equal_speeds(model, recipe, machine, counts)
-    cells = split_cells(model, recipe, machine, counts, most_micro_batch)
+    cells = executable_cells(model, recipe, machine, counts, most_micro_batch)
     row_of = {int(count): row for row, count in enumerate(cells.layouts.num_gpus)}
     cell = np.array([row_of.get(count, -1) for count in counts], dtype=np.int64)
     seconds, high_bytes = np.append(cells.step_seconds, np.inf), np.append(cells.high_bytes, 0.0)
-    is_split = seconds[cell] < shared.step_seconds
-    best = np.where(is_split, seconds[cell], shared.step_seconds)
+    is_cell = seconds[cell] < shared.step_seconds
+    best = np.where(is_cell, seconds[cell], shared.step_seconds)
     fits = np.flatnonzero(np.isfinite(best))
     return EqualWays(
         counts=np.array(counts, dtype=np.int64)[fits],
         step_seconds=best[fits],
-        high_bytes=np.where(is_split, high_bytes[cell], shared.high_bytes)[fits],
-        cell=np.where(is_split, cell, -1)[fits],
+        high_bytes=np.where(is_cell, high_bytes[cell], shared.high_bytes)[fits],
+        cell=np.where(is_cell, cell, -1)[fits],
         cells=cells,
     )
 
 
-def split_cells(
+def executable_cells(
     model: ModelSpec,
     recipe: Recipe,
     machine: Machine,
     counts: tuple[int, ...],
     most_micro_batch: int = 0,
 ) -> Cells:
-    """For each count the best Cell that splits layers or matrices and can be executed."""
+    """For each count the best Cell that the runtime executes as it is estimated.
+
+    One that splits layers or matrices, or that holds all weights on every GPU. Where weights must
+    be divided by data parallelism alone, layer by layer over all micro-batches is the better way.
+    """
     cells = search_cells(model, recipe, machine, counts, most_micro_batch=most_micro_batch)
     layouts = cells.layouts
     gaps = _gaps(
-        model, recipe, tp=layouts.tp, pp=layouts.pp, cp=layouts.cp, ep=layouts.ep,
+        model,
+        recipe,
+        tp=layouts.tp,
+        cp=layouts.cp,
+        ep=layouts.ep,
         vocab_barriers=layouts.vocab_barriers,
-    )  # fmt: skip
-    is_split = (layouts.tp * layouts.pp > 1) & _has_plain_blocks(model)
-    return cells.take(np.flatnonzero(is_split & ~np.any(list(gaps.values()), axis=0))).best()
+        is_selective=cells.recompute == RECOMPUTES.index(Recompute.parse("selective")),
+        is_layered=np.zeros(len(cells), dtype=bool),
+    )
+    is_wanted = (layouts.tp * layouts.pp > 1) | (layouts.sharding <= int(Sharding.ZERO1))
+    is_wanted &= _has_plain_blocks(model)
+    return cells.take(np.flatnonzero(is_wanted & ~np.any(list(gaps.values()), axis=0))).best()
 
 
 def marked(plan: Plan) -> Plan:
@@ -326,10 +345,11 @@ def marked(plan: Plan) -> Plan:
         plan.model,
         plan.recipe,
         tp=np.array([max(stage.tp for stage in plan.stages)]),
-        pp=np.array([len(plan.stages)]),
         cp=np.array([layout.cp if layout else 1]),
         ep=np.array([layout.ep if layout else 1]),
         vocab_barriers=np.array([layout.vocab_barriers if layout else 0]),
+        is_selective=np.array([plan.recipe.recompute.kind is RecomputeKind.SELECTIVE]),
+        is_layered=np.array([plan.way is Way.UNEVEN and plan.sharding is Sharding.ZERO3]),
     )
     gaps = [words for words, applies in found.items() if applies[0]]
     reasons = [f"the runtime does not execute {', '.join(gaps)} yet"] if gaps else []
@@ -350,18 +370,21 @@ def _gaps(
     recipe: Recipe,
     *,
     tp: IntArray,
-    pp: IntArray,
     cp: IntArray,
     ep: IntArray,
     vocab_barriers: IntArray,
+    is_selective: BoolArray,
+    is_layered: BoolArray,  # layer by layer over all micro-batches
 ) -> dict[str, BoolArray]:
     """What the runtime does not execute, in words, and for which of these layouts that matters."""
     of_layout = {
         "context parallelism": cp > 1,
         "expert parallelism": ep > 1,
         "a vocabulary spread over stages": vocab_barriers > 0,
-        "offloaded activations of split layers": (tp * pp > 1)
+        "offloaded activations but layer by layer": ~is_layered
         & (recipe.offload is Offload.ACTIVATIONS),
+        "selective recomputation beside adapters": is_selective
+        & (recipe.tuning is not Tuning.FULL),
         "adapters on split matrices": (tp > 1) & (recipe.tuning is not Tuning.FULL),
         "queries normalised over split heads": (tp > 1)
         & any(block.attention.qk_norm is QkNorm.FULL for block in model.blocks),
@@ -369,5 +392,6 @@ def _gaps(
     of_all = {
         "pure fp16": recipe.precision is Precision.FP16,
         "quantised weights": recipe.tuning is Tuning.QLORA,
+        "offloaded state": recipe.offload in (Offload.OPTIMIZER, Offload.STATE),
     }
     return of_layout | {words: np.full(len(tp), applies) for words, applies in of_all.items()}

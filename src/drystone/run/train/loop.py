@@ -96,6 +96,7 @@ def prepare(
         ),
         "wire": wire,
         "dtype": _DTYPES[recipe.precision],
+        "recompute": recipe.recompute,
         "offload": recipe.offload is Offload.ACTIVATIONS,
         "config": config,
         "emulated": emulated,
@@ -107,13 +108,12 @@ def prepare(
             model,
             cell_layout(plan),
             seq_len=recipe.seq_len,
-            recompute=recipe.recompute,
             **given,
         )
     works = rank_works(plan)
     if len(works) != wire.num_ranks:
         raise InvalidSpec(f"the plan is for {len(works)} ranks, {wire.num_ranks} were started")
-    return Trainer(model, works, **given)
+    return Trainer(model, works, sharding=plan.sharding, **given)
 
 
 def _build(plan: Plan, config: RankConfig) -> Transformer | UserModule:
@@ -133,6 +133,11 @@ def _check_recipe(recipe: Recipe) -> None:
         )
     if recipe.tuning is Tuning.QLORA:
         raise InvalidSpec(f"tuning {recipe.tuning.value} cannot be trained yet")
+    if recipe.offload in (Offload.OPTIMIZER, Offload.STATE):
+        raise InvalidSpec(
+            f"offload {recipe.offload.value} cannot be trained yet",
+            hint="Plan with offload activations, or none",
+        )
     if recipe.dropout:
         raise InvalidSpec("the reference transformer has no dropout")
 

@@ -18,6 +18,7 @@ from drystone.run.train.cells.stage import ChunkRun, Paced, Segment, StagePart, 
 from drystone.run.train.cells.tensor import Leaf, TensorSplit
 from drystone.run.train.collectives import Wire
 from drystone.run.train.models.transformer import Transformer, rotary_table
+from drystone.run.train.recompute import kind_of_block, recomputing
 from drystone.run.train.uneven.shard import Unit, cut_units
 
 TIED = "tokens.weight"  # what the head shares, where it shares something
@@ -166,12 +167,12 @@ class CellBuilder:
                 is_entry=True,
             )
         for layer in range(chunk.first_layer, chunk.end_layer):
-            is_recomputed = (
-                self._recompute.kind is RecomputeKind.FULL and layer % self._recompute.every == 0
-            )
+            kind = kind_of_block(self._recompute, layer)
+            is_recomputed = kind is RecomputeKind.FULL
+            run = partial(self._run_block, layer)
             yield Segment(
                 parts[f"blocks.{layer}"],
-                partial(self._run_block, layer),
+                run if is_recomputed else recomputing(run, kind),
                 kinds=("forward", "backward"),
                 is_recomputed=is_recomputed,
             )

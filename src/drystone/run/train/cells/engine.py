@@ -28,10 +28,8 @@ from drystone.run.train.data import RankWork
 from drystone.run.train.emulate import Pacer
 from drystone.run.train.models.layered import Batch, LayeredModel
 from drystone.run.train.models.transformer import Transformer
-from drystone.run.train.stepping import Stepper, StepResult
+from drystone.run.train.stepping import Stepper, StepResult, Total
 from drystone.run.train.trainer import Trainer
-
-_PARTS = ("forward", "backward", "gather", "reduce", "receive")
 
 
 class CellEngine(Stepper):
@@ -84,7 +82,8 @@ class CellEngine(Stepper):
         super().__init__(owned, wire=wire, device=device, pacer=pacer)
         is_tied = model.spec.tied_embeddings and len(layout.stages) > 1
         self._tied = self._tie() if is_tied else None
-        self._total = float(layout.global_batch * seq_len)  # tokens that a step predicts
+        tokens = float(layout.global_batch * seq_len)  # that a step predicts
+        self._total = Total(torch.tensor([tokens], dtype=torch.float64, device=device))
         self._losses = torch.zeros((), dtype=torch.float64, device=device)
 
     @property
@@ -95,7 +94,7 @@ class CellEngine(Stepper):
 
     def compute_gradients(self, batches: Sequence[Batch]) -> StepResult:
         """Forward and backward over all micro-batches: each owned piece gets its `grad`."""
-        self._seconds = dict.fromkeys(_PARTS, 0.0)
+        self._timer.begin()
         self._losses.zero_()
         incoming: dict[Action, Incoming] = {}
         for action in self._order:
@@ -129,7 +128,7 @@ class CellEngine(Stepper):
                 self._losses += hidden
         else:
             if is_last:
-                given = torch.tensor(self.loss_scale / self._total, device=self.device)
+                given = self._loss_gradient(self._losses.float(), self._total)
             # Every order takes the micro-batches of a chunk backward from first to last.
             is_last_micro = action.micro == self.layout.num_micro - 1
             self._send(action, run.backward(action.micro, given, is_last=is_last_micro))
@@ -214,8 +213,9 @@ class CellTrainer(Trainer):
         recompute: Recompute | None = None,
         **settings: Any,
     ) -> None:
-        self.layout, self._seq_len, self._recompute = layout, seq_len, recompute
-        super().__init__(model, layout_works(layout), **settings)
+        self.layout, self._seq_len = layout, seq_len
+        how = recompute or Recompute()
+        super().__init__(model, layout_works(layout), recompute=how, **settings)
 
     @property
     def global_batch(self) -> int:

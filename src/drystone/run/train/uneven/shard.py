@@ -173,9 +173,11 @@ class Unit:
         """The weights will change; their memory stays for the next time."""
         self.is_gathered = False
 
-    def begin_gradients(self) -> None:
-        """From here on, backward passes add into one flat gradient, made when the first ends."""
+    def begin_gradients(self, *, is_late: bool = False) -> None:
+        """From here on, backward passes add into one flat gradient; late: made with the first."""
         self._takes_gradients = self.is_trained
+        if self.is_trained and not self._is_direct and not is_late:
+            self._whole_gradient()
 
     def _fold_gradients(self) -> None:
         """Add gradients in fp32, each as soon as it is there, and let go of it."""
@@ -347,10 +349,10 @@ class Layer:
         """Those that get gradients."""
         return [one for unit in self.units if unit.is_trained for one in unit.parameters]
 
-    def begin_gradients(self) -> None:
+    def begin_gradients(self, *, is_late: bool = False) -> None:
         """From here on, backward passes add into flat gradients."""
         for unit in self.units:
-            unit.begin_gradients()
+            unit.begin_gradients(is_late=is_late)
 
     def start_reduce(self) -> Pending:
         """Sum the gradients over all ranks."""

@@ -154,7 +154,7 @@ class _Reductions:
         self.is_armed, self._next = False, 0
         self._num_left = [len(layer.trained_parameters()) for layer in self._layers]
         for layer in self._layers:
-            layer.begin_gradients()
+            layer.begin_gradients(is_late=True)
 
     def finish(self) -> None:
         """All of them, also of layers that nothing was computed with; until they are there."""

@@ -11,6 +11,7 @@ import re
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -182,20 +183,35 @@ def _shown_default(value: Any) -> str:
 
 def job_file_page() -> Iterator[str]:
     """The keys of a job file."""
-    from drystone.describe.files.job import GpuPart, JobPart, TrainPart
-    from drystone.describe.job import TrainConfig
+    from drystone.describe.files import job_parts as parts
 
     yield from ("# The job file", "", NOTE, "")
     yield "Read by `describe/files/job.py`; [how to use it](../jobs.md). A key that is not here is"
     yield "an error with a hint. Counts may be written `500`, `1e9`, `500M`, `2B`; durations"
     yield "`90s`, `6h`, `1d 12h`."
     yield ""
-    for title, prefix, part in (
-        ("Keys", "", JobPart), ("`train`", "train.", TrainPart), ("`gpus`", "gpus.", GpuPart),
-    ):  # fmt: skip
+    for prefix, part, section in (
+        ("", parts.JobPart, "-"),
+        ("data.", parts.DataPart, "data"),
+        ("train.", parts.TrainPart, "train"),
+        ("train.optimizer.", parts.OptimizerPart, "optimizer"),
+        ("tune.", parts.TunePart, "-"),
+        ("evaluate.", parts.EvaluatePart, "evaluate"),
+        ("gpus.", parts.GpuPart, "-"),
+    ):
+        title = f"`{prefix.rstrip('.')}`" if prefix else "Keys"
         yield from (f"## {title}", "", inspect.getdoc(part) or "", "")
-        options = fields_of(TrainConfig) if part is TrainPart else []
-        yield from _key_table(part, prefix=prefix, more=options)
+        yield from _key_table(part, prefix=prefix, more=_options_of(section))
+
+
+def _options_of(section: str) -> list[FieldText]:
+    """The options of one section of a job file, under their keys."""
+    from drystone.describe.files.job_parts import options_of
+    from drystone.describe.job import TrainConfig
+
+    keys = {name: key for key, name in options_of(section).items()}
+    known = [text for text in fields_of(TrainConfig) if text.name in keys]
+    return [replace(text, name=keys[text.name]) for text in known]
 
 
 def market_file_page() -> Iterator[str]:
@@ -252,7 +268,8 @@ def _key_table(
         is_needed = not one.default and part.model_fields[one.name].is_required()
         meaning = one.comment or told.get(one.name, "")
         default = "needed" if is_needed else code(one.default)
-        rows.append([code(prefix + one.name), plain_type(one.type), default, meaning])
+        key = part.model_fields[one.name].alias or one.name
+        rows.append([code(prefix + key), plain_type(one.type), default, meaning])
     return table(["key", "type", "default", "meaning"], rows)
 
 

@@ -102,7 +102,7 @@ def be_orphan():
     while time.monotonic() < deadline:
         try:
             with writing():
-                (FOLDER / "orphan").write_text(f"wrote at epoch {EPOCH}")
+                (FOLDER / "orphan").write_text(f"{os.getpid()} wrote at epoch {EPOCH}")
                 note("orphan 0")
         except Fenced as error:
             (FOLDER / "orphan").write_text(f"fenced: {error}")

@@ -1,6 +1,7 @@
 """Prices and choices against HiGHS: the exact linear and the exact integer programme."""
 
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -8,12 +9,14 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from exact_prices import choose_exactly, solve_exact_prices, value_of
+from odd_markets import make_odd_market
 from price_markets import make_market
 
 from drystone.schedule.prices.integral import choose
-from drystone.schedule.prices.shadow_prices import dual_bound, solve_prices
+from drystone.schedule.prices.shadow_prices import Market, dual_bound, solve_prices
 
 pytest.importorskip("highspy", reason="exact prices need the `solver` extra")
+DATA = Path(__file__).resolve().parents[1] / "data"
 
 
 @pytest.mark.parametrize("mixed", [0, 8])
@@ -73,3 +76,40 @@ def test_a_choice_takes_no_more_than_there_is(seed: int):
     taken = [counts[rows, picks[rows]].sum() for counts in market.counts]
     assert (np.array(taken) <= market.capacity).all()
     assert (market.values[rows, picks[rows]] > 0).all()
+
+
+def test_no_odd_market_makes_the_solver_fail():
+    """A hundred thousand of them pass, too: `range(100_000)` takes two minutes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for seed in range(500):
+            market, start = make_odd_market(seed)
+            solution = solve_prices(market, start)
+            picks = choose(market, solution).options
+            rows = np.flatnonzero(picks >= 0)
+            taken = [counts[rows, picks[rows]].sum() for counts in market.counts]
+
+            assert np.isfinite(solution.prices).all(), seed
+            assert (solution.prices >= 0).all(), seed
+            assert (np.array(taken) <= market.capacity + 1e-6).all(), seed
+            assert value_of(market, picks) <= solution.bound * (1 + 1e-9), seed
+
+
+def test_prices_are_found_where_rounding_leaves_no_curvature():
+    """4 jobs, 1 to 24, 16 and 24 GPUs of three types: elimination met an exact zero here."""
+    values = np.loadtxt(DATA / "flat_price_market.csv", delimiter=",")
+    most = (24, 16, 24)
+    rows = [
+        np.pad(np.arange(1.0, n + 1), (sum(most[:at]), sum(most[at + 1 :])))
+        for at, n in enumerate(most)
+    ]
+    market = Market(
+        values=values,
+        counts=tuple(np.repeat(row[None], len(values), axis=0) for row in rows),
+        capacity=np.array(most, dtype=np.float64),
+    )
+    start = np.array([0.0001813014470426253, 0.01702967973867647, 0.004025141518850394])
+
+    found = solve_prices(market, start)
+
+    assert found.bound <= 1.01 * solve_exact_prices(market).bound

@@ -1,11 +1,14 @@
 """What the ranks of the checkpoint tests do."""
 
+import threading
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from engine_cases import Case, a_model, an_optimizer, tokens
 
 from drystone.errors import DrystoneError
+from drystone.run.train.checkpoint import hashes
 from drystone.run.train.trainer import Trainer
 
 
@@ -89,3 +92,33 @@ def joined_pieces(by_rank: list[dict]) -> dict[str, torch.Tensor]:
         else:
             result[name] = torch.cat([values for _, values in sorted(some, key=lambda one: one[0])])
     return result
+
+
+def resume_and_say_what_was_read(case: Case, folder: Path) -> tuple[int, list[str], int]:
+    """Where training goes on, which files this rank read, and how often all met meanwhile.
+
+    The first rank's reading ends only when the ranks have met three times.
+    """
+    read, meetings = [], []
+    real_hash, real_reduce = hashes._hash, dist.all_reduce
+    has_met = threading.Event()
+
+    def reduce(values: torch.Tensor, **given) -> None:
+        meetings.append(1)
+        if len(meetings) >= 3:
+            has_met.set()
+        real_reduce(values, **given)
+
+    def read_file(path: Path, *, sync: bool = False) -> str:
+        read.append(path.name)
+        if dist.get_rank() == 0:
+            assert has_met.wait(60)
+        return real_hash(path, sync=sync)
+
+    trainer = a_trainer(case, folder)
+    hashes._hash, dist.all_reduce = read_file, reduce
+    try:
+        trainer.resume()
+    finally:
+        hashes._hash, dist.all_reduce = real_hash, real_reduce
+    return trainer.progress.step, read, len(meetings)

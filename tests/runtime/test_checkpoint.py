@@ -17,6 +17,7 @@ from checkpoint_cases import (
     pieces,
     rebalance_at_every_step,
     refused_resume,
+    resume_and_say_what_was_read,
     resume_and_train,
     train_and_save,
 )
@@ -29,6 +30,7 @@ from drystone.run.train.checkpoint.checkpoint import (
     check_checkpoint,
     find_whole,
 )
+from drystone.run.train.checkpoint.hashes import split_evenly
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 
@@ -59,6 +61,30 @@ def test_four_uneven_ranks_save_and_three_others_go_on(tmp_path: Path):
     assert loading[0][2] == 5
     assert len(loading[0][1]) == 20
     assert loading[0][1] == pytest.approx(saving[0][0][5:], abs=1e-5)
+
+
+@pytest.mark.slow
+def test_every_rank_reads_its_share_back_and_none_waits_in_one_collective(tmp_path: Path):
+    case = Case(batches=(1, 3), micros=(1, 2), shares=(1, 3), steps=2)
+    run_ranks(train_and_save, 2, case, tmp_path, 2)
+
+    first, second = run_ranks(resume_and_say_what_was_read, 2, case, tmp_path)
+
+    assert first[0] == second[0] == 2
+    assert first[1]
+    assert second[1]
+    whole = sorted(path.name for path in (tmp_path / "step-00000002").iterdir())
+    assert sorted(first[1] + second[1] + [RECORD]) == whole
+    assert first[2] == second[2] >= 3
+
+
+def test_files_are_shared_out_by_their_size():
+    sizes = {"a": 70, "b": 40, "c": 30, "d": 20, "empty": 0}
+
+    parts = split_evenly(sizes, 2)
+    assert sorted(name for part in parts for name in part) == sorted(sizes)
+    assert max(sum(sizes[name] for name in part) for part in parts) == 90
+    assert split_evenly({}, 3) == [[], [], []]
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from systems import CLUSTER
 
 from drystone.describe.files.cluster import parse_cluster
-from drystone.describe.files.job import GpuPart, JobPart, TrainPart
+from drystone.describe.files.job_parts import GpuPart, JobPart, TrainPart
 from drystone.run.control.controller import Controller, ControllerSettings
 from drystone.service.app import make_app
 

@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
 from drystone.errors import UnreadableFile
-from drystone.run.train.checkpoint.checkpoint import SafeReader, _TableOfContents
+from drystone.run.train.checkpoint.contents import SafeReader, _TableOfContents
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 

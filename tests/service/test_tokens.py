@@ -81,7 +81,7 @@ def test_tokens_are_made_while_no_service_runs(home, capsys):
     assert run(["token", "create", "--role", "king", *folder]) == 2
     assert run(["token", "revoke", "nobody", *folder]) == 2
     with serving(home / "s") as service:
-        assert service.ask("GET", "/v1/session").json()["needs_token"] is False
+        assert service.ask("GET", "/v1/session").json()["needs_token"] is True  # for good
 
 
 def test_serve_listens_beyond_loopback_only_once_a_token_exists(home, capsys):

@@ -11,7 +11,8 @@ import typer
 from rich.text import Text
 
 from drystone.cli.output import Column, make_console, print_table
-from drystone.observe.check.accuracy import CheckReport, Errors, dataset_and_kind
+from drystone.observe.check.accuracy import GROUPS, CheckReport, Errors, dataset_and_kind
+from drystone.observe.check.left_out import SourceErrors
 from drystone.units import GiB
 
 if TYPE_CHECKING:
@@ -42,13 +43,16 @@ def check(
 ) -> None:
     """Judge the estimates by published measurements.
 
-    Every row whose columns suffice is evaluated; the others are listed with the reason. A run that
-    was read by two tools counts once in the summary.
+    First by what is known without the source of a row: every constant that was chosen by looking at
+    published runs is chosen again without it, and sources count, not rows. Then as shipped, on the
+    same rows that constants were chosen by. Every row whose columns suffice is evaluated; the
+    others are listed with the reason. A run that was read by two tools counts once as shipped.
 
-    With --json: {measure, rows, evaluated, median_abs_error, p90_abs_error, bias, by_group,
-    by_dataset, by_dataset_kind, oom: {caught, missed, fits_accepted, fits_refused}, skipped:
-    [{run_id, dataset, reason}], results: [{run_id, dataset, group, kind, estimated, measured,
-    error}]}; errors are shares of the measurement.
+    With --json: {measure, rows, evaluated, median_abs_error, p90_abs_error, bias, left_out:
+    {GROUP: {num_sources, median_abs_error, p90_abs_error, by_source}}, by_group, by_dataset,
+    by_dataset_kind, oom: {caught, missed, fits_accepted, fits_refused}, skipped: [{run_id,
+    dataset, reason}], results: [{run_id, dataset, group, kind, estimated, estimated_unseen,
+    measured, error, unseen_error}]}; errors are shares of the measurement.
     """
     from drystone.cli.output import print_json, say_made
 
@@ -91,6 +95,8 @@ _ERROR_COLUMNS = (
 def print_report(report: CheckReport, *, num_worst: int, is_brief: bool = False) -> None:
     """Groups and out-of-memory counts; unless it is brief datasets, the worst rows, the skipped."""
     console = make_console()
+    _print_left_out(report, is_brief=is_brief)
+    console.print()
     _print_groups(report)
     if not is_brief:
         console.print()
@@ -107,13 +113,51 @@ def print_report(report: CheckReport, *, num_worst: int, is_brief: bool = False)
         _print_skipped(report)
 
 
+def _print_left_out(report: CheckReport, *, is_brief: bool) -> None:
+    """What counts: each source by constants that were chosen without it, sources counting alike."""
+    groups = report.left_out_by_group()
+    rows = [
+        (
+            name,
+            str(len(found.sources)),
+            f"{found.median_abs_error:.1%}",
+            f"{found.p90_abs_error:.1%}",
+        )
+        for name, found in groups.items()
+    ]
+    columns = (
+        Column(header="group", justify="left", style="green"),
+        Column(header="sources"),
+        Column(header="median", style="bold"),
+        Column(header="p90"),
+    )
+    print_table(
+        f"Error of estimated {report.measure} on sources left out of all choosing "
+        "(median over sources)",
+        columns,
+        rows,
+    )
+    if is_brief:
+        return
+    make_console().print()
+    by_source = [
+        (f"{found.source}, {name}", *_error_cells(found))
+        for name in GROUPS
+        if name in groups
+        for found in groups[name].sources
+    ]
+    source = Column(header="source left out", justify="left", style="green")
+    print_table("Each source by what is known without it", (source, *_ERROR_COLUMNS), by_source)
+
+
 def _print_groups(report: CheckReport) -> None:
     runs = report.first_readings
-    rows = [(name, *_error_cells(one)) for name, one in report.errors_by_group().items()]
+    rows = [(name, *_error_cells(errors)) for name, errors in report.errors_by_group().items()]
     rows.append(("all", *_error_cells(Errors.of(runs))))
     columns = (Column(header="group", justify="left", style="green"), *_ERROR_COLUMNS)
     title = (
-        f"Absolute error of estimated {report.measure}: {len(runs)} runs of {report.num_rows} rows"
+        f"Error of estimated {report.measure} as shipped, on rows that constants were chosen by: "
+        f"{len(runs)} runs of {report.num_rows} rows"
     )
     print_table(title, columns, rows)
 
@@ -177,7 +221,7 @@ def _print_skipped(report: CheckReport) -> None:
         console.print(f"        and {len(reasons) - 12} more reasons", style="dim")
 
 
-def _error_cells(errors: Errors) -> tuple[str, ...]:
+def _error_cells(errors: Errors | SourceErrors) -> tuple[str, ...]:
     return (
         str(errors.evaluated),
         f"{errors.median_abs_error:.1%}",

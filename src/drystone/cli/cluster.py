@@ -48,6 +48,11 @@ def cluster(folder: Folder = None, as_json: AsJson = False) -> None:
     free = sum(gpu["free"] for gpu in answer["gpus"])
     spent = f"${answer['dollars_per_hour']:.2f} an hour now, ${answer['dollars']:.2f} so far"
     print_table(f"{total} GPUs, {free} free; {spent}", _CLUSTER, rows)
+    for node in answer["nodes"]:
+        if node["drained_reason"]:
+            text = f"{node['id']} was drained: {node['drained_reason']}."
+            text += f" When it is repaired: drystone drain {node['id']} --undo"
+            make_console(stderr=True).print(text, markup=False)
     say_emulated(answer["is_emulated"])
 
 

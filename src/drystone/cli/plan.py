@@ -18,6 +18,7 @@ from drystone.cli.options import AsJson, ModelName, complete_pool, takes_groups
 from drystone.cli.output import HeadedTable, counted, make_console
 from drystone.cli.request import RecipeOptions
 from drystone.plan.answers import Answer
+from drystone.plan.checkpoints import checkpoint_interval
 from drystone.plan.plan import Plan, StagePlan, Way
 from drystone.units import GiB, format_bytes, format_seconds
 
@@ -314,6 +315,8 @@ def _print_items(plan: Plan) -> None:
     table.add_row("in all", format_seconds(plan.step_seconds), "")
     console.print()
     console.print(table)
+    console.print()
+    console.print(checkpoint_interval(plan).describe(plan.step_seconds))
 
 
 def print_answers(answers: Sequence[Answer], *, limit: int) -> None:

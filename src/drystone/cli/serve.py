@@ -7,6 +7,8 @@ rented, are two groups of options.
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -107,6 +109,12 @@ def serve(
         typer.Option(help="A name that people call this service by, e.g. a proxy's."),
     ] = None,
     rents: RentOptions,
+    job_env: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A variable that every job gets: NAME (its value here) or NAME=VALUE (repeatable)."
+        ),
+    ] = None,
     ends_all: Annotated[
         bool, typer.Option("--end-all", help="When ended, end what trains too.")
     ] = False,
@@ -152,12 +160,26 @@ def serve(
             database=database,
             policy=policy,
             renting=renting,
+            job_environment=_variables(job_env or ()),
         ),
         network=Network(host=host, port=port, host_rules=HostRules(names=names)),
         ends_agents=ends_all,
         announce=lambda told: _announce(console, (*lines, told), trains_here=is_local),
     )
     console.print("Ended; what trains goes on." if not ends_all else "Ended.", style="dim")
+
+
+def _variables(words: Iterable[str]) -> dict[str, str]:
+    """What every job gets from who runs the service."""
+    found = {}
+    for word in words:
+        name, is_given, value = word.partition("=")
+        if not name or (not is_given and name not in os.environ):
+            raise InvalidSpec(
+                f"there is no variable {name!r} here", where="--job-env", hint="Say NAME=VALUE"
+            )
+        found[name] = value if is_given else os.environ[name]
+    return found
 
 
 def _announce(console: Console, lines: tuple[str, ...], *, trains_here: bool) -> None:

@@ -15,11 +15,12 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Final
 
+from drystone.describe.chosen import split_name, values_without
 from drystone.describe.gpu import GpuSpec
 from drystone.errors import InvalidSpec, UnknownName
 from drystone.units import MiB
@@ -87,9 +88,12 @@ def find_generation(name: str) -> Generation:
 
 @cache
 def generation_of(gpu: GpuSpec) -> Generation:
-    """The generation of a GPU type."""
+    """The generation of a GPU type; also `NAME without SOURCE` (`describe/chosen.py`)."""
+    plain, source = split_name(gpu.architecture)
     try:
-        return find_generation(gpu.architecture)
+        found = find_generation(plain)
+        chosen = values_without(source, kind="generation", owner=found.name) if source else {}
+        return replace(found, **chosen) if chosen else found
     except UnknownName as error:
         error.where = error.where or f"GPU type {gpu.name}"
         raise

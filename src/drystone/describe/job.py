@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Literal
 
+from drystone.describe.files.amounts import parse_span
 from drystone.describe.gpu import GpuSpec
 from drystone.describe.model import ModelSpec, ModuleSpec
 from drystone.describe.model_source import ModuleReference, resolve_model
-from drystone.describe.recipe import Optimizer, Precision, Recipe, auto_precision
+from drystone.describe.recipe import Lora, Optimizer, Precision, Recipe, Tuning, auto_precision
 from drystone.errors import InvalidSpec, UnreadableFile, reason_of
 
 
@@ -93,14 +94,32 @@ _TOKEN_BYTES: Final = MappingProxyType({".bin": 2, ".u16": 2, ".u32": 4, ".txt":
 
 
 def option(
-    default: Any, told: str, *, flag: str = "", is_count: bool = False, **limits: float
+    default: Any,
+    told: str,
+    *,
+    flag: str = "",
+    section: str = "train",
+    key: str = "",
+    is_count: bool = False,
+    is_span: bool = False,
+    **limits: float,
 ) -> Any:
     """A field of a configuration: its default, its documentation, and what values it may have.
 
-    `flag` names it on the command line of a rank, where that is not its own name. A count may be
-    written like 500M in a file. Limits are named as pydantic names them: gt, ge, le.
+    `section` and `key` say where it stands in a job file, where that is not its own name in
+    `train`; what is of the optimizer may stand in `train` too. `flag` names it on the command line
+    of a rank. A count may be written like 500M in a file, a span like 100 or 3%. Limits are named
+    as pydantic names them: gt, ge, le.
     """
-    metadata = {"told": told, "flag": flag, "is_count": is_count, "limits": limits}
+    metadata = {
+        "told": told,
+        "flag": flag,
+        "section": section,
+        "key": key,
+        "is_count": is_count,
+        "is_span": is_span,
+        "limits": limits,
+    }
     return field(default=default, metadata=metadata)
 
 
@@ -108,16 +127,82 @@ def option(
 class TrainConfig:
     """How to train, where a plan leaves it open: one object from the job file to every rank.
 
-    Each field is a key of `train` in a job file and a flag of `python -m drystone.run.train`;
-    nothing else has to be written for a new one but its use.
+    Each field is a key of a job file and a flag of `python -m drystone.run.train`; nothing else has
+    to be written for a new one but its use.
     """
 
-    learning_rate: float = option(3e-4, "of the optimizer", flag="lr", gt=0, le=1e12)
-    weight_decay: float = option(0.1, "of matrices; vectors have none", ge=0, le=1e6)
-    clip: float = option(1.0, "largest norm of the gradient; 0: any", ge=0, le=1e12)
+    learning_rate: float = option(
+        3e-4, "the highest of the schedule", flag="lr", section="optimizer", gt=0, le=1e12
+    )
+    schedule: Literal["constant", "linear", "cosine", "wsd"] = option(
+        "constant",
+        "how the learning rate falls after the warm-up; wsd: at the end only",
+        section="optimizer",
+    )
+    warmup: str = option(
+        "0", "steps, or a share, in which it rises from 0", section="optimizer", is_span=True
+    )
+    decay: str = option(
+        "20%", "of wsd: the last steps, or their share", section="optimizer", is_span=True
+    )
+    floor: float = option(
+        0.0, "share of the learning rate that is left at the end", section="optimizer", ge=0, le=1
+    )
+    beta1: float = option(0.9, "of adam", section="optimizer", ge=0, le=0.999999)
+    beta2: float = option(0.999, "of adam", section="optimizer", ge=0, le=0.999999)
+    epsilon: float = option(1e-8, "of adam", section="optimizer", gt=0, le=1)
+    weight_decay: float = option(
+        0.1, "of matrices; vectors have none", section="optimizer", ge=0, le=1e6
+    )
+    clip: float = option(
+        1.0, "largest norm of the gradient; 0: any", section="optimizer", ge=0, le=1e12
+    )
+    data_format: Literal["auto", "text", "chat", "prompt", "tokens"] = option(
+        "auto",
+        "what a record is: text, messages, prompt and completion, or token numbers",
+        section="data",
+        key="format",
+    )
+    column: str = option(
+        "", "of records that holds it; left out: by its usual name", section="data"
+    )
+    tokenizer: str = option(
+        "", "tokenizer.json or its folder; left out: the one beside the model", section="data"
+    )
+    eval_data: str = option("", "held-out data, of the same kind", section="data", key="eval")
+    evaluate_every: int = option(
+        0,
+        "steps; left out: only after the last one",
+        section="evaluate",
+        key="every",
+        is_count=True,
+        ge=0,
+    )
+    keep_best: bool = option(
+        False, "keep the checkpoint of the lowest evaluation, and export it", section="evaluate"
+    )
+    stop_after: int = option(
+        0,
+        "end after so many evaluations without a lower one; left out: never",
+        section="evaluate",
+        is_count=True,
+        ge=0,
+    )
+    evaluate_samples: int = option(
+        0,
+        "of the held-out data, the first so many; left out: all",
+        section="evaluate",
+        key="samples",
+        is_count=True,
+        ge=0,
+    )
+    report: str = option("", "tensorboard, wandb, mlflow", section="report")
+    on_bad_loss: Literal["stop", "skip"] = option(
+        "stop", "when a loss or gradient is no number: stop the job, or pass over the step"
+    )
     seed: int = option(0, "of weights and data", ge=0, le=2**31 - 1)
     checkpoint_every: int = option(
-        0, "steps; left out: about every 30 s, as the plan estimates them", is_count=True, ge=0
+        0, "steps; left out: by what a save costs and how often machines fail", is_count=True, ge=0
     )
 
     def __post_init__(self) -> None:
@@ -130,6 +215,8 @@ class TrainConfig:
             ]
             if problems:
                 raise InvalidSpec(f"{option.name} is {value}, {problems[0]}")
+            if option.metadata["is_span"]:
+                parse_span(value)
 
     def arguments(self) -> list[str]:
         """The flags that make a rank read this back."""
@@ -166,6 +253,7 @@ class TrainingJob:
     model: str = ""  # empty: a command whose model nobody told us
     module: ModuleSpec | None = None  # what a look at a Python function told
     data: str = "synthetic"
+    num_rows: int = 0  # samples in an epoch, where somebody has looked at the data
     num_steps: int = 0
     num_tokens: int = 0
     num_epochs: float = 0.0
@@ -173,6 +261,9 @@ class TrainingJob:
     seq_len: int = 0  # 0: the model's context, at most 4096
     precision: str = "auto"
     optimizer: str = "adam"
+    tuning: str = "full"
+    lora: Lora = field(default_factory=Lora)
+    from_scratch: bool = False  # weights beside the config are left alone
     train: TrainConfig = field(default_factory=TrainConfig)
     priority: float = 1.0
     deadline_after_seconds: float | None = None  # from submission on
@@ -203,7 +294,7 @@ def find_shape(job: TrainingJob) -> Shape | None:
     found = resolve_model(job.model)
     if isinstance(found, ModuleReference):
         raise InvalidSpec("nobody has looked at this function yet", where=job.model)
-    return found
+    return replace(found, weights="") if job.from_scratch else found
 
 
 def find_module(job: TrainingJob) -> ModuleReference | None:
@@ -226,6 +317,8 @@ def recipe_of(
         if is_open
         else Precision(job.precision),
         optimizer=Optimizer(job.optimizer),
+        tuning=Tuning(job.tuning),
+        lora=job.lora,
     )
 
 
@@ -241,6 +334,8 @@ def count_steps(job: TrainingJob, shape: Shape | None) -> int:
     """Optimizer steps that the job asks for, rounded up."""
     if job.num_steps:
         return job.num_steps
+    if job.num_epochs and job.num_rows:
+        return max(1, math.ceil(job.num_epochs * job.num_rows / job.global_batch))
     step_tokens = job.global_batch * sequence_length(job, shape)
     tokens = job.num_tokens or job.num_epochs * _file_tokens(job.data)
     return max(1, math.ceil(tokens / step_tokens))
@@ -268,6 +363,7 @@ def make_spec(
         model=job.model or job.name,
         total_samples=float(count_steps(job, shape) * job.global_batch),
         global_batch=job.global_batch,
+        tuning=job.tuning,
         owner=job.owner,
         priority=job.priority,
         deadline_seconds=deadline,
@@ -286,4 +382,10 @@ def _file_tokens(data: str) -> float:
         size = path.stat().st_size
     except (OSError, ValueError) as error:
         raise UnreadableFile(f"cannot be read: {reason_of(error)}", where=data[:300]) from None
+    if path.suffix not in _TOKEN_BYTES or path.is_dir():
+        raise InvalidSpec(
+            "nobody has counted its samples",
+            where=data[:300],
+            hint="Write train: {steps: ...}, or submit it where torch is installed",
+        )
     return size / _TOKEN_BYTES[path.suffix]

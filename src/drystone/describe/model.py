@@ -60,6 +60,9 @@ class Attention:
     window: int = 0  # sliding window in tokens; 0: sees everything
     causal: bool = True
     has_sinks: bool = False  # one learned logit per head (GPT-OSS)
+    scale: float = 0.0  # of scores; 0: one over the root of head_dim
+    softcap: float = 0.0  # largest score, approached smoothly (Gemma 2); 0: none
+    rope_theta: float = 0.0  # base of its rotary angles, unscaled (Gemma 3); 0: as the model has
     # Latent attention: queries and keys-values pass a bottleneck; part of head_dim carries rotary.
     q_lora_rank: int = 0  # 0: queries are projected directly
     kv_lora_rank: int = 0  # 0: not latent
@@ -120,6 +123,8 @@ class Experts:
     shared_ffn_size: int = 0  # of all shared experts together
     has_shared_gate: bool = False  # Qwen: a sigmoid gate on the shared expert
     router_bias: bool = False
+    num_groups: int = 1  # groups of experts that lie together (DeepSeek) ...
+    top_groups: int = 1  # ... and how many of them the experts of one token may come from
 
     def __post_init__(self) -> None:
         _positive("experts", num_experts=self.num_experts, top_k=self.top_k, ffn_size=self.ffn_size)
@@ -138,6 +143,7 @@ class Block:
     num_norms: int = 2  # Gemma 2 and 3 have four; parallel residuals may have one
     cross_attention: Attention | None = None
     parallel_residual: bool = False  # attention and feed-forward read the same input
+    norms_after: bool = False  # what leaves attention and feed-forward is normed (OLMo 2)
     side: Side = Side.DECODER
 
     def __post_init__(self) -> None:
@@ -175,6 +181,20 @@ class Vision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RopeScaling:
+    """How rotary angles differ from plain ones, so that a model reads more than it was made for."""
+
+    kind: str  # linear, llama3 or longrope
+    factor: float = 1.0
+    low_frequency_factor: float = 1.0  # llama3: longer waves than so many in the context are scaled
+    high_frequency_factor: float = 4.0  # llama3: shorter ones are left
+    original_context: int = 0  # what it was made for
+    short_factors: tuple[float, ...] = ()  # longrope: of each frequency, within that
+    long_factors: tuple[float, ...] = ()  # and beyond
+    table_scale: float = 1.0  # of cosines and sines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """A model as a shape: runs of equal blocks in order, and what stands around them."""
 
@@ -202,8 +222,17 @@ class ModelSpec:
     rope_theta: float = 10_000.0  # base of the rotary angles
     norm_eps: float = 0.0  # of every norm; 0: 1e-6 for RMS norms, 1e-5 for others
     initial_std: float = 0.02  # of matrices before training
+    rope_scaling: RopeScaling | None = None
+    rotary_share: float = 1.0  # of each head, from its first channel on, carries positions
+    norm_adds_one: bool = False  # the weight of a norm is what is added to 1 (Gemma)
+    embedding_scale: float = 1.0  # embeddings are multiplied by it
+    residual_scale: float = 1.0  # what each half of a block adds is multiplied by it
+    logit_scale: float = 1.0  # logits are multiplied by it
+    logit_softcap: float = 0.0  # largest logit, approached smoothly; 0: none
+    padding_token: int = -1  # whose embedding learns nothing as what enters; -1: none
     not_done: tuple[str, ...] = ()  # what its config says and that transformer does not do
-    weights: str = ""  # a file of trained weights beside its config
+    weights: str = ""  # the folder of the weights that training begins with; empty: new ones
+    weights_problem: str = ""  # why they cannot be loaded
 
     def __post_init__(self) -> None:
         where = f"model {self.name!r}"

@@ -11,10 +11,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from drystone.describe.families.huggingface import load_config, parse_config
+from drystone.describe.families.huggingface import load_config, parse_config, read_object
 from drystone.describe.families.reader import shorten
 from drystone.describe.model import ModelSpec
-from drystone.errors import InvalidSpec, UnknownName, UnreadableFile
+from drystone.errors import DrystoneError, InvalidSpec, UnknownName, UnreadableFile
 
 MODELS_FILE: Final = Path(__file__).parent / "data" / "models.json"
 
@@ -50,6 +50,30 @@ def find_model(name: str) -> ModelSpec:
     raise UnknownName("model", name, zoo.entries)
 
 
+def published_config(spec: ModelSpec) -> dict[str, Any] | None:
+    """The `config.json` that a model was read from, or that of its known name, if still the same.
+
+    None where there is none, or where it describes another model by now.
+    """
+    file = Path(spec.source)
+    try:
+        config = read_object(file) if file.suffix == ".json" and file.is_file() else None
+        if config is None:
+            config = _load_zoo().entries[spec.name]["config"]
+        read = parse_config(config, where=spec.source, name=spec.name)
+    except (KeyError, OSError, ValueError, DrystoneError):
+        return None
+    same = replace(
+        spec,
+        weights="",
+        weights_problem="",
+        not_done=read.not_done,
+        source=read.source,
+        stated_params=0,
+    )
+    return dict(config) if same == read else None
+
+
 def model_names() -> tuple[str, ...]:
     """Every name, in the order of the file: family by family, small to large."""
     return tuple(_load_zoo().entries)
@@ -68,9 +92,9 @@ def _load_zoo() -> _Zoo:
     by_key: dict[str, str] = {}
     by_loose_key: dict[str, set[str]] = {}
     for name, entry in entries.items():
-        for one in (name, *entry.get("aliases", ())):
-            by_key.setdefault(_key(one), name)
-            for loose in (_spaced(one), _letters(one)):
+        for spelling in (name, *entry.get("aliases", ())):
+            by_key.setdefault(_key(spelling), name)
+            for loose in (_spaced(spelling), _letters(spelling)):
                 by_loose_key.setdefault(loose, set()).add(name)
     return _Zoo(entries, by_key, {key: frozenset(names) for key, names in by_loose_key.items()})
 

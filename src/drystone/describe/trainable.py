@@ -20,21 +20,15 @@ ACTIVATIONS: Final = frozenset(
     {"gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "relu", "relu2", "silu"}
 )
 _PARTIAL_ROTARY: Final = "no rotary positions on a part of each head"
-_SCALED_EMBEDDINGS: Final = "no scaled embeddings, no norms that add 1 to their weight"
 # What families do and shapes do not show.
 _OF_FAMILY: Final[Mapping[str, str]] = MappingProxyType(
     {
         "bloom": "no ALiBi",
-        "gemma": _SCALED_EMBEDDINGS,
-        "gemma2": f"{_SCALED_EMBEDDINGS}, no soft-caps",
-        "gemma3": f"{_SCALED_EMBEDDINGS}, no second base of rotary positions",
-        "gemma3_text": f"{_SCALED_EMBEDDINGS}, no second base of rotary positions",
+        "gemma3": "no model that sees; its text part alone has the model_type gemma3_text",
         "gpt_neo": "no attention without a scale",
         "gpt_neox": _PARTIAL_ROTARY,
         "gptj": _PARTIAL_ROTARY,
-        "granite": "no multipliers of embeddings, attention, residuals and logits",
         "mpt": "no ALiBi",
-        "olmo2": "no norms after attention and feed-forward alone",
         "phi": _PARTIAL_ROTARY,
         "stablelm": _PARTIAL_ROTARY,
     }
@@ -48,9 +42,7 @@ def check_trainable(spec: ModelSpec) -> list[str]:
         other = f"{spec.family} models have not been compared with those of transformers"
         problems.append(_OF_FAMILY.get(spec.family, other))
     problems += spec.not_done
-    if spec.weights:
-        problems.append(f"its weights ({spec.weights}) would not be loaded")
-    return problems
+    return [*problems, spec.weights_problem] if spec.weights and spec.weights_problem else problems
 
 
 def refuse_untrainable(spec: ModelSpec) -> None:
@@ -59,12 +51,12 @@ def refuse_untrainable(spec: ModelSpec) -> None:
     if not problems:
         return
     script = "train it with a script of your own (`command` in docs/jobs.md)"
-    if spec.weights and len(problems) == 1:
-        hint = f"To train it from scratch, name {Path(spec.source)} itself; to go on from the "
-        raise InvalidSpec(_message(spec, problems), hint=f"{hint}weights, {script}")
     hint = f"It can be planned and estimated; {script}"
     if spec.not_done:
         hint += ", or take what is not meant out of a copy of its config.json"
+    if spec.weights:
+        hint += ". To train it anew, without its weights, write from: scratch, or name "
+        hint += f"{Path(spec.source)} itself"
     raise InvalidSpec(_message(spec, problems), hint=hint)
 
 

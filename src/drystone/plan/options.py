@@ -27,6 +27,7 @@ from drystone.describe.model import ModelSpec, ModuleSpec, QkNorm, Side
 from drystone.describe.option import FloatArray, IntArray, OptionSet
 from drystone.describe.pool import GpuGroup, Pool, make_pool
 from drystone.describe.recipe import (
+    LOW_PRECISIONS,
     Offload,
     Precision,
     Recipe,
@@ -386,11 +387,16 @@ def _gaps(
         "selective recomputation beside adapters": is_selective
         & (recipe.tuning is not Tuning.FULL),
         "adapters on split matrices": (tp > 1) & (recipe.tuning is not Tuning.FULL),
-        "queries normalised over split heads": (tp > 1)
-        & any(block.attention.qk_norm is QkNorm.FULL for block in model.blocks),
+        "keys normalised over heads that are not split": np.logical_or.reduce(
+            [
+                (block.attention.qk_norm is QkNorm.FULL) & (block.attention.num_kv_heads % tp > 0)
+                for block in model.blocks
+            ]
+        ),
     }
     of_all = {
         "pure fp16": recipe.precision is Precision.FP16,
+        "multiplications in 8 or 4 bit": recipe.precision in LOW_PRECISIONS,
         "quantised weights": recipe.tuning is Tuning.QLORA,
         "offloaded state": recipe.offload in (Offload.OPTIMIZER, Offload.STATE),
     }

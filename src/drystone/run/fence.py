@@ -1,4 +1,4 @@
-"""May this process still write for its job? Epochs and leases, checked where it counts.
+"""Fencing: epochs and leases that decide whether a process may still write for its job.
 
 Every launch of a job has an epoch, which only grows. Two files tell a training process whether it
 is still the one: the lease that the agent of its node renews (`DRYSTONE_LEASE`), and the epoch of
@@ -9,6 +9,7 @@ variables everything is allowed: nobody launched the process but a person.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -22,6 +23,8 @@ from drystone.errors import DrystoneError
 LEASE_VARIABLE = "DRYSTONE_LEASE"
 FENCE_VARIABLE = "DRYSTONE_FENCE"
 EPOCH_VARIABLE = "DRYSTONE_EPOCH"
+_EXPIRES = "expires_monotonic_seconds"
+_LEASE_BYTES = 96
 
 
 class Fenced(DrystoneError):
@@ -37,13 +40,37 @@ def check_lease() -> None:
         return
     try:
         lease = json.loads(Path(path).read_text(encoding="utf-8"))
-        epoch, expires = int(lease["epoch"]), float(lease["expires_seconds"])
+        epoch = int(lease["epoch"])
+        if _EXPIRES in lease:
+            # The clock since this machine was started, which agent and ranks share: nobody sets it.
+            late_seconds = time.monotonic() - float(lease[_EXPIRES])
+        else:  # of an agent of an earlier release
+            late_seconds = time.time() - float(lease["expires_seconds"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Fenced(f"the lease cannot be read: {error}") from None
     if epoch != own_epoch():
         raise Fenced(f"this process has epoch {own_epoch()}, the lease is for epoch {epoch}")
-    if time.time() > expires:
-        raise Fenced(f"the lease ran out {time.time() - expires:.1f} s ago")
+    if late_seconds > 0:
+        raise Fenced(f"the lease ran out {late_seconds:.1f} s ago")
+
+
+def write_lease(path: Path, epoch: int, lease_seconds: float) -> None:
+    """Let the processes of a launch on this machine write for so much longer.
+
+    The file always has the same size: on a disk that is full it is written in place.
+    """
+    expires = time.monotonic() + lease_seconds
+    table = {"epoch": epoch, _EXPIRES: round(expires, 3)}
+    text = json.dumps(table).ljust(_LEASE_BYTES).encode()
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+    try:
+        os.pwrite(handle, text, 0)
+    except OSError as error:
+        # What runs goes on in any case; whether it may still save is what it cannot know then.
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+    finally:
+        os.close(handle)
 
 
 def own_epoch() -> int:

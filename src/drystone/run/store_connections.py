@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -26,6 +27,18 @@ def prepare_sqlite(engine: sa.Engine, busy_seconds: float) -> None:
         # Take the lock at once: a reader that turns writer could not wait for another writer.
         if connection.get_execution_options().get("isolation_level") != "AUTOCOMMIT":
             connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def postgresql_arguments(busy_seconds: float) -> dict[str, Any]:
+    """What a connection is opened with: a server that went away without a word is noticed."""
+    milliseconds = int(busy_seconds * 1000)
+    return {
+        "connect_timeout": max(2, math.ceil(busy_seconds)),
+        "tcp_user_timeout": milliseconds,
+        "keepalives_idle": max(1, math.ceil(busy_seconds / 2)),
+        "keepalives_interval": 1,
+        "keepalives_count": 3,
+    }
 
 
 def prepare_postgresql(engine: sa.Engine, busy_seconds: float) -> None:

@@ -141,8 +141,10 @@ POLICIES: Final[Mapping[str, str]] = MappingProxyType(
         "gavel-finish-time": "drystone.schedule.baselines.gavel.policy:gavel_finish_time",
         "cells-deadline": "drystone.schedule.baselines.cells.policy:cells_deadline",
         "pollux": "drystone.schedule.baselines.pollux.policy:pollux",
+        "pollux-freed": "drystone.schedule.baselines.pollux.policy:pollux_freed",
         "pollux-autoscale": "drystone.schedule.baselines.pollux.autoscale:pollux_autoscale",
         "sia": "drystone.schedule.baselines.sia:sia",
+        "sia-freed": "drystone.schedule.baselines.sia:sia_freed",
         "budget": "drystone.schedule.budget.policy:budget",
         "least-attained": "drystone.schedule.baselines.queues:least_attained",
     }

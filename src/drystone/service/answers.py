@@ -42,6 +42,10 @@ class TooLarge(RequestError):
     """A body is larger than is read."""
 
 
+class RequestStalled(RequestError):
+    """A body was begun and not sent on."""
+
+
 class NotJson(RequestError):
     """A body is of another type than this request reads."""
 
@@ -64,6 +68,7 @@ _STATUS: Final[Mapping[type[DrystoneError], int]] = {  # the first that an error
     NotFound: 404,
     Conflict: 409,
     TooLarge: 413,
+    RequestStalled: 408,
     NotJson: 415,
     Misdirected: 421,
     TooMany: 429,

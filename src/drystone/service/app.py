@@ -64,6 +64,7 @@ def _read(name: str) -> bytes:
 _FAILURES: Final[Responses] = {
     status: {"model": Failure, "description": told}
     for status, told in (
+        (408, "The body was begun and not sent on"),
         (413, "The body is too large"),
         (421, "Not meant for this service, or from another site"),
         (422, "The request is wrong"),
@@ -132,7 +133,7 @@ def _describe_access(app: FastAPI, controller: Controller) -> None:
                     operation["responses"].setdefault(
                         str(status), {"description": told["description"], "content": content}
                     )
-        if access.has_tokens:
+        if access.needs_token:
             return schema
         paths = {
             name: {

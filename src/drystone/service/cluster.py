@@ -45,6 +45,8 @@ class Health(Shape):
     last_sequence: int
     decision_seconds: float
     last_error: str
+    troubles: dict[str, str]  # store, disk, engine, provider: what cannot be used now, and why
+    round_age_seconds: float  # since the loop completed a round
     num_jobs_put_aside: int  # that could not be looked after, and are tried again
     now_seconds: float
 
@@ -181,22 +183,30 @@ def _add_stream(
         )
 
 
+def _brief(reason: str) -> str:
+    """Without what somebody else's message adds: anybody may read it."""
+    return reason.partition("\n")[0].partition(": ")[0][:200]
+
+
 def _add_health(router: APIRouter, controller: Controller, metrics: Metrics) -> None:
     journal = controller.journal
 
     @router.get("/v1/health", dependencies=[VIEWER], response_model=Health, tags=["service"])
     def health() -> Response:
         """Whether it works, and how well."""
+        dead = controller.health.why_dead()
         return answer_json(
             Health(
-                status="ok" if not controller.last_error else "troubled",
+                status="troubled" if controller.last_error or dead else "ok",
                 version=__version__,
                 is_emulated=controller.cluster.is_emulated,
                 policy=controller.settings.policy,
                 epoch=journal.lease.epoch,
                 last_sequence=journal.sequence,
                 decision_seconds=controller.decision_seconds,
-                last_error=controller.last_error,
+                last_error=controller.last_error or dead,
+                troubles=controller.troubles(),
+                round_age_seconds=controller.health.round_age_seconds,
                 num_jobs_put_aside=len(controller.reconciler.troubles.by_job),
                 now_seconds=journal.now(),
             )
@@ -206,21 +216,24 @@ def _add_health(router: APIRouter, controller: Controller, metrics: Metrics) -> 
         "/healthz", response_model=Alive, responses={503: {"model": Alive}}, tags=["service"]
     )
     async def healthz() -> Response:
-        """Whether the process goes on; for probes, without a token."""
-        is_well = not controller.world.is_leaving
-        status = Alive(status="ok" if is_well else "leaving")
-        return answer_json(status, status=200 if is_well else 503)
+        """Whether the loop goes on; for probes, without a token."""
+        reason = "leaving" if controller.world.is_leaving else controller.health.why_dead()
+        return answer_json(Alive(status=reason or "ok"), status=503 if reason else 200)
 
     @router.get(
         "/readyz", response_model=Alive, responses={503: {"model": Alive}}, tags=["service"]
     )
-    def readyz() -> Response:
-        """Whether requests can be answered: the database can be read; without a token."""
-        try:
-            controller.store.last_sequence()
-        except DrystoneError:
-            return answer_json(Alive(status="the database cannot be read"), status=503)
-        return answer_json(Alive(status="ok"))
+    async def readyz() -> Response:
+        """Whether jobs can be taken in and run: store, disk, engine, provider; without a token."""
+        # As the loop found them: probes wait neither for a database nor for a free thread.
+        troubles = controller.troubles()
+        if not controller.health.is_watched:
+            try:
+                await run_in_threadpool(controller.store.last_sequence)
+            except DrystoneError:
+                troubles["store"] = "the database cannot be read"
+        told = "; ".join(f"{part}: {_brief(reason)}" for part, reason in troubles.items())
+        return answer_json(Alive(status=told or "ok"), status=503 if told else 200)
 
     @router.get(
         "/metrics",

@@ -16,6 +16,7 @@ from drystone.run.lifecycle import JobState
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _EDGES: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_PARTS: Final = ("store", "disk", "engine", "provider")
 Sample = tuple[Mapping[str, str], float]
 
 
@@ -95,6 +96,10 @@ def _add_system(lines: list[str], controller: Controller) -> None:
     _add_all(lines, "drystone_gpus", "gauge", "GPUs by type: in all, and free.", by_type)
     _add_all(lines, "drystone_spent_dollars_total", "counter", "Spent on jobs, by team.", by_team)
     troubles, healthy = controller.reconciler.troubles, 0 if controller.last_error else 1
+    parts = controller.troubles()
+    by_part = [({"part": part}, int(part not in parts)) for part in _PARTS]
+    _add_all(lines, "drystone_ready", "gauge", "1 for each part that can be used now.", by_part)
+    alive, age = int(not controller.health.why_dead()), controller.health.round_age_seconds
     took = controller.decision_seconds
     for name, kind, told, value in (
         ("spending_dollars_per_hour", "gauge", "What runs now costs.", rate),
@@ -103,7 +108,9 @@ def _add_system(lines: list[str], controller: Controller) -> None:
         ("job_troubles_total", "counter", "How often a job was put aside.", troubles.num_in_all),
         ("events_total", "counter", "Events in the log.", sequence),
         ("last_decision_duration_seconds", "gauge", "What the last decision took.", took),
-        ("healthy", "gauge", "1 unless the last round failed.", healthy),
+        ("healthy", "gauge", "1 unless something is wrong.", healthy),
+        ("alive", "gauge", "1 while the loop completes rounds.", alive),
+        ("round_age_seconds", "gauge", "Since a round was completed.", age),
     ):
         _add(lines, f"drystone_{name}", kind, told, value)
 

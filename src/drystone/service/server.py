@@ -20,9 +20,11 @@ from fastapi import FastAPI
 
 from drystone.errors import DrystoneError, InvalidSpec
 from drystone.run.control.controller import Controller, ControllerSettings
+from drystone.run.engines.agent.keeper import hide_environment
 from drystone.run.engines.agent.network import short_path
 from drystone.service.app import make_app
 from drystone.service.auth.guard import HostRules
+from drystone.service.connections import ConnectionLimits, allow_open_files, limited_protocol
 from drystone.service.feed import Feed
 
 SOCKET_NAME = "drystone.sock"
@@ -67,6 +69,7 @@ def serve(
         controller.close(ends_agents=ends_agents)
         raise
     server = _make_server(controller, network)
+    hide_environment()  # jobs run as the same user; what is in it may be for the database alone
     sys.setswitchinterval(_SWITCH_SECONDS)
     gc.collect()
     gc.freeze()  # what the log left stays: looking through it for garbage stops everything
@@ -120,9 +123,12 @@ def _make_server(controller: Controller, network: Network) -> Server:
 
 
 def make_server(app: FastAPI) -> Server:
-    """The server of an application: uvicorn as it ships."""
+    """The server of an application: uvicorn, with limits on connections."""
+    limits = ConnectionLimits()
+    limits.max_connections = min(limits.max_connections, allow_open_files())
     config = uvicorn.Config(
         app,
+        http=limited_protocol(limits),
         log_level="warning",  # and so no access log: addresses may hold what is nobody's business
         lifespan="off",
         timeout_graceful_shutdown=2,
@@ -149,7 +155,7 @@ def listen(folder: Path) -> socket.socket:
 
 
 def _warning(controller: Controller, network: Network) -> str:
-    if not network.port or controller.journal.live.access.has_tokens:
+    if not network.port or controller.journal.live.access.needs_token:
         return ""
     return (
         f"No token exists: port {network.port} answers on loopback only, and everybody on this "

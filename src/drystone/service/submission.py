@@ -7,11 +7,13 @@ import os
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from drystone.describe.families.huggingface import load_config
-from drystone.describe.files.job import TrainPart, load_job, make_job
+from drystone.describe.files.job import load_job, make_job
+from drystone.describe.files.job_parts import TrainPart
 from drystone.describe.files.reader import parse_yaml
 from drystone.describe.trainable import refuse_untrainable
 from drystone.errors import DrystoneError, InvalidSpec
@@ -166,7 +168,10 @@ def with_files(
     files = {name: path for name, path in found.items() if path.exists()}
     model = Path(str(table.get("model"))).as_posix()
     if model in files and not table.get("command"):
-        refuse_untrainable(load_config(files[model]))  # rather than after gigabytes were sent
+        shape = load_config(files[model])
+        is_new = table.get("from") == "scratch"
+        # Rather than after gigabytes were sent.
+        refuse_untrainable(replace(shape, weights="") if is_new else shape)
     files |= {_relative(path, home): home / path for path in include}
     sent = {name: one for name, path in files.items() for name, one in _files(name, path)}
     if not sent:

@@ -245,6 +245,7 @@ class Node(Shape):
     free: int
     is_emulated: bool
     is_drained: bool
+    drained_reason: str  # empty: somebody drained it by hand, or it is not drained
     is_lost: bool
     speed: float | None
     memory_bytes: float | None
@@ -306,6 +307,7 @@ def _nodes(controller: Controller) -> list[Node]:
                 free=controller.journal.free_gpus(row),
                 is_emulated=emulation is not None,
                 is_drained=node.id in live.drained,
+                drained_reason=live.drained.get(node.id, ""),
                 is_lost=row in live.state.lost,
                 speed=emulation.speed if emulation else None,
                 memory_bytes=node.memory_bytes,

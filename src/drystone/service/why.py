@@ -177,9 +177,10 @@ def _waiting_sentence(
     if not any(option.is_free for option in options) and controller.settings.renting is not None:
         return _renting_sentence(controller, blocking)
     if not blocking:
-        drained = sorted(controller.journal.live.drained)
+        drained = sorted(controller.journal.live.drained.items())
         if drained and not any(option.is_free for option in options):
-            return f"The nodes {', '.join(drained)} are drained, and what is left does not suffice."
+            nodes = ", ".join(f"{node} ({reason})" if reason else node for node, reason in drained)
+            return f"The nodes {nodes} are drained, and what is left does not suffice."
         return "GPUs that suffice are free; the next decision takes it up, or serves a better use."
     num_ahead, start = len(forecast.earlier), forecast.start_seconds
     others = "one that waits" if num_ahead == 1 else f"{num_ahead} that wait"

@@ -1,6 +1,6 @@
 """What does a `config.json` say of the function of a model, beyond its shape?
 
-Two models of the same shape may compute different things. The runtime's own transformer does some
+Two models of the same shape may compute different things. The runtime's own transformer does much
 of what configs say; the spec gets these numbers. Whatever else a config says and does not go
 without saying is listed in `not_done`, by key and value, so that such a model is planned but never
 trained as something else. Families that are not trained at all are left as they are.
@@ -9,21 +9,27 @@ trained as something else. Families that are not trained at all are left as they
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final
 
 from drystone.describe.families.reader import ConfigReader
-from drystone.describe.model import ModelSpec
+from drystone.describe.model import Attention, Block, ModelSpec, RopeScaling
 
 # Families whose function was compared with that of `transformers`
 # (tests/runtime/test_faithful.py): where the epsilon of their norms stands, and its default.
 COMPARED: Final[Mapping[str, tuple[str, float]]] = MappingProxyType(
     {
+        "gemma": ("rms_norm_eps", 1e-6),
+        "gemma2": ("rms_norm_eps", 1e-6),
+        "gemma3_text": ("rms_norm_eps", 1e-6),
         "gpt2": ("layer_norm_epsilon", 1e-5),
+        "granite": ("rms_norm_eps", 1e-6),
         "llama": ("rms_norm_eps", 1e-6),
         "mistral": ("rms_norm_eps", 1e-6),
+        "olmo2": ("rms_norm_eps", 1e-5),
         "phi3": ("rms_norm_eps", 1e-5),
         "qwen2": ("rms_norm_eps", 1e-6),
         "qwen3": ("rms_norm_eps", 1e-6),
@@ -32,11 +38,12 @@ COMPARED: Final[Mapping[str, tuple[str, float]]] = MappingProxyType(
 )
 # Keys that are done, or do not matter, with this value alone.
 _ONLY_WITH: Final[Mapping[str, object]] = MappingProxyType(
-    {"partial_rotary_factor": 1.0, "scale_attn_weights": True, "mlp_type": "default"}
+    {"scale_attn_weights": True, "mlp_type": "default"}
 )
 # Keys that change nothing of what is computed in training: names, tokens, storage, generation.
 _WITHOUT_EFFECT: Final = frozenset({
     "architectures", "attn_implementation", "begin_suppress_tokens", "bos_token_id",
+    "cache_implementation",
     "chunk_size_feed_forward", "decoder_start_token_id", "dtype", "eos_token_id",
     "finetuning_task", "forced_bos_token_id", "forced_eos_token_id", "gradient_checkpointing",
     "id2label", "is_decoder", "label2id", "max_window_layers", "model_type", "n_ctx",
@@ -57,33 +64,151 @@ def with_function(reader: ConfigReader, spec: ModelSpec) -> ModelSpec:
     """The spec with what its config says of the function; its family has read the shape before."""
     if spec.family not in COMPARED:
         return spec
-    theta, not_done = _rope(reader)
     eps_key, eps = COMPARED[spec.family]
-    norm_eps = reader.number(eps_key, default=eps)
-    initial_std = reader.number("initializer_range", default=spec.initial_std)
-    for key, value in reader.config.items():
-        if key not in reader.used and not _goes_without_saying(key, value):
-            not_done.append(_told(key, value))
-    return replace(
+    spec = _with_rope(reader, spec)
+    spec = replace(
         spec,
-        rope_theta=theta,
-        norm_eps=norm_eps,
-        initial_std=initial_std,
-        not_done=tuple(not_done),
+        norm_eps=reader.number(eps_key, default=eps),
+        initial_std=reader.number("initializer_range", default=spec.initial_std),
+        padding_token=_padding_token(reader, spec),
     )
+    spec = _OF_FAMILY.get(spec.family, _as_it_is)(reader, spec)
+    not_done = [
+        _told(key, value)
+        for key, value in reader.config.items()
+        if key not in reader.used and not _goes_without_saying(key, value)
+    ]
+    return replace(spec, not_done=(*spec.not_done, *not_done))
 
 
-def _rope(reader: ConfigReader) -> tuple[float, list[str]]:
-    """The base of rotary angles, and what is said of positions besides."""
-    theta, not_done = reader.number("rope_theta", default=10_000.0), []
-    for key in ("rope_parameters", "rope_scaling"):  # the one of transformers 5, the one before
-        table = reader.table(key)
-        kind = table.text("rope_type", "type", default="default")
-        theta = table.number("rope_theta", default=theta)
-        is_partial = table.number("partial_rotary_factor", default=1.0) != 1.0
-        if kind != "default" or is_partial or set(table.config) - table.used:
+def _with_rope(reader: ConfigReader, spec: ModelSpec) -> ModelSpec:
+    """Rotary angles: as transformers 5 writes them, and as earlier versions did."""
+    has_local = spec.family == "gemma3_text"  # layers with a window have angles of their own
+    theta, local, share = (1e6 if has_local else 1e4), 1e4, 1.0
+    tables = {key: reader.table(key) for key in ("rope_parameters", "rope_scaling")}
+    if has_local:
+        local = reader.number("rope_local_base_freq", default=local)
+        both = tables["rope_parameters"]
+        sliding, full = both.table("sliding_attention"), both.table("full_attention")
+        if sliding.config or full.config:
+            tables |= {"rope_parameters": full, "rope_parameters, sliding": sliding}
+    theta = reader.number("rope_theta", default=theta)
+    share = reader.number("partial_rotary_factor", default=share)
+    scaling, not_done = None, []
+    for key, table in tables.items():
+        if key.endswith("sliding"):
+            local = table.number("rope_theta", default=local)
+        else:
+            theta = table.number("rope_theta", default=theta)
+        share = table.number("partial_rotary_factor", default=share)
+        found = _rope_scaling(table, reader)
+        is_done = found is None or (found.kind in SCALINGS and not key.endswith("sliding"))
+        scaling = found if found is not None and is_done else scaling
+        if not is_done or set(table.config) - table.used:
             not_done.append(_told(key, dict(table.config)))
-    return theta, not_done
+    if share != 1.0 and spec.family != "phi3":
+        not_done.append(_told("partial_rotary_factor", share))
+    spec = replace(
+        spec, rope_theta=theta, rotary_share=share, rope_scaling=scaling, not_done=tuple(not_done)
+    )
+    if not has_local:
+        return spec
+    return _each_attention(spec, lambda one: replace(one, rope_theta=local) if one.window else one)
+
+
+def _rope_scaling(table: ConfigReader, reader: ConfigReader) -> RopeScaling | None:
+    kind = table.text("rope_type", "type", default="default")
+    if kind == "default":
+        return None
+    context = reader.count("max_position_embeddings")
+    original = reader.count("original_max_position_embeddings", default=context)
+    original = table.count("original_max_position_embeddings", default=original)
+    kind = "longrope" if kind == "su" else kind
+    scaling = RopeScaling(kind=kind, original_context=original)
+    match kind:
+        case "linear":
+            return replace(scaling, factor=table.number("factor", default=1.0))
+        case "llama3":
+            return replace(
+                scaling,
+                factor=table.number("factor", default=1.0),
+                low_frequency_factor=table.number("low_freq_factor", default=1.0),
+                high_frequency_factor=table.number("high_freq_factor", default=1.0),
+            )
+        case "longrope":
+            factor = table.number("factor", default=max(1.0, context / max(original, 1)))
+            scale = math.sqrt(1 + math.log(factor) / math.log(max(original, 2)))
+            return replace(
+                scaling,
+                short_factors=table.numbers("short_factor"),
+                long_factors=table.numbers("long_factor"),
+                table_scale=table.number("attention_factor", default=scale),
+            )
+    return scaling
+
+
+def _gemma(reader: ConfigReader, spec: ModelSpec) -> ModelSpec:
+    return replace(spec, norm_adds_one=True, embedding_scale=math.sqrt(spec.hidden_size))
+
+
+def _gemma2(reader: ConfigReader, spec: ModelSpec) -> ModelSpec:
+    """Soft-caps are there unless the config says null; Gemma 3 has none unless it says one."""
+    caps = (50.0, 30.0) if spec.family == "gemma2" else (0.0, 0.0)
+    keys = ("attn_logit_softcapping", "final_logit_softcapping")
+    of_scores, of_logits = (
+        0.0 if reader.is_null(key) else reader.number(key, default=cap)
+        for key, cap in zip(keys, caps, strict=True)
+    )
+    scale = reader.number("query_pre_attn_scalar", default=256.0) ** -0.5
+    spec = replace(_gemma(reader, spec), logit_softcap=of_logits)
+    return _each_attention(spec, lambda one: replace(one, scale=scale, softcap=of_scores))
+
+
+def _granite(reader: ConfigReader, spec: ModelSpec) -> ModelSpec:
+    scale = reader.number("attention_multiplier", default=1.0)
+    spec = replace(
+        spec,
+        embedding_scale=reader.number("embedding_multiplier", default=1.0),
+        residual_scale=reader.number("residual_multiplier", default=1.0),
+        logit_scale=1.0 / reader.number("logits_scaling", default=1.0),
+    )
+    return _each_attention(spec, lambda one: replace(one, scale=scale))
+
+
+def _olmo2(reader: ConfigReader, spec: ModelSpec) -> ModelSpec:
+    return _each_block(spec, lambda block: replace(block, norms_after=True))
+
+
+def _padding_token(reader: ConfigReader, spec: ModelSpec) -> int:
+    """The token whose embedding has no gradient; negative ones count from the end, as in torch."""
+    token = reader.config.get("pad_token_id")
+    if spec.family == "gpt2" or not isinstance(token, int) or isinstance(token, bool):
+        return -1
+    return token % spec.vocab_size if -spec.vocab_size <= token < spec.vocab_size else -1
+
+
+def _as_it_is(reader: ConfigReader, spec: ModelSpec) -> ModelSpec:
+    return spec
+
+
+def _each_block(spec: ModelSpec, change: Callable[[Block], Block]) -> ModelSpec:
+    return replace(spec, stack=tuple((change(block), count) for block, count in spec.stack))
+
+
+def _each_attention(spec: ModelSpec, change: Callable[[Attention], Attention]) -> ModelSpec:
+    return _each_block(spec, lambda block: replace(block, attention=change(block.attention)))
+
+
+SCALINGS: Final = frozenset({"linear", "llama3", "longrope"})  # of rotary angles, that are done
+_OF_FAMILY: Final[Mapping[str, Callable[[ConfigReader, ModelSpec], ModelSpec]]] = MappingProxyType(
+    {
+        "gemma": _gemma,
+        "gemma2": _gemma2,
+        "gemma3_text": _gemma2,
+        "granite": _granite,
+        "olmo2": _olmo2,
+    }
+)
 
 
 def _goes_without_saying(key: str, value: Any) -> bool:

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from drystone.describe.families import encoders, experts, gpt, llama
-from drystone.describe.families.function import with_function
+from drystone.describe.families.function import COMPARED, with_function
 from drystone.describe.families.reader import ConfigReader, shorten
 from drystone.describe.model import ModelSpec
+from drystone.describe.weights import check_weights, holds_weights
 from drystone.errors import InvalidSpec, UnknownName, UnreadableFile
 
 LARGEST_FILE_BYTES = 10 * 10**6
@@ -59,12 +60,6 @@ FAMILIES: Mapping[str, Callable[[ConfigReader], ModelSpec]] = {
     "vit": encoders.vit,
 }
 
-# As `transformers`, its older versions and other tools name them, whole or in pieces.
-_WEIGHT_ENDINGS = (
-    ".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".ckpt",
-    ".gguf", ".h5", ".msgpack", ".npz",
-)  # fmt: skip
-
 _LLAMA_KEYS = (
     "hidden_size",
     "intermediate_size",
@@ -88,13 +83,13 @@ def parse_config(config: Mapping[str, Any], *, where: str, name: str = "") -> Mo
 
 
 def load_config(path: str | Path) -> ModelSpec:
-    """Read a `config.json`, or the one in a folder; of a folder also whether it has weights."""
-    file, weights = Path(path), ""
+    """Read a `config.json`, or the one in a folder; training then begins with its weights."""
+    file, has_weights = Path(path), False
     try:
         if file.is_dir():
-            weights = _find_weights(file)
+            has_weights = holds_weights(file)
             file = file / "config.json"
-        config = _read_object(file)
+        config = read_object(file)
     except (OSError, ValueError) as error:
         # ValueError: a path that no file system takes, such as one with a null byte.
         reason = error.strerror if isinstance(error, OSError) else str(error)
@@ -104,16 +99,16 @@ def load_config(path: str | Path) -> ModelSpec:
             hint="Give the path of a config.json, or of the folder that holds it",
         ) from None
     name = _own_name(config) or (file.parent.name if file.name == "config.json" else file.stem)
-    return replace(parse_config(config, where=str(file), name=name), weights=weights)
+    spec = parse_config(config, where=str(file), name=name)
+    if not has_weights:
+        return spec
+    folder = file.parent.absolute()
+    problem = check_weights(folder, spec) if spec.family in COMPARED else ""
+    return replace(spec, weights=str(folder), weights_problem=problem)
 
 
-def _find_weights(folder: Path) -> str:
-    """The name of a file with weights, the first by name; empty where there is none."""
-    names = (one.name for one in folder.iterdir())
-    return min((one for one in names if one.endswith(_WEIGHT_ENDINGS)), default="")
-
-
-def _read_object(file: Path) -> Mapping[str, Any]:
+def read_object(file: Path) -> Mapping[str, Any]:
+    """The object in a file that should be a `config.json`; an `OSError` if it cannot be read."""
     where = str(file)
     if file.exists() and not file.is_file():
         raise UnreadableFile(

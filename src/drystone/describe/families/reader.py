@@ -66,6 +66,16 @@ class ConfigReader:
             raise self._wrong(key, value, "a number above 0")
         return float(value)
 
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """A list of numbers above 0; absent means none."""
+        value = self._get(key)
+        if value is None:
+            return ()
+        if not isinstance(value, list):
+            raise self._wrong(key, value, "a list of numbers above 0")
+        table = ConfigReader({str(at): one for at, one in enumerate(value)}, self.where, self.name)
+        return tuple(table.number(at, default=1.0) for at in table.config)
+
     def each_layer(self, key: str, num_layers: int, default: Callable[[int], str]) -> list[str]:
         """One string per layer: a list in the config, or else what the default says of each."""
         value = self._get(key)

@@ -1,4 +1,4 @@
-"""Durations, counts and times as people write them: `6h`, `2B`, `2026-11-20 18:00`."""
+"""Durations, counts, spans and times as people write them: `6h`, `2B`, `3%`, `2026-11-20 18:00`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ _UNIT_SECONDS = {
 _DURATION_PART = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)\s*([a-z]+)")
 _COUNT = re.compile(r"(\d{1,18}(?:\.\d{1,9})?(?:[eE]\+?\d{1,2})?)\s*([kKMBT]?)")
 _COUNT_UNITS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+_SPAN = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)\s*%|(\d{1,15})")
 _MOST_SECONDS = 100 * 365 * 24 * HOUR_SECONDS
 _MOST_COUNT = 10**18
 
@@ -56,6 +57,24 @@ def parse_count(value: str | int | float) -> int:
     if number != int(number):
         raise InvalidSpec(f"a count of {str(value)[:60]} must be a whole number")
     return int(number)
+
+
+def parse_span(value: str | int | float) -> str:
+    """A part of a training, checked: a number of steps such as `100`, or a share such as `3%`."""
+    text = f"{value:.0f}" if isinstance(value, float) and value.is_integer() else str(value)
+    match = _SPAN.fullmatch(text.strip())
+    if match is None or (match.group(1) and float(match.group(1)) > 100):
+        raise InvalidSpec(
+            f"{str(value)[:60]!r} is no part of a training", hint="Write it like 100 (steps) or 3%"
+        )
+    return f"{match.group(1)}%" if match.group(1) else match.group(2)
+
+
+def span_steps(span: str, num_steps: int) -> int:
+    """Steps that a span of `parse_span` has in a training of so many; at most all of them."""
+    if span.endswith("%"):
+        return round(num_steps * float(span[:-1]) / 100)
+    return min(int(span), num_steps)
 
 
 def parse_instant(text: str) -> float | None:

@@ -11,126 +11,42 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar, cast, get_type_hints
+from typing import Any, Final
 
-from pydantic import AfterValidator, Field, ValidationInfo, create_model
-
-from drystone.describe.catalogue import find_gpu
-from drystone.describe.files.amounts import parse_count, parse_duration, parse_instant
+from drystone.describe.files.amounts import parse_duration, parse_instant
+from drystone.describe.files.job_parts import (
+    ALL_LINEAR,
+    LEAVES_GPUS,
+    EvaluatePart,
+    JobPart,
+    TunePart,
+    options_of,
+)
 from drystone.describe.files.reader import (
     Document,
     Key,
     Part,
-    Refused,
-    checked,
     load_yaml,
     parse_yaml,
     read_part,
 )
 from drystone.describe.job import TrainConfig, TrainingJob
 from drystone.describe.model_source import is_config_folder
+from drystone.describe.recipe import Lora
 from drystone.errors import InvalidSpec, RequestError, UnreadableFile
 
-_LEAVES_GPUS: Final = "leaves GPU types to the service"
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ +-]{0,79}")
-_PATH_ENDINGS: Final = (".bin", ".u16", ".u32", ".txt")
-
-
-def _check_name(text: str) -> str:
-    if not _NAME.fullmatch(text):
-        raise Refused(
-            InvalidSpec(
-                f"{text[:60]!r} is no name",
-                hint="Use up to 80 letters, digits, spaces and . _ + -, beginning with a letter",
-            )
-        )
-    return text
-
-
-def _check_gpu(text: str, info: ValidationInfo) -> str:
-    try:
-        return find_gpu(text).name
-    except RequestError as error:
-        if info.context == _LEAVES_GPUS:
-            return text
-        raise Refused(error) from None
-
-
-def _check_text(text: str) -> str:
-    if not text.strip() or not text.isprintable():
-        raise Refused(InvalidSpec(f"{text[:60]!r} must be one line of text"))
-    return text.strip()
-
-
-Count = Annotated[int, checked(parse_count)]
-Duration = Annotated[float, checked(parse_duration)]
-Name = Annotated[str, AfterValidator(_check_name)]
-Line = Annotated[str, Field(max_length=4096), AfterValidator(_check_text)]
-Gpu = Annotated[str, AfterValidator(_check_gpu)]
-PositiveFloat = Annotated[float, Field(gt=0, le=1e12)]
-
-
-PartClass = TypeVar("PartClass", bound=type[Part])
-
-
-def _with_options(cls: PartClass) -> PartClass:
-    """The class with every field of `TrainConfig` as a key of the file."""
-    keys: dict[str, Any] = {}
-    for option in fields(TrainConfig):
-        kind = Count | None if option.metadata["is_count"] else _HINTS[option.name]
-        default = None if option.metadata["is_count"] else option.default
-        keys[option.name] = (kind, Field(default, **option.metadata["limits"]))
-    made = create_model(
-        cls.__name__, __base__=cls, __doc__=cls.__doc__, __module__=cls.__module__, **keys
-    )
-    return cast("PartClass", made)
-
-
-_HINTS: Final = get_type_hints(TrainConfig)
-
-
-@_with_options
-class TrainPart(Part):
-    """How much to train, and how."""
-
-    steps: Count | None = None  # how much: exactly one of steps, tokens and epochs
-    tokens: Count | None = None  # rounded up to whole steps
-    epochs: PositiveFloat | None = None  # times through the data
-    batch: Annotated[Count, Field(le=10**9)] = 256  # sequences in a step
-    sequence: Annotated[Count, Field(le=10**9)] | None = None  # tokens; the model's, at most 4096
-    # auto: bf16-mixed where every GPU it may use knows it, else fp16-mixed; emulated: fp32
-    precision: Literal["auto", "fp32", "tf32", "bf16-mixed", "fp16-mixed"] = "auto"
-    optimizer: Literal["adam", "sgd", "sgd-momentum"] = "adam"
-
-
-class GpuPart(Part):
-    """Which GPUs may be used; all where it is left out."""
-
-    allow: tuple[Gpu, ...] = Field(default=(), strict=False)  # only these types; left out: all
-    deny: tuple[Gpu, ...] = Field(default=(), strict=False)  # not these types
-    min: Annotated[Count, Field(le=10**6)] = 1  # GPUs in all, at least
-    max: Annotated[Count, Field(le=10**6)] = 1_000_000  # and at most
-
-
-class JobPart(Part):
-    """The whole file."""
-
-    model: Line | None = None  # a known name, a config.json, module.py:function; or a command below
-    data: Line = "synthetic"  # or a file of tokens (.bin, .u16, .u32) or of text (.txt)
-    train: TrainPart = Field(default_factory=TrainPart)  # how much, and how
-    gpus: GpuPart = Field(default_factory=GpuPart)  # which may be used
-    name: Name | None = None  # left out: that of the file
-    owner: Name | None = None  # left out: the user
-    priority: Annotated[float, Field(gt=0, le=1e6)] = 1.0  # a weight: 2 counts for two jobs
-    # 6h from submission, or a time such as 2026-11-20T18:00 (UTC where no zone is named)
-    deadline: Annotated[str | int | float, Field(union_mode="left_to_right")] | None = None
-    max_cost: PositiveFloat | None = None  # dollars; then it ends with a checkpoint
-    max_duration: Duration | None = None  # of running, such as 2h; then it ends with a checkpoint
-    command: Line | None = None  # a script of one's own instead of Drystone's runtime
-    # variables for the processes
-    environment: dict[str, str] = Field(default_factory=dict, max_length=200)
+_PATH_ENDINGS: Final = (
+    ".bin",
+    ".u16",
+    ".u32",
+    ".txt",
+    ".jsonl",
+    ".ndjson",
+    ".parquet",
+    ".arrow",
+)
+_OPTIMIZERS: Final = {"adamw": "adam"}  # names that mean another one
 
 
 def load_job(path: Path, *, owner: str = "", knows_gpus: bool = True) -> TrainingJob:
@@ -166,7 +82,7 @@ def _job_of(
             where=document.where,
             hint="Write at least: model: llama-3-8b",
         )
-    part = read_part(document, JobPart, context=None if knows_gpus else _LEAVES_GPUS)
+    part = read_part(document, JobPart, context=None if knows_gpus else LEAVES_GPUS)
     _check_whole(part, document)
     return _training_job(part, document, folder=folder, owner=owner, name=name)
 
@@ -188,11 +104,75 @@ def _check_whole(part: JobPart, document: Document) -> None:
         raise refuse(("train",), f"{' and '.join(amounts)} contradict each other", "Keep one")
     if not amounts:
         raise refuse(("train",), "does not say how much to train", "Write train: {steps: 1000}")
-    if part.train.epochs is not None and part.data == "synthetic":
+    if part.train.epochs is not None and part.data.train == "synthetic":
         raise refuse(("train", "epochs"), "made-up data has no epochs", "Give steps or tokens")
     if part.command is not None and part.train.steps is None:
         raise refuse(("train",), "a command needs a number of steps", "Write train: {steps: 1000}")
+    twice = sorted(
+        key
+        for key in options_of("optimizer")
+        if getattr(part.train, key) is not None and getattr(part.train.optimizer, key) is not None
+    )
+    if twice:
+        raise refuse(
+            ("train", twice[0]),
+            f"{twice[0]} stands in `train` and in its `optimizer`",
+            "Keep that of the optimizer",
+        )
+    _check_tuning(part, document)
+    _check_evaluation(part, document)
     _check_limits(part, document)
+
+
+def _check_tuning(part: JobPart, document: Document) -> None:
+    """Only what is done is accepted."""
+
+    def refuse(key: Key, message: str, hint: str = "") -> InvalidSpec:
+        return InvalidSpec(message, where=document.place(key), hint=hint)
+
+    tune = part.tune
+    if tune is None:
+        return
+    if part.command is not None:
+        raise refuse(("tune",), "a command decides for itself what it trains", "Leave out tune")
+    given = [key for key in TunePart.model_fields if getattr(tune, key) is not None]
+    if tune.method == "full" and len(given) > 1:
+        raise refuse(("tune", given[1]), f"{given[1]} is of adapters", "Write method: lora")
+    if tune.method == "qlora":
+        raise refuse(("tune", "method"), "qlora cannot be trained yet", "Write method: lora")
+    if ".py:" in (part.model or "") and tune.method != "full":
+        raise refuse(
+            ("tune",),
+            "adapters are not put into a module of your own",
+            "Add them in your function, and freeze what is not to be trained",
+        )
+
+
+def _keys(part: Part) -> dict[str, Any]:
+    """A part as a table: mypy does not see the keys that options of `TrainConfig` add."""
+    return dict(part)
+
+
+def _check_evaluation(part: JobPart, document: Document) -> None:
+    def refuse(key: Key, message: str, hint: str) -> InvalidSpec:
+        return InvalidSpec(message, where=document.place(key), hint=hint)
+
+    given = [key for key in EvaluatePart.model_fields if getattr(part.evaluate, key)]
+    held_out: str | None = _keys(part.data)["eval"]
+    if part.command is not None:
+        for key, is_given in (("evaluate", given), ("report", part.report)):
+            if is_given:
+                raise refuse((key,), "is not for a command, which does it itself", "Leave it out")
+    if given and not held_out:
+        raise refuse(("evaluate",), "there is no held-out data", "Write data: {eval: FILE}")
+    every = _keys(part.evaluate)["every"]
+    for key in ("keep_best", "stop_after"):
+        if key in given and not every:
+            raise refuse(
+                ("evaluate", key), f"{key} needs evaluations on the way", "Write every: 100"
+            )
+    if held_out and part.data.train == "synthetic":
+        raise refuse(("data", "eval"), "made-up data has nothing held out", "Name data.train too")
 
 
 def _check_limits(part: JobPart, document: Document) -> None:
@@ -226,15 +206,18 @@ def _training_job(
         name=part.name or plain_name or "job",
         owner=part.owner or owner,
         model=_model_path(part.model or "", folder),
-        data=_data_path(part.data, folder, document),
+        data=_data_path(part.data.train, folder, document),
         num_steps=train.steps or 0,
         num_tokens=train.tokens or 0,
         num_epochs=train.epochs or 0.0,
         global_batch=train.batch,
         seq_len=train.sequence or 0,
         precision=train.precision,
-        optimizer=train.optimizer,
-        train=_train_config(train),
+        optimizer=_OPTIMIZERS.get(train.optimizer.name, train.optimizer.name),
+        tuning=part.tune.method if part.tune is not None else "full",
+        lora=_lora(part.tune),
+        from_scratch=part.start == "scratch",
+        train=_train_config(part, folder),
         priority=part.priority,
         deadline_after_seconds=after,
         deadline_at_seconds=at,
@@ -250,9 +233,31 @@ def _training_job(
     )
 
 
-def _train_config(part: TrainPart) -> TrainConfig:
-    given = {option.name: getattr(part, option.name) for option in fields(TrainConfig)}
-    return TrainConfig(**{name: value for name, value in given.items() if value is not None})
+def _train_config(part: JobPart, folder: Path) -> TrainConfig:
+    """What the sections say, under the names that their options have."""
+    given: dict[str, Any] = {}
+    for section, names in (
+        (part.train, options_of("train", "optimizer")),
+        (part.train.optimizer, options_of("optimizer")),
+        (part.data, options_of("data")),
+        (part.evaluate, options_of("evaluate")),
+    ):
+        found = {name: getattr(section, key) for key, name in names.items()}
+        given |= {name: value for name, value in found.items() if value is not None}
+    for path in ("tokenizer", "eval_data"):
+        if given.get(path):
+            given[path] = str(folder / given[path])
+    given["report"] = ",".join(dict.fromkeys(part.report))
+    return TrainConfig(**given)
+
+
+def _lora(tune: TunePart | None) -> Lora:
+    if tune is None:
+        return Lora()
+    given = {key: getattr(tune, key) for key in ("rank", "alpha", "dropout", "train_embeddings")}
+    if tune.targets is not None and ALL_LINEAR not in tune.targets:
+        given["targets"] = tuple(dict.fromkeys(tune.targets))
+    return Lora(**{key: value for key, value in given.items() if value is not None})
 
 
 def _deadline(
@@ -287,10 +292,11 @@ def _model_path(model: str, folder: Path) -> str:
 def _data_path(data: str, folder: Path, document: Document) -> str:
     if data == "synthetic":
         return data
-    if not data.endswith(_PATH_ENDINGS):
+    path = folder / data
+    if path.suffix and not data.endswith(_PATH_ENDINGS) and not path.is_dir():
         raise InvalidSpec(
             f"{data[:60]!r} is no known kind of data",
             where=document.place(("data",)),
-            hint="Give synthetic, or a file that ends in " + ", ".join(_PATH_ENDINGS),
+            hint="Give synthetic, a folder, or a file that ends in " + ", ".join(_PATH_ENDINGS),
         )
-    return str(folder / data)
+    return str(path)

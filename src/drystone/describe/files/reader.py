@@ -131,7 +131,7 @@ def _build(node: yaml.Node, key: Key, lines: dict[Key, int], seen: set[int], whe
         raise UnreadableFile("is nested too deeply", where=place)
     if isinstance(node, yaml.SequenceNode):
         return [
-            _build(one, (*key, index), lines, seen, where) for index, one in enumerate(node.value)
+            _build(item, (*key, index), lines, seen, where) for index, item in enumerate(node.value)
         ]
     if isinstance(node, yaml.MappingNode):
         table: dict[str, Any] = {}
@@ -268,7 +268,7 @@ def _known_keys(part: type[Part], key: Key) -> list[str]:
     for name in key[:-1]:
         if isinstance(name, str) and name in found.model_fields:
             found = _part_in(found.model_fields[name].annotation) or found
-    return list(found.model_fields)
+    return [field.alias or name for name, field in found.model_fields.items()]
 
 
 def _part_in(annotation: Any) -> type[Part] | None:

@@ -22,7 +22,7 @@ flight and the last has the logits, and those where the kind of layer changes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ from drystone.describe.gpu import GpuSpec
 from drystone.describe.layout import Layouts
 from drystone.describe.model import ModelSpec
 from drystone.describe.recipe import Recipe
+from drystone.estimate.launchers import Launcher
 from drystone.estimate.learned.residuals import memory_range
 from drystone.estimate.memory.kept import (
     NOTHING,
@@ -57,23 +58,13 @@ from drystone.estimate.memory.state import (
 from drystone.estimate.memory.terms import MemoryTerms, memory_terms
 from drystone.units import MiB
 
-Count = TypeVar("Count", int, IntArray)
-
 # PyTorch's cuBLAS workspace is 8 MiB per handle and stream before Hopper and 32 MiB from it on
 # (torch.backends.cuda, CUBLAS_WORKSPACE_CONFIG); cuBLASLt and Transformer Engine hold as much again
 # each. Three of them are alive in a training process.
 _WORKSPACE_BYTES = 24 * MiB + 46 * MiB  # where no GPU is named; generations.csv has each
 # One CUDA context with the kernels of torch, cuBLAS and NCCL loaded: 1,113 MiB by the calibration
-# in the BigScience logs. Each communicator adds its channels' buffers.
+# in the BigScience logs. Each communicator adds its channels' buffers (`launchers.py`).
 _CONTEXT_BYTES = 1113 * MiB
-_COMMUNICATOR_BYTES = 256 * MiB
-# The share of memory freed by one moment that the next cannot use again, on one stream and on
-# several (collectives allocate on their own), and what rounding and splitting of blocks costs.
-# From runs read both by torch and by nvidia-smi.
-_CACHE_SHARE_ALONE = 0.3
-_CACHE_SHARE_SHARDED = 0.8
-_CACHE_SHARE_OF_PEAK = 0.10
-
 MOMENTS = ("loss", "backward", "last", "step", "load")
 
 _MAX_CHANGES = 4  # of the kind of layer along the depth
@@ -214,7 +205,7 @@ def _hungriest(found: StageMemory, stages: IntArray) -> MemoryEstimates:
         optimizer=found.optimizer[pick, columns],
         workspace=np.full(len(pick), found.workspace),
         cache=found.cache[pick, columns],
-        context=found.context.astype(np.float64),
+        context=found.context,
         peak=found.peak[pick, columns],
         _moments=found.moments,
         _pick=pick,
@@ -230,7 +221,7 @@ class StageMemory:
     peak: FloatArray
     workspace: float
     cache: FloatArray
-    context: IntArray  # (layouts,)
+    context: FloatArray  # (layouts,)
     moment: IntArray
     moments: Moments
 
@@ -260,8 +251,8 @@ def stage_memory(
         totals[index] = moment.total
     peak = totals.max(axis=0)
     workspace = workspace_bytes(gpu)
-    context = context_bytes(split.num_groups)
-    cache = _cache_bytes(split, state, kept, gathered, peak)
+    context = context_bytes(split.num_groups, terms.launcher)
+    cache = _cache_bytes(terms.launcher, split, state, kept, gathered, peak)
     if gpu is not None:
         # The allocator gives blocks back rather than fail.
         allocated = state.weights + state.optimizer + peak + workspace
@@ -297,7 +288,12 @@ def _moments(
 
 
 def _cache_bytes(
-    split: StageSplit, state: State, kept: Kept, gathered: Gathered, peak: FloatArray
+    launcher: Launcher,
+    split: StageSplit,
+    state: State,
+    kept: Kept,
+    gathered: Gathered,
+    peak: FloatArray,
 ) -> FloatArray:
     """What the allocator holds without using it."""
     every_kind = (
@@ -309,13 +305,14 @@ def _cache_bytes(
         + gathered.unreduced
         + state.step
     )
-    share = np.where(split.num_groups == 0, _CACHE_SHARE_ALONE, _CACHE_SHARE_SHARDED)
-    return share * np.maximum(0.0, every_kind - peak) + _CACHE_SHARE_OF_PEAK * peak
+    is_alone = split.num_groups == 0
+    share = np.where(is_alone, launcher.cache_share_alone, launcher.cache_share_sharded)
+    return share * np.maximum(0.0, every_kind - peak) + launcher.cache_share_of_peak * peak
 
 
-def context_bytes(num_groups: Count) -> Count:
+def context_bytes(num_groups: int | IntArray, launcher: Launcher) -> FloatArray:
     """What lies outside the allocator, for so many groups of ranks that communicate."""
-    return _CONTEXT_BYTES + _COMMUNICATOR_BYTES * num_groups
+    return _CONTEXT_BYTES + launcher.communicator_bytes * np.asarray(num_groups, dtype=np.float64)
 
 
 def workspace_bytes(gpu: GpuSpec | None) -> float:

@@ -237,9 +237,8 @@ def estimate_traced(
 ) -> TracedEstimate:
     """Everything that a trace can say of one layout."""
     memory = traced_memory(trace, recipe, layout)
-    required = (
-        memory.allocated_bytes + workspace_bytes(machine.gpu) + context_bytes(int(layout.dp > 1))
-    )
+    context = float(context_bytes(int(layout.dp > 1), find_launcher(recipe.launcher)))
+    required = memory.allocated_bytes + workspace_bytes(machine.gpu) + context
     low, high = memory_range()
     return TracedEstimate(
         name=name,

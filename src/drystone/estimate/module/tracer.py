@@ -96,17 +96,23 @@ def trace_module(
 
 
 def recalled_answer(
-    program: str, request: TraceRequest, *, timeout_seconds: float, cache_folder: Path | None
+    program: str,
+    request: TraceRequest,
+    *,
+    timeout_seconds: float,
+    cache_folder: Path | None,
+    environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """What a program that needs torch says about a module, run in a process of its own.
 
-    An answer about files that have not changed since is recalled.
+    An answer about files that have not changed since is recalled. The program runs the module's
+    code: `environment` are the variables that it may see (None: all of this process).
     """
     folder = default_cache_folder() if cache_folder is None else cache_folder
     entry = folder / f"{program.rpartition('.')[2]}-{_fingerprint(request)}.json"
     if (recalled := _recall(entry)) is not None:
         return recalled
-    answer = _run_program(program, request, timeout_seconds)
+    answer = _run_program(program, request, timeout_seconds, environment)
     if "error" in answer:
         raise RequestError(**answer["error"])
     _remember(entry, answer)
@@ -119,7 +125,12 @@ def default_cache_folder() -> Path:
     return (Path(home) if home else Path.home() / ".cache") / "drystone"
 
 
-def _run_program(program: str, request: TraceRequest, timeout_seconds: float) -> dict[str, Any]:
+def _run_program(
+    program: str,
+    request: TraceRequest,
+    timeout_seconds: float,
+    environment: Mapping[str, str] | None,
+) -> dict[str, Any]:
     if importlib.util.find_spec("torch") is None:
         raise MissingExtra("tracing a module needs torch", "runtime", where=request.path)
     with tempfile.TemporaryDirectory(prefix="drystone-trace-") as folder:
@@ -134,6 +145,7 @@ def _run_program(program: str, request: TraceRequest, timeout_seconds: float) ->
                 errors="replace",
                 timeout=timeout_seconds,
                 check=False,
+                env=None if environment is None else dict(environment),
             )
         except subprocess.TimeoutExpired:
             raise RequestError(
@@ -208,6 +220,7 @@ def probe_module(
     *,
     timeout_seconds: float = TIMEOUT_SECONDS,
     cache_folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> ModuleSpec:
     """What a job needs to know of a module; raises with the reason where it cannot be trained."""
     layered = replace(recipe, recompute=Recompute(kind=RecomputeKind.FULL))
@@ -215,7 +228,11 @@ def probe_module(
         found.path, found.function, recipe=layered, layout=Layout(dp=1, micro_batch=1)
     )
     answer = recalled_answer(
-        _PROBE, request, timeout_seconds=timeout_seconds, cache_folder=cache_folder
+        _PROBE,
+        request,
+        timeout_seconds=timeout_seconds,
+        cache_folder=cache_folder,
+        environment=environment,
     )
     one, two = (parse_trace(table, where=request.path) for table in answer["traces"])
     return _spec(found, one, two, blocks=str(answer["blocks"]), vocab_size=answer["vocab_size"])

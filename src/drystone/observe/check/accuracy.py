@@ -2,13 +2,14 @@
 
 Like is compared with like: an `allocated` reading with the allocated estimate, `reserved` with
 reserved, everything else with what the device shows. A run that was read by two tools counts once
-in the summary. Whether a run fits is decided on the upper end of the estimate's range.
+in the summary. Whether a run fits is decided on the upper end of the estimate's range. Each run is
+estimated twice: as the package ships, and by what is known without the run's source (`left_out`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +22,12 @@ from drystone.describe.recipe import Tuning
 from drystone.errors import DrystoneError
 from drystone.estimate.memory.peak import estimate_memory
 from drystone.estimate.time.speed import estimate_speed
+from drystone.observe.check.left_out import (
+    LeftOutErrors,
+    gpu_without,
+    left_out_errors,
+    recipe_without,
+)
 from drystone.observe.check.runs import PublishedRun, SkippedRun, machine_of
 
 GROUPS = ("dense full", "expert full", "lora", "qlora")
@@ -36,6 +43,7 @@ class CheckedRun:
     group: str  # one of GROUPS
     kind: str  # of the reading
     estimated: float  # bytes, or tokens per second and GPU
+    estimated_unseen: float  # the same by constants that were chosen without this source
     measured: float
     is_second_reading: bool
 
@@ -43,6 +51,11 @@ class CheckedRun:
     def error(self) -> float:
         """Relative: +0.1 means that the estimate is a tenth above the measurement."""
         return self.estimated / self.measured - 1
+
+    @property
+    def unseen_error(self) -> float:
+        """The same of the estimate by what is known without this source."""
+        return self.estimated_unseen / self.measured - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +121,15 @@ class CheckReport:
         }
         return {name: found for name, found in errors.items() if found.evaluated}
 
+    def left_out_by_group(self) -> dict[str, LeftOutErrors]:
+        """Errors on sources left out of all choosing, per group and pool of groups with runs."""
+        members = {name: (name,) for name in GROUPS} | POOLED_GROUPS
+        return {
+            name: left_out_errors(run for run in self.runs if run.group in some)
+            for name, some in members.items()
+            if any(run.group in some for run in self.runs)
+        }
+
     def to_json(self) -> dict[str, Any]:
         """The documented shape of `drystone check --json`."""
         total = asdict(Errors.of(self.first_readings))
@@ -116,6 +138,7 @@ class CheckReport:
             "measure": self.measure,
             "rows": self.num_rows,
             **total,
+            "left_out": {name: found.to_json() for name, found in self.left_out_by_group().items()},
             "by_group": groups,
             "by_dataset": {
                 name: asdict(errors)
@@ -126,7 +149,10 @@ class CheckReport:
             },
             "oom": asdict(self.fit_counts),
             "skipped": [asdict(run) for run in self.skipped],
-            "results": [asdict(run) | {"error": run.error} for run in self.runs],
+            "results": [
+                asdict(run) | {"error": run.error, "unseen_error": run.unseen_error}
+                for run in self.runs
+            ],
         }
 
 
@@ -150,17 +176,11 @@ def check_memory(
             skipped.append(run)
             continue
         gpu = _known_gpu(run.gpu_name)
-        stage = [run.layout.pp - 1] if run.reports_last_stage else None
-        layouts = Layouts.of([run.layout])
-        estimate = estimate_memory(run.model, run.recipe, layouts, stage=stage, gpu=gpu)
         if gpu is not None and not run.is_second_reading:
-            hungriest = estimate_memory(run.model, run.recipe, layouts, gpu=gpu)
+            hungriest = estimate_memory(run.model, run.recipe, Layouts.of([run.layout]), gpu=gpu)
             fits[_fit_outcome(run, predicted=bool(hungriest.fits(gpu)[0]))] += 1
         if run.measured_memory_bytes:
-            reading = _reading_of(run.kind)
-            checked.append(
-                _checked(run, float(getattr(estimate, reading)[0]), run.measured_memory_bytes)
-            )
+            checked.append(_checked(run, "memory"))
     return CheckReport(
         measure="memory",
         num_rows=num_rows,
@@ -192,9 +212,7 @@ def check_speed(
             accepted += 1
         else:
             refused += 1
-        speed = estimate_speed(run.model, run.recipe, layouts, machine)
-        pace = float(speed.tokens_per_second_per_gpu[0])
-        checked.append(_checked(run, pace, run.measured_tokens_per_second_per_gpu))
+        checked.append(_checked(run, "speed"))
     return CheckReport(
         measure="speed",
         num_rows=num_rows,
@@ -204,13 +222,32 @@ def check_speed(
     )
 
 
-def _checked(run: PublishedRun, estimated: float, measured: float) -> CheckedRun:
+def estimate_run(run: PublishedRun, *, measure: str, without: str = "") -> tuple[float, float]:
+    """What is estimated and what was measured; `without`: as if nobody had seen that source."""
+    recipe = recipe_without(run.recipe, without) if without else run.recipe
+    layouts = Layouts.of([run.layout])
+    if measure == "memory":
+        gpu = _known_gpu(run.gpu_name)
+        stage = [run.layout.pp - 1] if run.reports_last_stage else None
+        memory = estimate_memory(run.model, recipe, layouts, stage=stage, gpu=gpu)
+        return float(getattr(memory, _reading_of(run.kind))[0]), run.measured_memory_bytes
+    machine = machine_of(run)
+    if without:
+        machine = replace(machine, gpu=gpu_without(machine.gpu, without))
+    speed = estimate_speed(run.model, recipe, layouts, machine)
+    return float(speed.tokens_per_second_per_gpu[0]), run.measured_tokens_per_second_per_gpu
+
+
+def _checked(run: PublishedRun, measure: str) -> CheckedRun:
+    estimated, measured = estimate_run(run, measure=measure)
+    unseen, _ = estimate_run(run, measure=measure, without=run.dataset)
     return CheckedRun(
         run_id=run.run_id,
         dataset=run.dataset,
         group=_group_of(run),
         kind=run.kind if run.kind != "fits" else "",
         estimated=estimated,
+        estimated_unseen=unseen,
         measured=measured,
         is_second_reading=run.is_second_reading,
     )

@@ -25,6 +25,8 @@ from drystone.describe.recipe import (
     Tuning,
 )
 from drystone.errors import RequestError, UnknownName
+from drystone.estimate.memory.terms import adapter_parameters
+from drystone.observe.check.expert_columns import expert_fields
 
 Row = Mapping[str, str]
 # Parameters as stated and as counted that are no further apart than this are the same model.
@@ -75,6 +77,7 @@ def parse_layout(row: Row, model: ModelSpec) -> Layout:
         pp=pp,
         cp=cp,
         ep=whole_number_of(row, "ep", 1),
+        etp=_expert_tensor(row, tp=tp, ranks=dp * cp),
         micro_batch=whole_number_of(row, "micro_batch"),
         sharding=_sharding(row["sharding"]),
         shard_size=_shard_size(row["sharding"], dp * cp, tp),
@@ -84,6 +87,20 @@ def parse_layout(row: Row, model: ModelSpec) -> Layout:
         keep_gathered=row["sharding"].startswith("fsdp-grad-op"),
         vocab_barriers=_vocab_barriers(row.get("notes", ""), pp),
     )
+
+
+def _expert_tensor(row: Row, *, tp: int, ranks: int) -> int:
+    """Tensor parallelism of experts: stated, or as its launcher has it unless told otherwise.
+
+    Megatron-LM divides experts as it divides everything else, where that leaves room for `ep`, and
+    its tests state it in their names; what is built on it sets 1.
+    """
+    if row.get("etp"):
+        return whole_number_of(row, "etp")
+    if stated := re.search(r"_etp(\d+)", row.get("model", "")):
+        return int(stated.group(1))
+    is_plain = row["framework"].startswith("Megatron-LM core")
+    return tp if is_plain and ranks % whole_number_of(row, "ep", 1) == 0 else 0
 
 
 def _ulysses(text: str) -> int:
@@ -138,14 +155,14 @@ def _sharding(text: str) -> Sharding:
 # --- the recipe ------------------------------------------------------------------------------
 
 
-def parse_recipe(row: Row, layout: Layout) -> Recipe:
+def parse_recipe(row: Row, layout: Layout, model: ModelSpec) -> Recipe:
     """How the model was trained."""
     framework = row["framework"]
     launcher = launcher_of(framework)
     global_batch = whole_number_of(row, "global_batch", 0) or (
         layout.dp * layout.micro_batch * whole_number_of(row, "grad_accum", 1)
     )
-    tuning, lora, weight_bits = _parse_tuning(row)
+    tuning, lora, weight_bits = _parse_tuning(row, model)
     return Recipe(
         seq_len=whole_number_of(row, "seq_len"),
         global_batch=global_batch,
@@ -157,11 +174,13 @@ def parse_recipe(row: Row, layout: Layout) -> Recipe:
         tuning=tuning,
         lora=lora,
         weight_bits=weight_bits,
+        keeps_16_bit=_keeps_16_bit(row, layout),
         offload=_offload(row.get("offload", "")),
         compiled=row.get("compile", "") not in ("", "no", "eager"),
         # Megatron's own tests and the BLOOM runs keep its default; others train without dropout.
         dropout=0.1 if re.search(r"Megatron-LM core|Megatron.*DeepSpeed", framework) else 0.0,
         launcher=launcher,
+        **expert_fields(row),
     )
 
 
@@ -170,6 +189,7 @@ _LAUNCHERS = (
     (r"Megatron-LM core.*transformer_engine", "megatron-te"),
     (r"Megatron-LM core.*local", "megatron-local"),
     (r"Galvatron", "galvatron"),
+    (r"AutoModel", "automodel"),
     (r"NeMo|Megatron-Bridge", "nemo"),
     (r"MaxText", "maxtext"),
     (r"accelerate FSDP", "accelerate"),
@@ -197,7 +217,9 @@ def launcher_of(framework: str) -> str:
 
 def _precision(text: str) -> Precision:
     rules = (
-        (r"fp8|mxfp8|nvfp4", Precision.FP8_MIXED),
+        (r"nvfp4", Precision.NVFP4_MIXED),
+        (r"^(?!.*cs).*(mxfp8|fp8-?mx)", Precision.MXFP8_MIXED),
+        (r"fp8", Precision.FP8_MIXED),
         (r"^amp fp16", Precision.AMP_FP16),
         (r"^amp bf16", Precision.AMP_BF16),
         (r"^tf32", Precision.TF32),
@@ -208,7 +230,7 @@ def _precision(text: str) -> Precision:
         (r"^(float16|fp16)", Precision.FP16),
     )
     for pattern, precision in rules:
-        if re.search(pattern, text):
+        if re.search(pattern, text.lower()):
             return precision
     raise UnknownName("precision", text, [known.value for known in Precision])
 
@@ -268,7 +290,7 @@ def _loss(framework: str, model: str) -> Loss:
     return Loss.FUSED if "foak" in framework or "cross_entropy_loss_fusion" in model else Loss.PLAIN
 
 
-def _parse_tuning(row: Row) -> tuple[Tuning, Lora, float]:
+def _parse_tuning(row: Row, model: ModelSpec) -> tuple[Tuning, Lora, float]:
     text = row["tuning"].lower()
     if text.startswith("full"):
         return Tuning.FULL, Lora(), 0.0
@@ -276,11 +298,49 @@ def _parse_tuning(row: Row) -> tuple[Tuning, Lora, float]:
         raise RequestError(f"tuning method {row['tuning']!r} has no formula")
     lora = Lora(
         rank=round(number_of(row, "lora_rank")) or 16,
+        targets=_lora_targets(row, model),
         train_embeddings="trainable embedding" in text,
     )
     if not text.startswith("q"):
         return Tuning.LORA, lora, 0.0
+    if re.search(r"8.?bit|int8", text):
+        return Tuning.QLORA, lora, 8.0
     return Tuning.QLORA, lora, 4.127 if "dq" in text else 4.5
+
+
+# The sets of matrices that people put adapters beside, all of them first.
+_TARGET_SETS = (
+    Lora.KNOWN_TARGETS,
+    ("q", "k", "v", "o"),
+    ("q", "v"),
+    ("q", "k", "v"),
+    ("q", "k", "v", "o", "up", "down"),
+    ("gate", "up", "down"),
+)
+
+
+def _lora_targets(row: Row, model: ModelSpec) -> tuple[str, ...]:
+    """The matrices that the row names, or whose number of parameters it states; else all."""
+    text = f"{row['tuning']}; {row.get('notes', '')}".lower()
+    if re.search(r"(adapters?|lora)\b.{0,20}attention only", text):
+        return ("q", "k", "v", "o")
+    if named := [name for name in Lora.KNOWN_TARGETS if re.search(rf"\b{name}_proj\b", text)]:
+        return tuple(named)
+    stated, rank = number_of(row, "trainable_params"), round(number_of(row, "lora_rank"))
+    for targets in _TARGET_SETS if stated and rank else ():
+        lora = Lora(rank=rank, targets=targets)
+        counted = sum(
+            adapter_parameters(block, model.hidden_size, lora) for block in model.layers()
+        )
+        if abs(counted / stated - 1) < _SAME_PARAMS:
+            return targets
+    return Lora().targets
+
+
+def _keeps_16_bit(row: Row, layout: Layout) -> bool:
+    """PEFT upcasts nothing of a GPTQ model, and the Trainer prepares nothing under FSDP."""
+    is_gptq = re.search(r"gptq|awq", row["tuning"].lower()) is not None
+    return is_gptq or layout.sharding is Sharding.ZERO3
 
 
 def _offload(text: str) -> Offload:

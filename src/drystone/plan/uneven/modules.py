@@ -165,7 +165,7 @@ def _compute_bytes(
         2 * width * block + 2 * _GRADIENT_BYTES * block + held + inside + 2 * hidden,
         width * around + held + _GRADIENT_BYTES * block + width * around * is_busy + 2 * hidden,
     )
-    fixed = workspace_bytes(gpu) + context_bytes(int(num_ranks > 1))
+    fixed = workspace_bytes(gpu) + context_bytes(int(num_ranks > 1), find_launcher("drystone"))
     _, high = memory_range()
     found: FloatArray = (fixed + np.max(moments, axis=0)) * high
     return found

@@ -98,6 +98,14 @@ class Access:
                 pass
         self.has_tokens = any(one.revoked_seconds is None for one in self.tokens.values())
 
+    @property
+    def needs_token(self) -> bool:
+        """Whether requests from the network need a token: since the first was made, for good.
+
+        Else a service would be everybody's once its last token is revoked.
+        """
+        return bool(self.tokens)
+
     def find(self, text: str) -> Token | None:
         """The good token that somebody presents; None where it is none of ours."""
         match = _TOKEN.fullmatch(text)

@@ -7,13 +7,12 @@ the log, asks the agents what runs, and goes on.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import math
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,12 +20,15 @@ from drystone.describe.files.cluster import ClusterSpec
 from drystone.describe.job import TrainingJob, make_spec
 from drystone.errors import DrystoneError, InvalidSpec, NothingFits, UnknownName
 from drystone.run.control.admission import Admission, check_hard_cap
+from drystone.run.control.folder import keep_private, lock_folder
+from drystone.run.control.health import Health
 from drystone.run.control.journal import Journal, node_added
 from drystone.run.control.notes import Decided, Described, Drained, Launched, Undrained
 from drystone.run.control.progress import Curves
 from drystone.run.control.reconcile import Reconciler
 from drystone.run.control.runs import Patience
-from drystone.run.control.store import Lease, LeaseLost, Store
+from drystone.run.control.steady_clock import SteadyClock
+from drystone.run.control.store import Lease, LeaseLost, Store, StoreBusy
 from drystone.run.control.world import LiveWorld, Pace
 from drystone.run.engines.agent.client import AgentGone, AgentRefused
 from drystone.run.engines.agent.launches import read_lines
@@ -67,7 +69,8 @@ class ControllerSettings:
     pace: Pace = field(default_factory=Pace)
     patience: Patience = field(default_factory=Patience)
     renting: Renting | None = None  # None: nothing can be rented
-    clock: Callable[[], float] = time.time  # that the log goes by
+    job_environment: Mapping[str, str] = field(default_factory=dict)  # that every job gets
+    clock: Callable[[], float] = field(default_factory=SteadyClock)  # that the log goes by
 
 
 class Controller:
@@ -76,8 +79,8 @@ class Controller:
     def __init__(self, settings: ControllerSettings) -> None:
         self.settings = settings
         folder = settings.folder
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # jobs may hold secrets
-        self._lock = _lock_folder(folder)
+        keep_private(folder)  # jobs and the log may hold secrets
+        self._lock = lock_folder(folder)
         try:
             self.store = Store(settings.database or f"sqlite:///{folder / 'log.db'}")
             lease = self._take_lease()
@@ -97,18 +100,43 @@ class Controller:
         except BaseException:
             os.close(self._lock)
             raise
-        self.reconciler = Reconciler(self.journal, self.engine, folder / "jobs", settings.patience)
-        self.world = LiveWorld(self.journal, self.reconciler, settings.pace, self.desk)
+        self.reconciler = Reconciler(
+            self.journal,
+            self.engine,
+            folder / "jobs",
+            settings.patience,
+            settings.job_environment,
+        )
+        self.health = Health(folder)
+        self.world = LiveWorld(self.journal, self.reconciler, settings.pace, self.desk, self.health)
         self.admission = Admission(self.journal)
         self.curves = Curves(self.read_reports)
         self.decision_seconds = 0.0  # that the last one took
-        self.last_error = ""
         self._log = logging.getLogger("drystone.controller")
 
     @property
     def cluster(self) -> ClusterSpec:
         """The nodes of now."""
         return self.journal.cluster
+
+    @property
+    def last_error(self) -> str:
+        """What is wrong now, in one line; empty where nothing is."""
+        told = [self.health.error] if self.health.error else []
+        told += [reason for reason in self.troubles().values() if reason not in told]
+        return "; ".join(told)
+
+    def troubles(self) -> dict[str, str]:
+        """What of that which it depends on cannot be used now, and why: store, disk, engine ..."""
+        found = self.health.troubles()
+        nodes = {node.id for node in self.cluster.nodes}
+        if nodes and self.health.is_watched and nodes <= self.reconciler.silent:
+            found["engine"] = "no agent answers"
+        if self.engine.trouble:
+            found["engine"] = self.engine.trouble
+        if self.desk is not None and self.desk.trouble:
+            found["provider"] = self.desk.trouble
+        return found
 
     # --- running --------------------------------------------------------------------------------
 
@@ -118,17 +146,21 @@ class Controller:
         if self.desk is not None:
             self.desk.open(self.journal)
         policy = self._noting(self.admission.limited(find_policy(self.settings.policy)))
+        self.health.round_done()
+        self.health.is_watched = True
         while not self.world.is_leaving:
             try:
                 drive(self.world, policy, on_decision=self._on_decision)
             except LeaseLost:
                 raise
+            except StoreBusy as error:
+                self.world.hold(error)
             except Exception as error:  # a fault of one round must not end the service
                 is_known = isinstance(error, DrystoneError)
                 told = str(error) if is_known else f"{type(error).__name__}: {error}"
-                if told != self.last_error:
+                if told != self.health.error:
                     self._log.warning("a round failed: %s", told, exc_info=not is_known)
-                self.last_error = told
+                self.health.round_failed(told)
                 time.sleep(1.0)
 
     def leave(self) -> None:
@@ -148,7 +180,7 @@ class Controller:
         try:
             self.store.release(self.journal.lease)
         except DrystoneError as error:
-            self.last_error = str(error)
+            self.health.round_failed(str(error))
         self.store.close()
         os.close(self._lock)
 
@@ -308,7 +340,7 @@ class Controller:
         return lease
 
     def _on_decision(self, _: float, policy_seconds: float) -> None:
-        self.decision_seconds, self.last_error = policy_seconds, ""
+        self.decision_seconds = policy_seconds
 
     def _noting(self, policy: Policy) -> Policy:
         """The policy, with the numbers behind its decisions written down."""
@@ -332,15 +364,3 @@ class Controller:
             return decisions, after
 
         return decide
-
-
-def _lock_folder(folder: Path) -> int:
-    handle = os.open(folder / "controller.lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        raise DrystoneError(
-            "another controller runs here", where=str(folder), hint="Use it, or end it first"
-        ) from None
-    return handle

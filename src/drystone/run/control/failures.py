@@ -1,4 +1,4 @@
-"""Why did a run end, and what follows? Another try, another plan, or the end of the job.
+"""Faults that end a run, and what follows: another try, another plan, or the end of the job.
 
 Exit codes and the ends of logs are told apart so as to be treated apart.
 """
@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from drystone.run.control.hardware import find_hardware_sign
 from drystone.run.control.journal import Journal
 from drystone.run.control.launches import LaunchOrder
 from drystone.run.control.lessons import memory_lesson
+from drystone.run.control.notes import Drained
 from drystone.run.control.progress import RunProgress
 from drystone.run.engines.agent.client import AgentGone, AgentRefused
 from drystone.run.engines.agent.launches import LOST_EXIT
@@ -41,6 +43,8 @@ class FaultKind(StrEnum):
     CRASH = "crash"  # killed, or died of a signal
     NETWORK = "network"
     DISK = "disk"
+    HARDWARE = "hardware"  # a machine is broken, whatever runs on it
+    DEVICE = "device-error"  # a GPU failed: its fault, or that of a kernel of the job
     CLUSTER_CHANGED = "cluster-changed"
 
 
@@ -53,12 +57,17 @@ MOST_TRIES: Final[Mapping[FaultKind, int]] = {
     FaultKind.CRASH: 5,
     FaultKind.NETWORK: 5,
     FaultKind.DISK: 5,
+    FaultKind.HARDWARE: 3,
+    FaultKind.DEVICE: 3,
 }
+# A job that has had so many nodes drained is itself the suspect when it names another.
+MAX_NODES_BLAMED: Final = 2
 _FIRST_WAIT_SECONDS: Final[Mapping[FaultKind, float]] = {
     FaultKind.OUT_OF_MEMORY: 0.0,  # another plan is tried, no need to wait
     FaultKind.PREEMPTED: 0.0,
     FaultKind.NODE_LOST: 0.0,
     FaultKind.CLUSTER_CHANGED: 0.0,
+    FaultKind.HARDWARE: 0.0,  # the node is drained: it starts elsewhere
     FaultKind.DISK: 10.0,
 }
 _WAIT_SECONDS: Final = 2.0
@@ -66,17 +75,23 @@ _MOST_WAIT_SECONDS: Final = 300.0
 
 _MEMORY = re.compile(
     r"out of memory|OutOfMemoryError|can't allocate memory|cannot allocate memory|"
-    r"MemoryError|std::bad_alloc",
+    r"MemoryError|std::bad_alloc|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED",
     re.IGNORECASE,
 )
-_DISK = re.compile(r"No space left on device|Disk quota exceeded", re.IGNORECASE)
+_DISK = re.compile(
+    r"No space left on device|Disk quota exceeded|\[Errno 5\] Input/output error|"
+    r"Stale file handle|Remote I/O error|Read-only file system",
+    re.IGNORECASE,
+)
 _NETWORK = re.compile(
     r"Connection (?:closed|reset|refused|aborted)|connection was closed|address already in use|"
     r"EADDRINUSE|Timed out waiting|timed out after|Broken pipe|DistNetworkError|"
-    r"NCCL (?:error|communicator)|Socket Timeout",
+    r"NCCL (?:error|communicator|timeout)|Socket Timeout|collective operation timeout|"
+    r"nccl(?:Remote|System|Internal)Error|unhandled system error|NET/IB.{0,4}: ?Got completion|"
+    r"ibv_\w+ failed|No route to host|Network is unreachable|Connection timed out",
     re.IGNORECASE,
 )
-_SIGNALS: Final = {int(one): one.name for one in signal.Signals}
+_SIGNALS: Final = {int(number): number.name for number in signal.Signals}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +100,7 @@ class Fault:
 
     kind: FaultKind
     reason: str
+    rank: int = -1  # the rank to blame; -1: none in particular
 
     def __post_init__(self) -> None:
         # Whatever a job or a node said: what is kept of it is printable, and not endless.
@@ -102,16 +118,21 @@ def judge(exits: Mapping[int, int], logs: Mapping[int, str], note: str = "") -> 
         return Fault(kind=FaultKind.PREEMPTED, reason=note or "it left before it had finished")
     if LOST_EXIT in bad.values():
         return Fault(kind=FaultKind.NODE_LOST, reason=note or "its node was lost")
-    rank = min(bad, key=lambda one: (_suspicion(bad[one], logs.get(one, "")), one))
+    rank = min(bad, key=lambda rank: (_suspicion(bad[rank], logs.get(rank, "")), rank))
     code, log = bad[rank], logs.get(rank, "")
     kind = _kind(code, log)
     how = f"died of {_SIGNALS.get(-code, f'signal {-code}')}" if code < 0 else f"exit code {code}"
     lines = last_lines(log)
-    told = f"rank {rank}: {how}" + (f" ({note})" if note else "")
-    return Fault(kind=kind, reason=f"{told}\n{lines}" if lines else told)
+    sign = find_hardware_sign(log)
+    remarks = [remark for remark in (note, sign.meaning if sign else "") if remark]
+    told = f"rank {rank}: {how}" + (f" ({'; '.join(remarks)})" if remarks else "")
+    return Fault(kind=kind, reason=f"{told}\n{lines}" if lines else told, rank=rank)
 
 
 def _kind(code: int, log: str) -> FaultKind:
+    sign = find_hardware_sign(log)
+    if sign is not None and sign.is_certain:
+        return FaultKind.HARDWARE
     if _MEMORY.search(log):
         return FaultKind.OUT_OF_MEMORY
     if _DISK.search(log):
@@ -120,20 +141,25 @@ def _kind(code: int, log: str) -> FaultKind:
         return FaultKind.PREEMPTED
     if code == -signal.SIGTERM:
         return FaultKind.PREEMPTED
-    if code < 0:
+    if sign is not None:
+        return FaultKind.DEVICE
+    # NCCL's watchdog aborts the process after a time-out; any other signal is a crash.
+    if code < 0 and code != -signal.SIGABRT:
         return FaultKind.CRASH
     if _NETWORK.search(log):
         return FaultKind.NETWORK
+    if code < 0:
+        return FaultKind.CRASH
     return FaultKind.USER_ERROR
 
 
 def _suspicion(code: int, log: str) -> int:
     """Smaller: rather the one to blame."""
-    order = list(FaultKind)
+    order = (FaultKind.HARDWARE, FaultKind.OUT_OF_MEMORY, FaultKind.DISK, FaultKind.DEVICE)
     kind = _kind(code, log)
-    if kind is FaultKind.NETWORK:
-        return len(order)
-    return 0 if kind in (FaultKind.OUT_OF_MEMORY, FaultKind.DISK) else 1
+    if kind in order:
+        return order.index(kind)
+    return len(order) + (kind is FaultKind.NETWORK)
 
 
 def last_lines(log: str, most: int = MOST_LINES) -> str:
@@ -154,14 +180,30 @@ def is_hopeless(kind: FaultKind, number: int) -> bool:
 
 
 def ending_events(
-    journal: Journal, record: JobRecord, fault: Fault, progress: RunProgress | None
+    journal: Journal,
+    record: JobRecord,
+    fault: Fault,
+    progress: RunProgress | None,
+    broken_node: str = "",
 ) -> list[Event]:
-    """How far it came, what was learned, and whether it is tried again."""
+    """How far it came, what was learned, and whether it is tried again.
+
+    `broken_node` is the one whose hardware failed: nothing more is to start there. A job that
+    drained two nodes before and names a third is given up instead: then it is not the machines.
+    """
     job_id, now = record.spec.id, journal.now()
     events: list[Event] = []
+    live = journal.live.jobs[job_id]
+    if broken_node and broken_node not in live.blamed_nodes:
+        if len(live.blamed_nodes) >= MAX_NODES_BLAMED:
+            nodes = ", ".join((*live.blamed_nodes, broken_node))
+            reason = f"{fault.kind.value} on {nodes}, so it is not the nodes: {fault.reason}"
+            return [Failed(time_seconds=now, job_id=job_id, reason=reason, kind=fault.kind.value)]
+        reason = fault.reason.splitlines()[0]
+        events.append(Drained(time_seconds=now, node=broken_node, reason=reason, blamed_by=job_id))
     if fault.kind is FaultKind.OUT_OF_MEMORY and progress is not None:
         events += memory_lesson(journal, record)
-    number = journal.live.jobs[job_id].faults.get(fault.kind.value, 0) + 1
+    number = live.faults.get(fault.kind.value, 0) + 1
     if is_hopeless(fault.kind, number):
         tries = f" (tried {number} times)" if number > 1 else ""
         reason = f"{fault.kind.value}{tries}: {fault.reason}"

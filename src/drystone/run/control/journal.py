@@ -34,6 +34,7 @@ from drystone.run.control.notes import (
     TokenRevoked,
 )
 from drystone.run.control.options import OptionBook
+from drystone.run.control.steady_clock import SteadyClock
 from drystone.run.control.store import (
     CommitUnclear,
     Lease,
@@ -102,6 +103,8 @@ class Journal:
         for sequence, event in store.read():
             self.live.record(event)
             self.sequence = sequence
+        if isinstance(clock, SteadyClock):
+            clock.start_after(self.live.state.now_seconds)
         if recover is not None:  # with the nodes that are rented and still run
             cluster = recover(self.live)
         if not self.live.state.nodes:

@@ -122,12 +122,14 @@ def make_order(
     cluster: ClusterSpec,
     folder: Path,
     lease_seconds: float,
+    owner_variables: Mapping[str, str] | None = None,
 ) -> LaunchOrder:
     """What each node's agent is to start. Writes the plan beside the job's checkpoints."""
     checkpoints, home = folder / "checkpoints", folder / f"epoch-{epoch}"
     for path in (checkpoints, home):
         path.mkdir(parents=True, exist_ok=True)
     variables = {
+        **(owner_variables or {}),
         **dict(job.environment),
         "DRYSTONE_JOB": job_id,
         "DRYSTONE_STEPS": str(num_steps),
@@ -302,6 +304,7 @@ def order_launch(
     busy: Mapping[str, set[int]],
     folder: Path,
     lease_seconds: float,
+    owner_variables: Mapping[str, str] | None = None,
 ) -> LaunchOrder | None:
     """What the agents are to start; None while devices are taken by processes that still leave.
 
@@ -326,6 +329,7 @@ def order_launch(
         cluster=journal.cluster,
         folder=folder,
         lease_seconds=lease_seconds,
+        owner_variables=owner_variables,
     )
 
 

@@ -62,7 +62,7 @@ from drystone.units import HOUR_SECONDS
 # The event of a node that joins, given its row and the time; None: it is not to be used.
 Joining = Callable[[int, NodeSpec, float], Event | None]
 # Faults that say nothing about the job: they do not count against it.
-BLAMELESS: Final = frozenset({"node-lost", "preempted", "cluster-changed"})
+BLAMELESS: Final = frozenset({"node-lost", "preempted", "cluster-changed", "hardware"})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,6 +80,7 @@ class LiveJob:
     priced_seconds: float = 0.0  # since when it costs that
     faults: dict[str, int] = field(default_factory=dict)  # by kind, since it last got further
     num_faults: int = 0  # in all
+    blamed_nodes: tuple[str, ...] = ()  # drained because their hardware failed under this job
     retry_seconds: float = 0.0  # not to be tried before
     furthest_samples: float = 0.0
     last_decision: Decided | None = None
@@ -106,7 +107,7 @@ class LiveState:
         self.cluster = cluster
         self.state = ClusterState([])  # the first line of a log says which nodes there are
         self.jobs: dict[str, LiveJob] = {}
-        self.drained: set[str] = set()
+        self.drained: dict[str, str] = {}  # nodes, and why
         self.lessons: dict[str, Lesson] = {}
         self.described = ClusterDescribed(time_seconds=0.0, nodes=())
         self.market: MarketDescribed | None = None  # None: nothing can be rented
@@ -267,10 +268,10 @@ class LiveState:
                 self._change_cluster(note)
             case MarketDescribed():
                 self.market = note
-            case Drained(node=node):
-                self.drained.add(node)
+            case Drained():
+                self._drain(note)
             case Undrained(node=node):
-                self.drained.discard(node)
+                self.drained.pop(node, None)
             case Launched(job_id=job_id, epoch=epoch, plan=plan, devices=devices):
                 live = self.jobs[job_id]
                 live.plan, live.devices, live.launched_epoch = plan, devices, epoch
@@ -282,6 +283,11 @@ class LiveState:
                 self.access.record(note)
             case _:
                 pass
+
+    def _drain(self, note: Drained) -> None:
+        self.drained[note.node] = note.reason
+        if note.blamed_by in self.jobs:
+            self.jobs[note.blamed_by].blamed_nodes += (note.node,)
 
     def _change_cluster(self, note: ClusterDescribed) -> None:
         """Other nodes, where there are other ones; nothing may run then."""

@@ -15,6 +15,7 @@ import msgspec
 from drystone.describe.files.json_shapes import to_plain
 from drystone.describe.job import TrainConfig, TrainingJob
 from drystone.describe.model import ModuleSpec
+from drystone.describe.recipe import Lora
 from drystone.errors import InvalidSpec, UnreadableFile
 from drystone.run.events import Event, dump_line, load_line, parse_event, render_event
 
@@ -58,6 +59,8 @@ class Drained(Note, frozen=True):
     """Nothing more is to start on a node."""
 
     node: str
+    reason: str = ""  # empty: somebody asked for it
+    blamed_by: str = ""  # the job that met its broken hardware
 
 
 class Undrained(Note, frozen=True):
@@ -169,6 +172,9 @@ def _read_job(table: dict[str, Any]) -> TrainingJob:
         given["train"] = {name: given.pop(name) for name in names if name in given}
     try:
         given["train"] = TrainConfig(**given["train"])
+        if "lora" in given:
+            lora = given["lora"]
+            given["lora"] = Lora(**{**lora, "targets": tuple(lora["targets"])})
         module = given.get("module")  # older logs have none
         given["module"] = ModuleSpec(**module) if module else None
         given["environment"] = tuple((name, value) for name, value in given["environment"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
@@ -36,6 +37,7 @@ from drystone.plan.plan import Plan
 from drystone.plan.search import plan_executable, priced
 from drystone.plan.uneven.modules import plan_module
 from drystone.run.control.live_state import Lesson, type_factors
+from drystone.run.engines.agent.environment import job_environment
 
 Counts = tuple[int, ...]  # GPUs of each type of the cluster
 _NOTHING_LEARNED: Final = Lesson()
@@ -67,7 +69,7 @@ class OptionBook:
         self._totals = dict.fromkeys(self.types, 0)
         for node in cluster.nodes:
             self._totals[node.gpu] += node.num_gpus
-        self._shapes: dict[str, Shape | None] = {}
+        self._shapes: dict[tuple[str, bool], Shape | None] = {}
         self._listed: dict[str, _Listed] = {}
         self._sets: dict[str, tuple[Lesson, OptionSet]] = {}
 
@@ -75,19 +77,21 @@ class OptionBook:
         """The shape of its model, read once."""
         if job.module is not None:
             return job.module
-        if job.model not in self._shapes:
-            self._shapes[job.model] = find_shape(job)
-        return self._shapes[job.model]
+        named = (job.model, job.from_scratch)
+        if named not in self._shapes:
+            self._shapes[named] = find_shape(job)
+        return self._shapes[named]
 
     def looked_at(self, job: TrainingJob) -> TrainingJob:
-        """The job with what a look at its Python function tells, where its model is one.
+        """The job with what a look tells at its Python function, if it has one, and at its data.
 
         It takes seconds, so nobody should wait for it: call it without the journal's lock.
         """
         found = find_module(job)
         if found is None or job.is_command:
             return job
-        return replace(job, module=probe_module(found, self.recipe(job, None)))
+        seen = job_environment(os.environ)
+        return replace(job, module=probe_module(found, self.recipe(job, None), environment=seen))
 
     def check(self, job: TrainingJob) -> None:
         """Refuse what the runtime cannot train as what it is, before anything is priced.
@@ -263,6 +267,8 @@ def work_of(job: TrainingJob) -> str:
     """Jobs that do the same work teach about each other."""
     traced = astuple(job.module) if job.module is not None else ()
     told = [job.model, job.seq_len, job.global_batch, job.precision, job.optimizer, job.command]
+    if job.tuning != "full":  # work of older logs keeps its name
+        told += [job.tuning, job.lora.rank, job.lora.targets, job.lora.train_embeddings]
     return _digest([*told, *traced])
 
 

@@ -25,7 +25,8 @@ class RunProgress:
     checkpoint_step: int = -1
     is_finished: bool = False
     has_left: bool = False
-    heard_seconds: float = math.nan  # when the last line came
+    heard_seconds: float = math.nan  # when the last line came, by the monotonic clock
+    largest_stride: int = 0  # steps between two reports
     offset: int = 0  # of what was read
     num_bad_reports: int = 0  # lines that look like reports and cannot be read
     bad_report: str = ""  # what was wrong with the last of them
@@ -72,6 +73,8 @@ class RunProgress:
     def _take_step(self, step: int, report: Report) -> None:
         if self.first_step < 0:
             self.first_step = step - 1
+        if self.curve:
+            self.largest_stride = max(self.largest_stride, step - self.curve[-1][0])
         self.step = step
         self.loss = report.loss
         if report.step_seconds > 0 and step - self.first_step > _FIRST:

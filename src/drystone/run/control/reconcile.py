@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from drystone.run.control.admission import limit_reached
@@ -23,7 +23,7 @@ from drystone.run.control.progress import RunProgress
 from drystone.run.control.runs import Observation, Patience, RoundWriter, Run, RunSupervisor
 from drystone.run.control.troubles import Troubles
 from drystone.run.engines.agent.client import AgentGone, AgentRefused
-from drystone.run.engines.contract import Engine, Key, Seen
+from drystone.run.engines.contract import Engine, Key, Poll, Seen
 from drystone.run.events import Progressed
 from drystone.run.lifecycle import TERMINAL, JobState
 from drystone.run.state import JobRecord
@@ -41,7 +41,12 @@ class Reconciler:
     """What is known about launches between rounds."""
 
     def __init__(
-        self, journal: Journal, engine: Engine, folder: Path, patience: Patience | None = None
+        self,
+        journal: Journal,
+        engine: Engine,
+        folder: Path,
+        patience: Patience | None = None,
+        owner_variables: Mapping[str, str] | None = None,
     ) -> None:
         self._journal, self._engine, self._folder = journal, engine, folder
         self._patience = patience or Patience()
@@ -49,12 +54,14 @@ class Reconciler:
         self._stale: dict[Key, StaleLaunch] = {}
         self._past: dict[str, RunProgress] = {}  # by job: of its last launch that ended
         self._renewed_at = -math.inf
+        self._untold: Poll | None = None  # the last one, until its round is written down
+        self.silent: frozenset[str] = frozenset()  # nodes that did not answer in the last round
         self.busy: frozenset[str] = frozenset()  # nodes where processes were in the last round
         self.troubles = Troubles(also=journal.unplannable)
         self._writer = RoundWriter(journal, self.troubles)
         self._nodes = NodeWatch(journal, self._patience.silence_seconds, self._end_jobs_on)
         self._supervisor = RunSupervisor(
-            journal, engine, folder, self._patience, self._writer, self.runs
+            journal, engine, folder, self._patience, self._writer, self.runs, owner_variables or {}
         )
 
     def progress(self, job_id: str) -> RunProgress | None:
@@ -84,6 +91,11 @@ class Reconciler:
             self._forget_what_is_gone(seen)
             self._writer.commit()
             self.troubles.end_round(active.keys() | {job_id for job_id, _ in seen.launches})
+            self._untold = None
+
+    def hold(self) -> None:
+        """Let what runs go on; everything else waits until the log can be written again."""
+        self._observe()
 
     # --- what agents say ------------------------------------------------------------------------
 
@@ -91,6 +103,8 @@ class Reconciler:
         offsets = {key: launch.progress.offset for key, launch in self._stale.items()}
         offsets |= {run.key: run.progress.offset for run in self.runs.values()}
         poll = self._engine.poll(offsets, self._due_renewals(), self._patience.lease_seconds)
+        poll = self._untold = _with_changes(poll, self._untold)
+        self.silent = poll.silent
         self.busy = poll.silent | {part.node for part in poll.launches if not part.is_over}
         return Observation(poll)
 
@@ -153,7 +167,7 @@ class Reconciler:
         job_id, epoch = key
         launch = self._stale_launch(key)
         for part in parts:
-            launch.progress.read(part.reports, time.time())
+            launch.progress.read(part.reports, time.monotonic())
             launch.progress.offset = max(launch.progress.offset, part.offset)
         running = [part for part in parts if not part.is_over]
         if running:
@@ -220,6 +234,13 @@ class Reconciler:
         for key in self._engine.held() - wanted:
             if all(part.is_over for part in seen.launches.get(key, ())):
                 self._engine.release(key)
+
+
+def _with_changes(poll: Poll, untold: Poll | None) -> Poll:
+    """Engines tell once which nodes joined or left: what no round has written down is kept."""
+    if untold is None:
+        return poll
+    return replace(poll, cluster=poll.cluster or untold.cluster, left={**untold.left, **poll.left})
 
 
 def _is_wanted(key: Key, wanted: Mapping[str, JobRecord]) -> bool:

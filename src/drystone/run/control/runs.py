@@ -6,6 +6,7 @@ before it is made, and agents make each only once, so a step may be cut off anyw
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -122,9 +123,11 @@ class RunSupervisor:
         patience: Patience,
         writer: RoundWriter,
         runs: dict[str, Run],
+        owner_variables: Mapping[str, str],
     ) -> None:
         self._journal, self._engine, self._folder = journal, engine, folder
         self._patience, self._writer = patience, writer
+        self._owner_variables = owner_variables  # that every job gets from who runs the service
         self._runs = runs  # by job; shared with the reconciler, which retires them
 
     def supervise(self, record: JobRecord, seen: Observation) -> None:
@@ -191,6 +194,7 @@ class RunSupervisor:
                 ),
                 folder=self._folder / job_id,
                 lease_seconds=self._patience.lease_seconds,
+                owner_variables=self._owner_variables,
             )
         except AgentGone:
             return None  # of the node where the ranks are to meet
@@ -242,7 +246,7 @@ class RunSupervisor:
             run.exits.update(part.exits)
             run.note = run.note or part.note
             if part.reports:
-                progress.read(part.reports, time.time())
+                progress.read(part.reports, time.monotonic())
             progress.offset = max(progress.offset, part.offset)
         if progress.step < 0:
             return
@@ -273,15 +277,20 @@ class RunSupervisor:
         has_failed = any(codes.values())
         is_command = self._journal.live.jobs[job_id].job.is_command
         # A script that was asked to leave, not by us, has not finished because it left well.
-        is_done = run.progress.is_finished or (is_command and not run.note)
+        has_left_early = left_early(record, run.progress)
+        is_done = run.progress.is_finished or (is_command and not (run.note or has_left_early))
         if is_over and run.fault is None and not has_failed and is_done:
             self._writer.commit(Finished(time_seconds=self._journal.now(), job_id=job_id))
             return
         is_ended = run.fault is not None and all(part.is_over for part in parts.values())
         if is_over or is_ended:
             logs = read_log_ends(self._engine, run.order) if has_failed else {}
-            fault = run.fault or judge(codes, logs, run.note)
-            self._writer.commit(*ending_events(self._journal, record, fault, run.progress))
+            fault = run.fault or judge(codes, logs, run.note or has_left_early)
+            broken = fault.kind is FaultKind.HARDWARE and fault.rank >= 0
+            node = run.order.seats[fault.rank].node if broken else ""
+            self._writer.commit(
+                *ending_events(self._journal, record, fault, run.progress, broken_node=node)
+            )
             return
         run.fault = run.fault or silence_fault(run, self._patience, is_command=is_command)
         if run.fault is not None:
@@ -298,6 +307,21 @@ class RunSupervisor:
                 )
 
 
+def left_early(record: JobRecord, progress: RunProgress) -> str:
+    """Why a script that ended well has not finished: somebody else asked it to leave.
+
+    A script that begins where it ended before, and ends there again, means it: then it is done.
+    """
+    num_steps = math.ceil(record.spec.total_samples / record.spec.global_batch)
+    is_at_end = progress.step + max(1, progress.largest_stride) >= num_steps
+    if progress.step <= progress.first_step or is_at_end:
+        return ""
+    return (
+        f"it left at step {progress.step} of {num_steps}, with exit code 0 and without a report "
+        '{"event": "finished"}'
+    )
+
+
 def silence_fault(run: Run, patience: Patience, *, is_command: bool) -> Fault | None:
     """Whether it has been silent for too long; a script need not say anything at all."""
     progress = run.progress
@@ -308,7 +332,7 @@ def silence_fault(run: Run, patience: Patience, *, is_command: bool) -> Fault | 
         return Fault(kind=FaultKind.HANG, reason=f"it did not start within {waited:.0f} s")
     seconds = progress.step_seconds
     limit = max(patience.hang_seconds, patience.hang_steps * seconds if seconds > 0 else 0.0)
-    silent = time.time() - progress.heard_seconds
+    silent = time.monotonic() - progress.heard_seconds
     if silent <= limit:
         return None
     reason = f"no report for {silent:.0f} s after step {progress.step}"

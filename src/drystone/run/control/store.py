@@ -19,7 +19,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from drystone.errors import DrystoneError, MissingExtra, UnreadableFile
 from drystone.run.control.notes import Described, job_of, parse, render
 from drystone.run.events import Event
-from drystone.run.store_connections import prepare_postgresql, prepare_sqlite
+from drystone.run.store_connections import postgresql_arguments, prepare_postgresql, prepare_sqlite
 from drystone.run.store_tables import (
     AUDIT_INDEX,
     BY_PEOPLE,
@@ -95,7 +95,12 @@ class Store:
 
     def __init__(self, url: str, *, busy_seconds: float = _BUSY_SECONDS) -> None:
         try:
-            self._engine = sa.create_engine(url, pool_pre_ping=not url.startswith("sqlite"))
+            is_psycopg = url.startswith("postgresql+psycopg:")
+            self._engine = sa.create_engine(
+                url,
+                pool_pre_ping=not url.startswith("sqlite"),
+                connect_args=postgresql_arguments(busy_seconds) if is_psycopg else {},
+            )
             self._is_sqlite = self._engine.dialect.name == "sqlite"
             if self._is_sqlite:
                 prepare_sqlite(self._engine, busy_seconds)

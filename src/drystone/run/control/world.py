@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from drystone.errors import DrystoneError, NothingFits
+from drystone.run.control.health import Health
 from drystone.run.control.journal import Journal
 from drystone.run.control.reconcile import Reconciler
 from drystone.run.control.store import LeaseLost, StoreBusy
@@ -41,9 +42,11 @@ class LiveWorld:
         reconciler: Reconciler,
         pace: Pace | None = None,
         desk: RentalDesk | None = None,
+        health: Health | None = None,
     ) -> None:
         self._journal, self._reconciler, self._pace = journal, reconciler, pace or Pace()
         self._desk = desk  # None: nothing can be rented
+        self._health = health
         self._seen_version = -1
         self._wake_at = float("inf")
         self._renewed = 0.0
@@ -147,8 +150,21 @@ class LiveWorld:
         except LeaseLost:
             self.is_leaving = True
             raise
-        except StoreBusy:
-            time.sleep(self._pace.tick_seconds)  # nothing is believed that was not written
+        except StoreBusy as error:
+            self.hold(error)
+        else:
+            if self._health is not None:
+                self._health.round_done()
+
+    def hold(self, error: StoreBusy) -> None:
+        """Nothing can be written, so nothing is decided: what runs is told to go on meanwhile.
+
+        If another controller has taken over, the agents refuse to listen to this one.
+        """
+        self._reconciler.hold()
+        if self._health is not None:
+            self._health.round_held(error.message)
+        time.sleep(self._pace.tick_seconds)
 
     def _has_room(self, placement: Placement) -> bool:
         live = self._journal.live

@@ -55,6 +55,11 @@ class Rendezvous:
 class Engine(Protocol):
     """A cluster, and the agents on its nodes."""
 
+    @property
+    def trouble(self) -> str:
+        """Why the cluster's own scheduler does not answer; empty where it does, or is none."""
+        ...
+
     def discover(self) -> ClusterSpec:
         """The nodes there are now, with the types and numbers of their GPUs."""
         ...

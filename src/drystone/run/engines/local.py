@@ -53,6 +53,11 @@ class LocalEngine:
         self._hang_seconds = 2 * timeout_seconds
         self._pids: dict[str, int] = {}
 
+    @property
+    def trouble(self) -> str:
+        """There is no scheduler here but ours."""
+        return ""
+
     def discover(self) -> ClusterSpec:
         """The cluster that it was made with, and what was added since."""
         return self._cluster

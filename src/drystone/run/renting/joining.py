@@ -16,7 +16,8 @@ from typing import Final
 from drystone.describe.files.cluster import ClusterSpec
 from drystone.describe.market import Offer
 from drystone.errors import MissingExtra
-from drystone.run.engines.agent.launches import birth_of, read_json, write_whole
+from drystone.run.engines.agent.keeper import birth_of
+from drystone.run.engines.agent.launches import read_json, write_whole
 from drystone.run.engines.local import LocalEngine
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 from itertools import pairwise
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -119,6 +120,9 @@ def ends_within(timeout: timedelta | None) -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
+STORAGE_TIMEOUT: Final = timedelta(hours=6)
+
+
 class Wire:
     """The process group, for unequal pieces. Every rank calls in the same order."""
 
@@ -133,14 +137,33 @@ class Wire:
         self.traffic = Traffic()
         self.log: Log | None = None  # filled where it is a list; `tests/oracles/replay.py` reads it
         self._num_started = 0
+        self._storage: Wire | None = None
 
     def make_group(
-        self, ranks: Sequence[int] | None = None, *, backend: str | None = None
+        self,
+        ranks: Sequence[int] | None = None,
+        *,
+        backend: str | None = None,
+        timeout: timedelta | None = None,
     ) -> dist.ProcessGroup:
-        """Some of the ranks, or all; every rank calls. It waits no longer than this one does."""
+        """Some of the ranks, or all; every rank calls. It waits as long as this one does."""
         some = None if ranks is None else list(ranks)
         with ends_within(self._timeout):
-            return dist.new_group(some, backend=backend, timeout=self._timeout)
+            return dist.new_group(some, backend=backend, timeout=timeout or self._timeout)
+
+    def for_storage(self) -> Wire:
+        """The same ranks for work on files: on the host, and patient; every rank calls.
+
+        A rank with little state waits for those with much while they write. That one died is
+        noticed all the same, because its connection breaks; a rank that hangs is noticed by whoever
+        reads its reports.
+        """
+        if self.is_alone:
+            return self
+        if self._storage is None:
+            group = self.make_group(backend="gloo", timeout=STORAGE_TIMEOUT)
+            self._storage = Wire(group, timeout=STORAGE_TIMEOUT)
+        return self._storage
 
     def gather(
         self,

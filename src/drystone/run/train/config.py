@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final, get_type_hints
+from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 from drystone.describe.job import TrainConfig, flag_of, option
 
 TIMEOUT_SECONDS: Final = 300.0
-# Steps between checkpoints are chosen so that about this much work can be lost.
-_CHECKPOINT_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,8 +17,7 @@ class RankConfig(TrainConfig):
     """All that a plan leaves open. Each field is a flag of `python -m drystone.run.train`."""
 
     num_steps: int = option(10, "in all, resumed ones included", flag="steps", ge=0)
-    data: str = option("synthetic", "synthetic, .bin, .u16, .u32 or .txt")
-    tokenizer: Path | None = option(None, "tokenizer.json of a text; left out: its bytes")
+    data: str = option("synthetic", "synthetic, a file of tokens, text or records, or a folder")
     checkpoints: Path | None = option(None, "folder to save to and to resume from")
     keep: int = option(3, "checkpoints that stay")
     waits_for_saves: bool = option(
@@ -31,10 +28,9 @@ class RankConfig(TrainConfig):
     )
     timeout_seconds: float = option(TIMEOUT_SECONDS, "of a collective", flag="timeout", gt=0)
 
-    def saves_after(self, step: int, *, step_seconds: float) -> bool:
-        """Whether a checkpoint is due, with steps estimated to take so long."""
-        chosen = max(1, round(_CHECKPOINT_SECONDS / max(step_seconds, 1e-9)))
-        return step % (self.checkpoint_every or chosen) == 0
+    def saves_after(self, step: int, *, best_interval: int) -> bool:
+        """Whether a checkpoint is due; `best_interval` is in steps, where the job says nothing."""
+        return step % (self.checkpoint_every or best_interval) == 0
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -45,6 +41,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         how: dict[str, Any] = {"action": "store_true"}
         if kind is not bool:
             how = {"type": Path if kind == Path | None else kind, "default": field.default}
+        if get_origin(kind) is Literal:
+            how |= {"type": str, "choices": get_args(kind)}
         parser.add_argument(flag_of(field), dest=field.name, help=told, **how)
 
 

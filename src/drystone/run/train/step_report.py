@@ -95,6 +95,7 @@ class StepReport:
     step: int  # the first is 1
     loss: float
     gradient_norm: float
+    learning_rate: float
     tokens: float  # or samples, where the model counts those
     step_seconds: float
     tokens_per_second: float

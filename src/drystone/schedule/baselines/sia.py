@@ -4,7 +4,9 @@ After Jayaram Subramanya et al., SOSP 2023, and the authors' artifact (github:si
 sia.py at 37c68be), with its settings:
 
 - An option takes GPUs of one type: a power of two within a node, or whole nodes.
-- A job begins with one GPU (or its least) and at most doubles what it has had so far.
+- A job begins with one GPU (or its least) and at most doubles what it has had so far: Sia learns
+  how a job scales while it runs. `sia-freed` is without this rule, which who is told the speeds of
+  all options does not need.
 - Each job's speeds are divided by the slowest of its allowed options. What would restart a running
   job is worth only (age - restarts x cost) / (age + cost) of that.
 - The programme minimises the sum over jobs of speed^-0.5, to two decimals, plus 1.1 for every job
@@ -174,14 +176,24 @@ RELATIVE_GAP: Final = 1e-4
 ROUND_SECONDS: Final = 60.0
 _DECIMALS: Final = 2
 _LARGEST_COST: Final = 3000.0
+_ANY_NUMBER: Final = 1 << 40
 
 SiaMemory = Mapping[str, int]  # by job: the most GPUs it has had
 
 
 def sia(snapshot: Snapshot, memory: SiaMemory | None) -> tuple[list[Decision], SiaMemory]:
-    """One round."""
+    """One round, as the authors run it."""
+    return _decide(snapshot, _most_gpus(snapshot, memory or {}))
+
+
+def sia_freed(snapshot: Snapshot, memory: SiaMemory | None) -> tuple[list[Decision], SiaMemory]:
+    """One round, in which every job may have as many GPUs as it can use from the start."""
+    return _decide(snapshot, np.full(len(snapshot.jobs), _ANY_NUMBER))
+
+
+def _decide(snapshot: Snapshot, most: IntArray) -> tuple[list[Decision], SiaMemory]:
+    """One round, if each job may have twice as many GPUs as `most` says."""
     jobs = snapshot.jobs
-    most = _most_gpus(snapshot, memory or {})
     allowed = allowed_options(snapshot, most)
     refusals = refuse_jobs(jobs, ~np.asarray(one_type(snapshot).any(axis=1)), NO_SINGLE_TYPE)
     speeds = relative_speeds(snapshot, allowed)

@@ -43,6 +43,13 @@ def choose(market: Market, solution: Prices) -> Picks:
     """Who gets which option, near the best that there is at these prices."""
     if market.values.shape[1] == 0:
         return Picks(options=np.full(len(market.values), -1, dtype=np.int64))
+    with np.errstate(over="ignore"):  # a loss or gain beyond all numbers is infinite
+        best = _choose_near(market, solution)
+    return Picks(options=best.picks(), max_gain=_TINY * best.worth if best.is_done else math.inf)
+
+
+def _choose_near(market: Market, solution: Prices) -> _Choice:
+    """The best of what is picked at these prices and at some near them, improved by exchanges."""
     best = _choose_at(market, solution.prices)
     if len(market.values) <= _MAX_JOBS_TRIED and market.values.size <= _MAX_CELLS_TRIED:
         for factors in _other_factors(len(solution.prices)):
@@ -52,7 +59,7 @@ def choose(market: Market, solution: Prices) -> Picks:
             best = other if other.worth > best.worth else best
     if best.exchange(solution) or not best.is_done:
         best.step_up()
-    return Picks(options=best.picks(), max_gain=_TINY * best.worth if best.is_done else math.inf)
+    return best
 
 
 def _choose_at(market: Market, prices: FloatArray) -> _Choice:

@@ -15,6 +15,7 @@ out, D itself is taken at them, so the bound holds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -266,23 +267,29 @@ def _newton_step(
     floor = max(most * 1e-9, 1e-300)
     for kind, can_move in enumerate(is_free):
         if can_move:
-            rows[kind][kind] = (1.0 + _DAMPING) * rows[kind][kind] + floor
+            rows[kind][kind] = (1.0 + _DAMPING) * max(rows[kind][kind], 0.0) + floor
             continue
         # It stays: its row says that it moves by nothing.
         for other in range(len(rows)):
             rows[kind][other] = rows[other][kind] = 0.0
         rows[kind][kind], down[kind] = 1.0, 0.0
-    return _solve(rows, down)
+    steep = [row[kind] for kind, row in enumerate(rows)]
+    # Where rounding has left no curvature to solve with, every type steps by its own alone.
+    return _solve(rows, down) or [fall / curve for fall, curve in zip(down, steep, strict=True)]
 
 
-def _solve(rows: list[list[float]], right: list[float]) -> list[float]:
-    """Gauss's elimination: all rows are dominated by what is on the diagonal, or nearly so."""
-    size = len(rows)
+def _solve(rows: list[list[float]], right: list[float]) -> list[float] | None:
+    """Gauss's elimination without exchanges, as befits a positive definite matrix; None if not.
+
+    `right` is left as it was.
+    """
+    size, right = len(rows), right.copy()
     if size > _MAX_PLAIN:
-        found: list[float] = np.linalg.solve(rows, right).tolist()
-        return found
+        return _solve_large(rows, right)
     for step in range(size):
         row, pivot = rows[step], rows[step][step]
+        if not pivot > 0.0:
+            return None
         for other in range(step + 1, size):
             factor = rows[other][step] / pivot
             if factor:
@@ -295,4 +302,12 @@ def _solve(rows: list[list[float]], right: list[float]) -> list[float]:
         for column in range(step + 1, size):
             right[step] -= row[column] * right[column]
         right[step] /= row[step]
-    return right
+    return right if all(map(math.isfinite, right)) else None
+
+
+def _solve_large(rows: list[list[float]], right: list[float]) -> list[float] | None:
+    try:
+        found: list[float] = np.linalg.solve(rows, right).tolist()
+    except np.linalg.LinAlgError:
+        return None
+    return found if all(map(math.isfinite, found)) else None

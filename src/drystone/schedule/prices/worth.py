@@ -98,12 +98,14 @@ def _still_there(turn: FloatArray, weights: FloatArray) -> FloatArray:
     """By job: the part of the weight of all jobs that ends with it or later.
 
     Jobs end in the order of time over weight: Smith's rule (1956) for the least weighted delay.
+    Equals end in the order in which they came: who shares with an equal ends with it at the end of
+    both, who comes first ends halfway.
     """
     order = turn.argsort(kind="stable")
-    before = np.zeros(len(order) + 1)
-    weights.take(order).cumsum(out=before[1:])
-    first = turn.take(order).searchsorted(turn)
-    part: FloatArray = 1.0 - before.take(first) / before[-1]
+    ordered = weights.take(order)
+    after = ordered[::-1].cumsum()[::-1]
+    part: FloatArray = np.empty(len(order))
+    part[order] = after / after[0]
     return part
 
 

@@ -6,7 +6,9 @@ much they ask, how large the body is. Written against ASGI itself: it costs tens
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
+import os
 import socket
 import time
 from collections import OrderedDict
@@ -21,7 +23,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from drystone.errors import DrystoneError
 from drystone.run.control.access import Access
-from drystone.service.answers import LOG, Misdirected, TooLarge, TooMany, answer_failure, safe
+from drystone.service.answers import (
+    LOG,
+    Forbidden,
+    Misdirected,
+    RequestStalled,
+    TooLarge,
+    TooMany,
+    answer_failure,
+    safe,
+)
 from drystone.service.auth.callers import (
     COOKIE,
     NOBODY,
@@ -31,6 +42,7 @@ from drystone.service.auth.callers import (
     caller_of,
     set_caller,
 )
+from drystone.service.auth.peers import PEER_PREFIX, is_job_process
 from drystone.service.prometheus import Metrics
 
 _MAX_BUCKETS: Final = 10_000  # the one that was used longest ago goes first
@@ -73,6 +85,8 @@ class Buckets:
             self._buckets.popitem(last=False)
 
 
+_PROXY_HEADERS: Final = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
+_BODY_SECONDS: Final = 30.0  # between two parts of a body
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
 _FILES_PATH: Final = "/v1/files"
@@ -100,7 +114,7 @@ class HostRules:
     names: frozenset[str] = frozenset()  # of hosts, beyond addresses and this machine's own name
     is_loopback: bool = True  # whether nobody from another machine can get here
 
-    def allows(self, host: str, *, has_tokens: bool) -> bool:
+    def allows(self, host: str, *, needs_token: bool) -> bool:
         """Whether a request that was sent to this host is meant for us.
 
         Without tokens only names of loopback are: whatever else a browser sends here, it was made
@@ -109,7 +123,7 @@ class HostRules:
         name = _host_name(host)
         if name in _LOOPBACK_NAMES:
             return True
-        return has_tokens and (name in self.names or _is_address(name) or name in own_names())
+        return needs_token and (name in self.names or _is_address(name) or name in own_names())
 
 
 class Guard:
@@ -160,10 +174,10 @@ class Guard:
     def _admit(self, scope: Scope, headers: Headers) -> Caller:
         server = scope.get("server")
         if server is not None and server[1] is None:
-            return OWNER  # the socket; its file lets nobody else in
+            return _socket_caller(scope)
         access = self._access()
         host = headers.get("host", "")
-        if not self._host_rules.allows(host, has_tokens=access.has_tokens):
+        if not self._host_rules.allows(host, needs_token=access.needs_token):
             raise Misdirected(
                 f"this service is not called {safe(host)[:80]!r}",
                 hint="Use its address, or start it with --allow-host NAME",
@@ -182,8 +196,8 @@ class Guard:
         return caller
 
     def _identify(self, access: Access, headers: Headers, method: str) -> Caller:
-        if not access.has_tokens:
-            # A service that others can reach must not become everybody's with its last token.
+        if not access.needs_token:
+            _refuse_proxies(headers)
             return OWNER if self._host_rules.is_loopback else NOBODY
         kind, _, text = headers.get("authorization", "").partition(" ")
         if kind:
@@ -210,16 +224,51 @@ class Guard:
         return most
 
 
+def _socket_caller(scope: Scope) -> Caller:
+    """Whoever may open the socket's file is the owner, but for processes of jobs."""
+    peer = scope.get("client")
+    if peer is None:
+        return OWNER  # an application without a server, in the same process
+    uid, pid = int(str(peer[0]).removeprefix(PEER_PREFIX)), int(peer[1])
+    if uid not in (0, os.getuid()):
+        raise Forbidden(f"this socket belongs to another user than uid {uid}")
+    if is_job_process(pid):
+        raise Forbidden(
+            "a job may not use the owner's socket",
+            hint="Give the job a token of its own, and the address of the service",
+        )
+    return OWNER
+
+
+def _refuse_proxies(headers: Headers) -> None:
+    """Without tokens whoever is on this machine may do everything; a proxy's callers are not."""
+    for name in _PROXY_HEADERS:
+        if name in headers:
+            raise Misdirected(
+                f"came through a proxy ({name}), and no token exists here: everybody behind it "
+                "could run anything",
+                hint="Make a token first: drystone token create --role admin",
+            )
+
+
 class _Body:
     """Of one request, up to a size; a larger one is not read to its end."""
 
     def __init__(self, receive: Receive, max_bytes: int) -> None:
         self._receive, self._max_bytes, self._num_bytes = receive, max_bytes, 0
-        self.problem: TooLarge | None = None
+        self._is_whole = False
+        self.problem: DrystoneError | None = None
 
     async def receive(self) -> Message:
         """What comes next."""
-        message = await self._receive()
+        if self._is_whole:
+            return await self._receive()  # until the other side leaves
+        try:
+            message = await asyncio.wait_for(self._receive(), _BODY_SECONDS)
+        except TimeoutError:
+            self.problem = RequestStalled(f"the body stopped for {_BODY_SECONDS:.0f} s")
+            raise self.problem from None
+        self._is_whole = not message.get("more_body", False)
         self._num_bytes += len(message.get("body", b""))
         if self._num_bytes > self._max_bytes:
             self.problem = _too_large(self._max_bytes)

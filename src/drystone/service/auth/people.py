@@ -23,13 +23,13 @@ class Session(Shape):
     expires_seconds: float | None
 
     @classmethod
-    def of(cls, caller: Caller, *, has_tokens: bool) -> Self:
+    def of(cls, caller: Caller, *, needs_token: bool) -> Self:
         """The caller, and whether anybody needs a token here."""
         return cls(
             name=caller.name,
             role=caller.role.value if caller.role is not None else "",
             team=caller.team,
-            needs_token=has_tokens,
+            needs_token=needs_token,
             expires_seconds=caller.expires_seconds,
         )
 

@@ -66,7 +66,7 @@ def _add_sessions(router: APIRouter, controller: Controller, sessions: Sessions)
     @router.get("/v1/session", response_model=Session)
     async def session() -> Response:
         """Who asks."""
-        return answer_json(Session.of(caller_now(), has_tokens=access.has_tokens))
+        return answer_json(Session.of(caller_now(), needs_token=access.needs_token))
 
     @router.post("/v1/session", response_model=Session, responses={401: {"model": Failure}})
     async def login(request: Request, body: Annotated[SessionBody, Body()]) -> Response:
@@ -76,7 +76,7 @@ def _add_sessions(router: APIRouter, controller: Controller, sessions: Sessions)
             raise Unauthorized("this token is not known", hint="Ask an admin for a new one")
         cookie, expires = sessions.make(token, time.time())
         caller = caller_of(token, expires_seconds=expires)
-        answer = answer_json(Session.of(caller, has_tokens=True))
+        answer = answer_json(Session.of(caller, needs_token=True))
         answer.set_cookie(
             COOKIE,
             cookie,
@@ -90,7 +90,7 @@ def _add_sessions(router: APIRouter, controller: Controller, sessions: Sessions)
     @router.delete("/v1/session", response_model=Session)
     async def logout() -> Response:
         """Log out: the answer takes the cookie away."""
-        answer = answer_json(Session.of(NOBODY, has_tokens=access.has_tokens))
+        answer = answer_json(Session.of(NOBODY, needs_token=access.needs_token))
         answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
         return answer
 

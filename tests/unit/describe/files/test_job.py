@@ -9,10 +9,13 @@ from hypothesis import strategies as st
 
 from drystone.describe.files.amounts import parse_count, parse_duration
 from drystone.describe.files.cluster import ClusterSpec, load_cluster_file, parse_cluster
-from drystone.describe.files.job import JobPart, TrainPart, load_job, make_job, parse_job
+from drystone.describe.files.job import load_job, make_job, parse_job
+from drystone.describe.files.job_parts import JobPart, TrainPart, options_of
 from drystone.describe.files.json_shapes import from_plain, to_plain
 from drystone.describe.job import TrainConfig, TrainingJob, find_shape, make_spec
 from drystone.errors import RequestError
+from drystone.run.control.notes import Described, render
+from drystone.run.control.notes import parse as parse_note
 
 HERE = Path("/somewhere")
 
@@ -58,10 +61,51 @@ environment: {A: "1"}
 def test_every_training_option_is_a_key_of_the_file_with_the_one_default():
     names = {option.name for option in fields(TrainConfig)}
 
-    assert names <= set(TrainPart.model_fields)
+    assert names == set(options_of("train", "optimizer", "data", "evaluate", "report").values())
     assert job("model: gpt2\ntrain: {steps: 1}").train == TrainConfig()
     given = job("model: gpt2\ntrain: {steps: 1, clip: 0, weight_decay: 2, checkpoint_every: 1k}")
     assert given.train == TrainConfig(clip=0.0, weight_decay=2.0, checkpoint_every=1000)
+
+
+def test_a_recipe_is_written_in_sections():
+    found = job(
+        """
+model: ./llama
+from: scratch
+train: {steps: 100, optimizer: {name: adamw, learning_rate: 2e-5, schedule: cosine, warmup: 3%}}
+tune: {method: lora, rank: 8, targets: [q_proj, v]}
+"""
+    )
+
+    assert found.train == TrainConfig(learning_rate=2e-5, schedule="cosine", warmup="3%")
+    assert (found.optimizer, found.from_scratch) == ("adam", True)
+    assert (found.tuning, found.lora.rank, found.lora.targets) == ("lora", 8, ("q", "v"))
+    assert parse_note(render(described(found))).job == found  # what the log keeps of it
+
+
+def described(found: TrainingJob) -> Described:
+    return Described(time_seconds=1.0, job_id="j1", job=found)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("train: {steps: 9, warmup: 3, optimizer: {warmup: 4}}", "warmup stands in"),
+        ("train: {steps: 9, optimizer: {warmup: 3x}}", "no part of a training.*3%"),
+        ("train: {steps: 9, optimizer: {warmup: 101%}}", "no part of a training"),
+        ("train: {steps: 9, optimizer: {schedule: exp}}", "cosine"),
+        ("train: {steps: 9}\ntune: {method: lora, targets: [x_proj]}", "x_proj.*q_proj"),
+        ("train: {steps: 9}\ntune: {method: lora, targets: []}", "targets"),
+        ("train: {steps: 9}\ntune: {method: full, rank: 4}", "rank is of adapters"),
+        ("train: {steps: 9}\ntune: {rank: 4}", "`method` is missing"),
+        ("train: {steps: 9}\ntune: {method: lora, dropout: 1.5}", r"tune\.dropout"),
+        ("train: {steps: 9}\nfrom: best", "from.*scratch"),
+        ("train: {steps: 9}\nform: scratch", "'form'.*'from'"),
+    ],
+)
+def test_a_wrong_recipe_is_refused_with_what_to_write(text: str, says: str):
+    with pytest.raises(RequestError, match=says):
+        job(f"model: gpt2\n{text}")
 
 
 def test_a_training_option_out_of_its_range_is_refused_wherever_it_comes_from():

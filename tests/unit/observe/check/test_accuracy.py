@@ -38,6 +38,7 @@ def checked(measured: float, *, second: bool = False, group: str = "dense full")
         group=group,
         kind="allocated",
         estimated=1.0,
+        estimated_unseen=1.0,
         measured=measured,
         is_second_reading=second,
     )

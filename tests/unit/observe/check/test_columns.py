@@ -8,6 +8,9 @@ from drystone.describe.layout import Layout, Schedule, Sharding
 from drystone.describe.model import Experts, Head, Mlp, Norm, QkNorm
 from drystone.describe.recipe import (
     AttentionKernel,
+    CudaGraphs,
+    ExpertDispatch,
+    Lora,
     Loss,
     Offload,
     Optimizer,
@@ -49,7 +52,8 @@ ROW = {
 
 def recipe(**changes: str) -> Recipe:
     row = ROW | changes
-    return parse_recipe(row, parse_layout(row, parse_shape(row)))
+    model = parse_shape(row)
+    return parse_recipe(row, parse_layout(row, model), model)
 
 
 def layout(**changes: str) -> Layout:
@@ -234,7 +238,7 @@ def test_the_global_batch_is_stated_or_follows():
         ("float16 weights, no amp", Precision.FP16),
         ("bf16 weights and states (bf16-true)", Precision.BF16),
         ("fp8 (tensorwise) over bf16-mixed", Precision.FP8_MIXED),
-        ("mxfp8", Precision.FP8_MIXED),
+        ("mxfp8", Precision.MXFP8_MIXED),
         ("tf32", Precision.TF32),
         ("fp32", Precision.FP32),
         ("amp bf16", Precision.AMP_BF16),
@@ -434,3 +438,104 @@ def test_no_word_in_any_column_is_met_with_anything_but_an_error_of_ours(name, t
 )
 def test_an_architecture_nobody_knows_is_built_like_its_family(arch, gated, like):
     assert style_of(arch.lower(), gated=gated) == style_of(like, gated=gated)
+
+
+@pytest.mark.parametrize(
+    ("changes", "targets"),
+    [
+        ({"notes": "adapters on attention only"}, ("q", "k", "v", "o")),
+        ({"tuning": "lora (q_proj, v_proj)"}, ("q", "v")),
+        ({"lora_rank": "32", "trainable_params": "9175040"}, ("q", "v")),
+        ({"lora_rank": "64", "trainable_params": "97255424"}, Lora.KNOWN_TARGETS),
+        ({}, Lora.KNOWN_TARGETS),
+    ],
+)
+def test_the_matrices_with_adapters_are_named_or_counted(changes, targets):
+    shape = {
+        "layers": "28", "hidden": "3072", "heads": "24", "kv_heads": "8", "head_dim": "128",
+        "ffn": "8192", "gated_mlp": "yes", "vocab": "128256", "arch": "llama",
+    }  # fmt: skip
+    found = recipe(**(shape | {"tuning": "lora"} | changes))
+
+    assert found.lora.targets == targets
+
+
+@pytest.mark.parametrize(
+    ("changes", "keeps"),
+    [
+        ({"tuning": "qlora nf4"}, False),
+        ({"tuning": "qlora 4bit gptq"}, True),
+        ({"tuning": "qlora nf4", "sharding": "fsdp-full"}, True),
+    ],
+)
+def test_peft_upcasts_neither_gptq_nor_under_fsdp(changes, keeps):
+    assert recipe(**changes).keeps_16_bit is keeps
+
+
+def test_eight_bits_are_read_as_eight():
+    assert recipe(tuning="qlora 8bit").weight_bits == 8.0
+
+
+def test_experts_known_by_name_come_with_what_no_column_says():
+    """Latent attention, a dense first layer, shared experts; also with fewer layers."""
+    row = ROW | {
+        "model": "deepseek-v2-lite", "arch": "deepseek_v2", "layers": "27", "hidden": "2048",
+        "heads": "16", "kv_heads": "16", "head_dim": "192", "ffn": "1408", "gated_mlp": "yes",
+        "vocab": "102400", "moe_experts": "64", "moe_topk": "6",
+    }  # fmt: skip
+    model = parse_shape(row | {"params": "15706484224"})
+
+    assert count_model(model).total == 15_706_484_224
+    assert model.stack[0][0].attention.is_latent
+    assert isinstance(model.stack[0][0].feed_forward, Mlp)
+    assert parse_shape(row | {"layers": "4"}).num_layers == 4
+    # Other numbers under the same name are another model.
+    assert not parse_shape(row | {"hidden": "4096"}).stack[0][0].attention.is_latent
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"notes": "forced balance; EP overlap"}, (ExpertDispatch.AUTO, True, True)),
+        ({"notes": "HybridEP"}, (ExpertDispatch.FUSED, False, False)),
+        ({"dispatch": "alltoall, overlap"}, (ExpertDispatch.ALLTOALL, True, False)),
+        ({"framework": "AutoModel (FSDP2 + TE + DeepEP)"}, (ExpertDispatch.FUSED, False, False)),
+        ({"routing": "forced"}, (ExpertDispatch.AUTO, False, True)),
+    ],
+)
+def test_how_experts_were_run_is_read_from_columns_or_notes(changes, found):
+    read = recipe(**changes)
+
+    assert (read.expert_dispatch, read.overlap_dispatch, read.balanced_experts) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "graphs"),
+    [("full", CudaGraphs.FULL), ("", CudaGraphs.AUTO), ("layers", CudaGraphs.LAYERS)],
+)
+def test_graphs_are_read_from_their_column(text, graphs):
+    assert recipe(graphs=text).cuda_graphs is graphs
+    assert recipe(notes="full-iteration CUDA graph").cuda_graphs is CudaGraphs.FULL
+
+
+@pytest.mark.parametrize(
+    ("text", "precision"),
+    [
+        ("MXFP8", Precision.MXFP8_MIXED),
+        ("FP8-MX", Precision.MXFP8_MIXED),
+        ("NVFP4", Precision.NVFP4_MIXED),
+        ("FP8-CS (FP8-MX)", Precision.FP8_MIXED),
+        ("fp8 tensorwise", Precision.FP8_MIXED),
+    ],
+)
+def test_narrow_formats_are_told_apart(text, precision):
+    assert recipe(precision=text).precision is precision
+
+
+def test_tensor_parallelism_of_experts_is_stated_or_as_megatron_has_it():
+    plain = {"framework": "Megatron-LM core (dev image)", "tp": "2", "dp": "4", "ep": "4"}
+
+    assert layout(**plain).expert_tp == 2
+    assert layout(**plain | {"model": "moe:gpt3_tp2_ep4_etp1_te"}).expert_tp == 1
+    assert layout(**plain | {"framework": "Megatron-Bridge"}).expert_tp == 1
+    assert layout(**plain | {"framework": "Megatron-Bridge", "etp": "2"}).expert_tp == 2

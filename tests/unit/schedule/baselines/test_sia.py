@@ -22,6 +22,7 @@ from drystone.schedule.baselines.sia import (
     relative_speeds,
     restart_factors,
     sia,
+    sia_freed,
 )
 from drystone.schedule.programme import choose_exactly
 
@@ -246,3 +247,13 @@ def test_powers_of_two_always_find_a_place(seed: int):
         for one, then in zip(jobs, chosen, strict=True)
         if then >= 0 and one.id not in running
     }
+
+
+def test_freed_of_doubling_a_job_starts_on_all_that_it_can_use():
+    nodes = [node(f"n{index}") for index in range(4)]
+    shot = snapshot(nodes, [job("a")], GROWING)
+
+    as_published, freed = sia(shot, None)[0], sia_freed(shot, None)[0]
+
+    assert shot.job_num_gpus[0, as_published[0].option] == 1
+    assert shot.job_num_gpus[0, freed[0].option] == 16

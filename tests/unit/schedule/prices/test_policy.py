@@ -12,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tiny import job, node, option_set, snapshot
 
-from drystone.run.events import Started
+from drystone.run.events import Finished, Started
 from drystone.run.loop import drive
 from drystone.run.simulate.world import SimulatedWorld
 from drystone.schedule.decision import Preempt, Refuse, Resize, Start, Wake
@@ -315,3 +315,27 @@ def test_nobody_starves_where_nothing_else_happens():
     assert starts[:2] == [("first", 0.0), ("late", 10.0 + PATIENCE_SECONDS)]
     assert starts[2][0] == "first"
     assert starts[2][1] <= starts[1][1] + PROTECTED_SECONDS + KEEP_SECONDS
+
+
+@pytest.mark.parametrize("power", [0.7, 0.9])
+def test_equal_jobs_queue_where_sharing_is_worse(power: float):
+    """At most 1.03 of heSRPT, the proven optimum for equal jobs whose speed is GPUs^power."""
+    num_jobs, num_gpus = 16, 128
+    options = option_set(*(([count], count**power) for count in range(1, num_gpus + 1)))
+    world = SimulatedWorld(
+        jobs=[job(f"j{at}", 360_000.0) for at in range(num_jobs)],
+        nodes=[node("n", num_gpus=num_gpus)],
+        options_of=lambda _: options,
+        gpu_types=("A",),
+    )
+    drive(world, prices)
+    ends = [event.time_seconds for event in world.log if isinstance(event, Finished)]
+    best, done, left = 0.0, 0.0, np.full(num_jobs, 360_000.0)
+    while len(left):
+        parts = (np.arange(len(left) + 1) / len(left)) ** (1 / (1 - power))
+        speeds = (np.diff(parts) * num_gpus) ** power
+        done += left[-1] / speeds[-1]
+        left = (left - left[-1] / speeds[-1] * speeds)[:-1]
+        best += done
+
+    assert sum(ends) <= 1.03 * best

@@ -17,6 +17,7 @@ import signal
 import sys
 from pathlib import Path
 
+from drystone.run.engines.agent.keeper import adopt_orphans, hide_environment
 from drystone.run.engines.agent.server import Agent, listen, listen_remote, serve
 
 
@@ -29,6 +30,8 @@ def main(arguments: list[str]) -> int:
     if os.fork():
         os._exit(0)  # whoever started us need not wait for us, nor bury us
     os.setsid()
+    adopt_orphans()
+    hide_environment()
     # One agent a node: a second one would take the socket of the first.
     lock = os.open(folder / "agent.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:

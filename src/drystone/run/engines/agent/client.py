@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from drystone.errors import DrystoneError
+from drystone.run.engines.agent.environment import job_environment
 from drystone.run.engines.agent.launches import read_json
 from drystone.run.engines.agent.network import RefusalKind, proof_of, short_path
 
@@ -187,7 +188,7 @@ def start_agent(
         folder,
         [node, str(idle_seconds)],
         find_pid,
-        environment={**os.environ, "PYTHONUNBUFFERED": "1"},
+        environment={**job_environment(os.environ), "PYTHONUNBUFFERED": "1"},
         wait_seconds=wait_seconds,
     )
 

@@ -1,82 +1,31 @@
 """One launch of one job on this node: its processes, its files, its lease.
 
 Everything about a launch is in one folder: `launch.json` (what was asked), `lease` (until when it
-may run), `rank-N.out` and `rank-N.log` (what its processes wrote), `processes.json` (pids),
-`ended.json` (exit codes). An agent that starts again finds its launches there.
+may run), `rank-N.out` and `rank-N.log` (what its processes wrote), `processes.json` and
+`keepers.json` (pids), `ended.json` (exit codes). An agent that starts again finds them there.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
 import stat
-import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from drystone.run.fence import EPOCH_VARIABLE, FENCE_VARIABLE, LEASE_VARIABLE, raise_fence
-
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True)
-
-
-def spawn(
-    arguments: Sequence[str],
-    *,
-    environment: Mapping[str, str],
-    folder: str,
-    output: IO[bytes],
-    log: IO[bytes],
-) -> subprocess.Popen[bytes]:
-    """Start it. It must be called from the main thread: the kernel's promise is a thread's."""
-    parent = os.getpid()
-
-    def prepare() -> None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # we died between fork and here
-            os._exit(1)
-
-    return subprocess.Popen(
-        list(arguments),
-        env=dict(environment),
-        cwd=folder or None,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=log,
-        start_new_session=True,
-        preexec_fn=prepare,
-    )
-
-
-def send(process: subprocess.Popen[bytes], number: int) -> None:
-    """Signal the process itself."""
-    if process.poll() is None:
-        process.send_signal(number)
-
-
-def kill_group(pid: int) -> None:
-    """End a process and everything that it started and that stayed in its group."""
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return
-
-
-def birth_of(pid: int) -> str:
-    """When the kernel started a process, in its own clock ticks: a pid may be used again."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return ""
-    fields = text.rpartition(")")[2].split()
-    is_dead = not fields or fields[0] in ("Z", "X")
-    return "" if is_dead else fields[19]
-
+from drystone.run.engines.agent.environment import job_environment
+from drystone.run.engines.agent.keeper import Command, KeptProcess, birth_of, kill_left_behind
+from drystone.run.fence import (
+    EPOCH_VARIABLE,
+    FENCE_VARIABLE,
+    LEASE_VARIABLE,
+    raise_fence,
+    write_lease,
+)
 
 PYTHON = "{python}"  # in arguments: the interpreter that runs the agent
 LOST_EXIT = -1000  # how a process ended is not known: the agent that watched it is gone
@@ -95,8 +44,7 @@ class Launch:
         self.devices = [int(rank["device"]) for rank in request["ranks"]]
         self.exits: dict[int, int | None] = {int(rank["rank"]): None for rank in request["ranks"]}
         self.note = ""  # why it was ended, where it was us
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._pids: dict[int, int] = {}
+        self._processes: dict[int, KeptProcess] = {}
         self._kill_at = float("inf")
         self._lease_ends = 0.0
 
@@ -119,14 +67,23 @@ class Launch:
         except OSError as error:
             self.end(grace_seconds=0, note=f"cannot be started: {error}")
             raise
-        pids = {rank: [pid, birth_of(pid)] for rank, pid in self._pids.items()}
-        write_whole(self.folder / "processes.json", pids)
+        ranks = {rank: process.pid for rank, process in self._processes.items()}
+        keepers = {rank: process.keeper_pid for rank, process in self._processes.items()}
+        for name, pids in (("processes.json", ranks), ("keepers.json", keepers)):
+            write_whole(
+                self.folder / name, {rank: [pid, birth_of(pid)] for rank, pid in pids.items()}
+            )
+
+    @property
+    def keepers(self) -> frozenset[int]:
+        """Processes that hold its ranks."""
+        return frozenset(process.keeper_pid for process in self._processes.values())
 
     def _start_rank(self, table: dict[str, Any]) -> None:
         rank = int(table["rank"])
         environment = {
             **self._variables,
-            **os.environ,
+            **job_environment(os.environ),
             **self.request.get("environment", {}),
             **table.get("environment", {}),
             EPOCH_VARIABLE: str(self.epoch),
@@ -135,14 +92,17 @@ class Launch:
         if self.request.get("fence"):
             environment[FENCE_VARIABLE] = str(self.request["fence"])
         with self._open(f"rank-{rank}.out") as output, self._open(f"rank-{rank}.log") as log:
-            process = spawn(
-                [sys.executable if word == PYTHON else word for word in self.request["arguments"]],
+            words = [
+                sys.executable if word == PYTHON else word for word in self.request["arguments"]
+            ]
+            command = Command(
+                arguments=words,
                 environment=environment,
                 folder=str(self.request.get("folder", "")),
                 output=output,
                 log=log,
             )
-        self._processes[rank], self._pids[rank] = process, process.pid
+            self._processes[rank] = KeptProcess(command)
 
     def _open(self, name: str) -> IO[bytes]:
         return (self.folder / name).open("ab")
@@ -150,8 +110,7 @@ class Launch:
     def renew(self, lease_seconds: float) -> None:
         """It may run for so much longer."""
         self._lease_ends = time.monotonic() + lease_seconds
-        lease = {"epoch": self.epoch, "expires_seconds": time.time() + lease_seconds}
-        write_whole(self.folder / "lease", lease, sync=False)
+        write_lease(self.folder / "lease", self.epoch, lease_seconds)
 
     def end(self, *, grace_seconds: float, note: str) -> None:
         """Ask its processes to leave; after the grace they are killed. Asking twice is once."""
@@ -161,7 +120,7 @@ class Launch:
         deadline = time.monotonic() + grace_seconds
         if grace_seconds > 0 and self._kill_at == float("inf"):
             for process in self._processes.values():
-                send(process, signal.SIGTERM)
+                process.terminate()
         self._kill_at = min(self._kill_at, deadline)
         self.watch()
 
@@ -177,12 +136,17 @@ class Launch:
         for rank, process in self._processes.items():
             if self.exits[rank] is None:
                 if now >= self._kill_at:
-                    kill_group(process.pid)
-                code = process.poll()
-                if code is not None:
-                    kill_group(process.pid)  # what it left behind in its group
-                    self.exits[rank] = code
+                    process.kill()
+                self.exits[rank] = process.poll()
         if all(code is not None for code in self.exits.values()):
+            self._write_end()
+
+    def _write_end(self) -> None:
+        """Write down how it ended; where that cannot be (the disk is full), it is known here.
+
+        An agent that is started again then takes the launch for lost, which costs steps at most.
+        """
+        with suppress(OSError):
             write_whole(self.folder / "ended.json", {"exits": self.exits, "note": self.note})
 
     def recover(self) -> None:
@@ -192,12 +156,14 @@ class Launch:
             self.exits = {int(rank): int(code) for rank, code in ended["exits"].items()}
             self.note = str(ended["note"])
             return
-        for _, (pid, birth) in (read_json(self.folder / "processes.json") or {}).items():
-            if birth and birth_of(int(pid)) == birth:
-                kill_group(int(pid))
+        marker = f"{LEASE_VARIABLE}={self.folder / 'lease'}"
+        ranks = read_json(self.folder / "processes.json") or {}
+        for rank, (keeper, birth) in (read_json(self.folder / "keepers.json") or {}).items():
+            session = int(ranks.get(rank, (0, ""))[0])
+            kill_left_behind(int(keeper), birth, session=session, marker=marker)
         self.exits = dict.fromkeys(self.exits, LOST_EXIT)
         self.note = "the agent of the node was lost"
-        write_whole(self.folder / "ended.json", {"exits": self.exits, "note": self.note})
+        self._write_end()
 
     def describe(self, offset: int) -> dict[str, Any]:
         """How it stands, and what it reported since `offset`."""

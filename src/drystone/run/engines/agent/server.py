@@ -14,14 +14,16 @@ import os
 import re
 import shutil
 import socket
+import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from drystone.errors import DrystoneError
+from drystone.run.engines.agent.keeper import birth_of, kill_strays
 from drystone.run.engines.agent.launches import (
     Launch,
-    birth_of,
     read_json,
     read_lines,
     read_tail,
@@ -67,6 +69,7 @@ class Agent:
         self._launches: dict[tuple[str, int], Launch] = {}
         self._controller = int((read_json(folder / "controller.json") or {}).get("epoch", 0))
         self.is_leaving = False
+        self._noted = ""
         for path in sorted((folder / "launches").glob("*/launch.json")):
             request = read_json(path)
             if request is not None:
@@ -88,8 +91,7 @@ class Agent:
 
     def watch(self) -> None:
         """Look after every launch; leave when nobody has asked for anything for long."""
-        for launch in self._launches.values():
-            launch.watch()
+        self._watch_launches()
         is_alive = bool(self._birth) and birth_of(self._life) == self._birth
         if self._life and not self.leaving and not is_alive:
             # Whoever manages this node is dead: others take the node for lost, so it must be.
@@ -101,6 +103,25 @@ class Agent:
             self.is_leaving = True
         if not is_busy and time.monotonic() - self._heard > self._idle_seconds:
             self.is_leaving = True
+
+    def _watch_launches(self) -> None:
+        running = [launch for launch in self._launches.values() if not launch.is_over]
+        for launch in running:
+            try:
+                launch.watch()
+            except Exception as error:  # the trouble of one launch is not that of its neighbours
+                self._note(f"{launch.job_id} epoch {launch.epoch}: {type(error).__name__}: {error}")
+        if any(launch.is_over for launch in running):
+            known = (launch.keepers for launch in self._launches.values())
+            kill_strays(frozenset().union(*known))
+
+    def _note(self, text: str) -> None:
+        """Say once in the agent's log what is wrong."""
+        if text != self._noted:
+            self._noted = text
+            with suppress(OSError):  # the disk may be full
+                sys.stderr.write(text + "\n")
+                sys.stderr.flush()
 
     def end_all(self) -> None:
         """Kill everything: an agent never leaves processes behind."""
@@ -114,8 +135,9 @@ class Agent:
                 RefusalKind.SUPERSEDED,
             )
         if epoch > self._controller:
-            write_whole(self.folder / "controller.json", {"epoch": epoch})
             self._controller = epoch
+            with suppress(OSError):  # on a full disk it is known until this agent ends
+                write_whole(self.folder / "controller.json", {"epoch": epoch})
 
     def _find(self, request: dict[str, Any]) -> Launch:
         key = (str(request["job_id"]), int(request["epoch"]))
@@ -174,8 +196,7 @@ class Agent:
             launch = self._launches.get((str(job_id), int(epoch)))
             if launch is not None and not launch.is_over:
                 launch.renew(float(request["lease_seconds"]))
-        for launch in self._launches.values():
-            launch.watch()
+        self._watch_launches()
         return {
             "launches": [
                 launch.describe(int(offsets.get(f"{launch.job_id}.{launch.epoch}", 0)))

@@ -74,6 +74,11 @@ class RayEngine:
 
     # --- from start to end ----------------------------------------------------------------------
 
+    @property
+    def trouble(self) -> str:
+        """Why Ray does not answer."""
+        return self._watch.thread.trouble
+
     def discover(self) -> ClusterSpec:
         """Let all nodes start their agents; the nodes whose agents answer."""
         if self._watch.thread.is_running:

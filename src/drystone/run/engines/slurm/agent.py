@@ -18,7 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from drystone.run.engines.agent.launches import Launch, birth_of, read_json, write_whole
+from drystone.run.engines.agent.keeper import adopt_orphans, birth_of, hide_environment
+from drystone.run.engines.agent.launches import Launch, read_json, write_whole
 from drystone.run.engines.agent.server import Agent, listen_remote, serve
 
 SETTINGS_FILE = "agents.json"  # what all agents of an allocation are told
@@ -181,6 +182,8 @@ def main(arguments: list[str]) -> int:
     for name in list(os.environ):
         if name.startswith(("SLURM_", "PMI")) and name not in _KEPT:
             del os.environ[name]
+    adopt_orphans()
+    hide_environment()
     host, listener = _listen(folder, str(told["addresses"].get(node, node)))
     agent = SlurmAgent(folder, node=node, host=host, settings=told["settings"])
 

@@ -81,6 +81,11 @@ class SlurmEngine:
 
     # --- from start to end ----------------------------------------------------------------------
 
+    @property
+    def trouble(self) -> str:
+        """Why Slurm does not answer."""
+        return self._watch.trouble
+
     def discover(self) -> ClusterSpec:
         """The nodes with GPUs in our partitions, whatever their state."""
         return self._inventory.describe(self._commands.nodes())

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from drystone.errors import DrystoneError
+from drystone.run.engines.agent.environment import job_environment
 from drystone.run.engines.agents_on_nodes import ClusterWatch
 from drystone.run.engines.slurm.dialect import SlurmJob, SlurmNode, parse_jobs, parse_nodes
 
@@ -40,7 +41,13 @@ class Commands:
     """Ask Slurm, and tell it what to do; `environment` over that of this process."""
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
-        self._environment = {**os.environ, **(environment or {})}
+        # `sbatch` gives all it has to the job: only what a job may see, and its own settings.
+        own = {
+            name: value
+            for name, value in os.environ.items()
+            if name.startswith(("SLURM_", "SBATCH_", "SQUEUE_", "SINFO_", "SCANCEL_"))
+        }
+        self._environment = {**job_environment(os.environ), **own, **(environment or {})}
         if shutil.which("sbatch", path=self._environment.get("PATH")) is None:
             raise SlurmRefused(
                 "there is no sbatch here", hint="Start it where Slurm's commands are installed"

@@ -1,4 +1,4 @@
-"""What does one rank of a split job hold and compute? Its groups, weights and segments."""
+"""One rank of a split job: the groups it is in, the weights it holds, the segments it computes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from drystone.run.train.cells.layout import CellLayout, Chunk, Seat
 from drystone.run.train.cells.stage import ChunkRun, Paced, Segment, StagePart, Timed, local_scalar
 from drystone.run.train.cells.tensor import Leaf, TensorSplit
 from drystone.run.train.collectives import Wire
-from drystone.run.train.models.transformer import Transformer, rotary_table
+from drystone.run.train.models.rotary import Rotary, rotary_tables
+from drystone.run.train.models.transformer import Transformer
 from drystone.run.train.recompute import kind_of_block, recomputing
 from drystone.run.train.uneven.shard import Unit, cut_units
 
@@ -78,7 +79,7 @@ class CellBuilder:
             mesh = DeviceMesh.from_group(groups.tensor, device.type)
         self._split = TensorSplit(mesh, splits_sequence=splits_sequence)
         self._chunks = [chunk for chunk in layout.chunks if chunk.stage == seat.stage]
-        self._rotary: tuple[torch.Tensor, ...] | None = None
+        self._rotary: Rotary = {}
 
     def build(self, timed: Timed, paced: Paced) -> tuple[list[StagePart], dict[int, ChunkRun]]:
         """The weights in their parts, and the chunks by number that run with them."""
@@ -191,8 +192,8 @@ class CellBuilder:
     ) -> torch.Tensor:
         assert hidden is not None
         spec = self._model.spec
-        if self._rotary is None and not spec.learned_positions:
-            self._rotary = rotary_table(spec, self._seq_len, hidden)
+        if not self._rotary and not spec.learned_positions:
+            self._rotary = rotary_tables(spec, self._seq_len, hidden)
         left: torch.Tensor = self._model.blocks[layer](hidden, self._rotary)
         return left
 
@@ -203,13 +204,13 @@ class CellBuilder:
 
 
 def _initial_part(
-    model: Transformer, leaves: dict[str, Leaf], name: str, _: nn.Parameter
+    model: Transformer,
+    leaves: dict[str, Leaf],
+    name: str,
+    _: nn.Parameter,
+    first: int,
+    last: int,
 ) -> torch.Tensor:
-    """The beginning of one tensor-parallel part of a weight, as that of the whole."""
+    """The beginning of some of one tensor-parallel part of a weight, as that of the whole."""
     leaf = leaves[name]
-    whole = model.initial_value(name, nn.Parameter(torch.empty(leaf.shape, device="meta")))
-    at = tuple(
-        slice(start, start + length)
-        for start, length in zip(leaf.part.offsets, leaf.part.lengths, strict=True)
-    )
-    return whole[at]
+    return model.initial_part(name, leaf.shape, first, last, leaf.part)

@@ -28,6 +28,7 @@ from drystone.run.train.data import RankWork
 from drystone.run.train.emulate import Pacer
 from drystone.run.train.models.layered import Batch, LayeredModel
 from drystone.run.train.models.transformer import Transformer
+from drystone.run.train.samples import num_predicted
 from drystone.run.train.stepping import Stepper, StepResult, Total
 from drystone.run.train.trainer import Trainer
 
@@ -82,8 +83,7 @@ class CellEngine(Stepper):
         super().__init__(owned, wire=wire, device=device, pacer=pacer)
         is_tied = model.spec.tied_embeddings and len(layout.stages) > 1
         self._tied = self._tie() if is_tied else None
-        tokens = float(layout.global_batch * seq_len)  # that a step predicts
-        self._total = Total(torch.tensor([tokens], dtype=torch.float64, device=device))
+        self._total = Total(torch.ones(1, dtype=torch.float64, device=device))  # of a step
         self._losses = torch.zeros((), dtype=torch.float64, device=device)
 
     @property
@@ -96,6 +96,7 @@ class CellEngine(Stepper):
         """Forward and backward over all micro-batches: each owned piece gets its `grad`."""
         self._timer.begin()
         self._losses.zero_()
+        self._total = self._count_predicted(batches)
         incoming: dict[Action, Incoming] = {}
         for action in self._order:
             if not self._is_mine(action):
@@ -115,6 +116,33 @@ class CellEngine(Stepper):
                 self._tied.add_other()
         self.num_steps += 1
         return self._result(self._losses, self._total)
+
+    def compute_loss(self, batches: Sequence[Batch]) -> tuple[float, float]:
+        """Losses summed over the samples of all ranks, and the tokens predicted; no gradients."""
+        self._timer.begin()
+        self._losses.zero_()
+        total = self._count_predicted(batches)
+        incoming: dict[Action, Incoming] = {}
+        for action in self._order:
+            if not action.is_forward:
+                continue
+            if not self._is_mine(action):
+                self._expect(_next(action), incoming)
+                continue
+            given = incoming.pop(action).wait() if action in incoming else None
+            self._take(action, given, batches)
+            self._runs[action.chunk].forget(action.micro)
+        for part in self._parts:
+            part.end_step()
+        self._groups.forward_mail.finish()
+        (predicted,) = self.wire.read(total.value())
+        return self._summed(self._losses, 0.0)[0], predicted
+
+    def _count_predicted(self, batches: Sequence[Batch]) -> Total:
+        """Over all ranks: each sample is counted by one rank of the last stage."""
+        counts = self.seat.stage == self.layout.chunks[-1].stage and self.seat.tp_index == 0
+        mine = sum(num_predicted(batch) for batch in batches) if counts else 0
+        return self._start_total(float(mine))
 
     def _take(self, action: Action, given: torch.Tensor | None, batches: Sequence[Batch]) -> None:
         run, chunk = self._runs[action.chunk], action.chunk
@@ -254,11 +282,11 @@ class CellTrainer(Trainer):
             pacer=self._pacer,
         )
 
-    def _runs(self) -> list[range]:
+    def _runs(self, position: int) -> list[range]:
         assert isinstance(self.engine, CellEngine)
         if not self.engine.reads_samples:
             return []
-        return self.layout.samples(self.engine.seat, self.progress.position)
+        return self.layout.samples(self.engine.seat, position)
 
 
 def layout_works(layout: CellLayout) -> list[RankWork]:

@@ -16,9 +16,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    distribute_tensor,
+)
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -58,8 +66,11 @@ def check_splittable(spec: ModelSpec, tp: int) -> list[str]:
                 f"{attention.num_heads} heads over {attention.num_kv_heads} for keys and values "
                 f"do not divide by {tp}"
             )
-        if attention.qk_norm is QkNorm.FULL:
-            problems.append("queries and keys are normalised over all heads")
+        if attention.qk_norm is QkNorm.FULL and attention.num_kv_heads % tp:
+            problems.append(
+                f"keys are normalised over all {attention.num_kv_heads} heads, which do not "
+                f"divide by {tp}"
+            )
     return list(dict.fromkeys(problems))
 
 
@@ -89,8 +100,11 @@ class TensorSplit:
         spec = attention.spec
         if spec.num_kv_heads % tp == 0:
             plan |= {"attention.key": ColwiseParallel(), "attention.value": ColwiseParallel()}
+        is_full = spec.qk_norm is QkNorm.FULL
+        if is_full:
+            plan |= {"attention.query_norm": _SplitNorm(), "attention.key_norm": _SplitNorm()}
         parallelize_module(block, self.mesh, plan)
-        partial = ["query_norm", "key_norm"]
+        partial = [] if is_full else ["query_norm", "key_norm"]
         if self.splits_sequence:
             partial.append("norms")
         if spec.num_kv_heads % tp:
@@ -247,18 +261,63 @@ def _bring_back(module: nn.Module, leaves: dict[str, tuple[Leaf, DTensor]]) -> N
     module.register_forward_hook(remove)
 
 
+class _SplitNorm(ParallelStyle):
+    """A norm over channels of which each rank has some: its weight is split as they are."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        assert isinstance(module, nn.RMSNorm)
+        whole = module.weight
+        split = distribute_tensor(whole, device_mesh, [Shard(0)])
+        module.weight = nn.Parameter(split, requires_grad=whole.requires_grad)
+        channels, eps, group = whole.numel(), module.eps, device_mesh.get_group()
+
+        def normed(x: torch.Tensor) -> torch.Tensor:
+            weight: DTensor = module.weight
+            own = x.float()
+            squares = _summed(own.square().sum(-1, keepdim=True), group)
+            own = own * torch.rsqrt(squares / channels + eps)
+            return own.to(x.dtype) * weight.to_local()
+
+        module.forward = normed
+        return module
+
+
+def _summed(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """The sum over the ranks of a group; each rank uses it, so gradients are summed too."""
+    total: torch.Tensor = _Summed.apply(x, group)
+    return total
+
+
+class _Summed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        total = x.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        total = gradient.clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
 def _look_up_part(module: nn.Embedding, part: Box, mesh: DeviceMesh) -> None:
     """Each rank looks up the tokens that it has; the sum over the ranks is all of them.
 
     So does DTensor, but in the backward pass it makes the gradient of the whole vocabulary.
     """
     first, num_tokens = part.offsets[0], part.lengths[0]
+    padding = None if module.padding_idx is None else module.padding_idx - first
+    if padding is not None and not 0 <= padding < num_tokens:
+        padding = None  # another rank has it
 
     def look_up(tokens: DTensor) -> DTensor:
         weight: DTensor = module.weight
         at = tokens.to_local() - first
         is_elsewhere = (at < 0) | (at >= num_tokens)
-        found = F.embedding(at.masked_fill(is_elsewhere, 0), weight.to_local())
+        found = F.embedding(at.masked_fill(is_elsewhere, 0), weight.to_local(), padding)
         found = found.masked_fill(is_elsewhere.unsqueeze(-1), 0.0)
         return DTensor.from_local(found, mesh, [Partial()], run_check=False)
 

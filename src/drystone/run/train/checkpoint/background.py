@@ -20,7 +20,6 @@ from drystone.run.train.checkpoint.checkpoint import (
     write_checkpoint,
 )
 from drystone.run.train.checkpoint.slices import Slice
-from drystone.run.train.collectives import Wire
 from drystone.run.train.emulate import host_memory
 from drystone.run.train.stepping import Stepper
 
@@ -32,9 +31,8 @@ class BackgroundSaves:
         self, folder: Path, engine: Stepper, optimizer: torch.optim.Optimizer, *, keep: int = 3
     ) -> None:
         self._folder, self._engine, self._optimizer, self._keep = folder, engine, optimizer, keep
-        main = engine.wire
-        # Its own group: collectives of two threads on one would meet the wrong partners.
-        self._wire = Wire() if main.is_alone else Wire(main.make_group(backend="gloo"))
+        # A group apart: collectives of two threads on one would meet the wrong partners.
+        self._wire = engine.wire.for_storage()
         self._copies: dict[str, torch.Tensor] = {}
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None

@@ -11,94 +11,26 @@ another version of Drystone can read. Only checkpoints older than the one just w
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import pickle
 import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from enum import Enum
 from pathlib import Path
-from typing import Any, Final
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
-from drystone.errors import DrystoneError, UnreadableFile
+from drystone.errors import UnreadableFile
 from drystone.run.fence import own_epoch, writing
+from drystone.run.train.checkpoint.contents import SafeReader
+from drystone.run.train.checkpoint.hashes import damaged_files, from_first, hash_written
 from drystone.run.train.collectives import Wire
 from drystone.run.train.emulate import host_memory
 from drystone.run.train.stepping import Stepper
 from drystone.run.train.uneven.shard import Owned
-
-_NAMES: Final = frozenset(
-    {
-        ("pathlib", "PosixPath"),
-        ("pathlib", "PurePosixPath"),
-        ("torch", "Size"),
-        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-        ("torch.distributed.checkpoint.filesystem", "_StoragePrefix"),
-        ("torch.distributed.checkpoint.metadata", "BytesStorageMetadata"),
-        ("torch.distributed.checkpoint.metadata", "ChunkStorageMetadata"),
-        ("torch.distributed.checkpoint.metadata", "Metadata"),
-        ("torch.distributed.checkpoint.metadata", "MetadataIndex"),
-        ("torch.distributed.checkpoint.metadata", "StorageMeta"),
-        ("torch.distributed.checkpoint.metadata", "TensorProperties"),
-        ("torch.distributed.checkpoint.metadata", "TensorStorageMetadata"),
-        ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"),
-        ("torch.serialization", "_get_layout"),
-    }
-)
-
-
-class _TableOfContents(pickle.Unpickler):
-    """Knows the names above and the types of numbers, and nothing else."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        """What a name stands for."""
-        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
-            return getattr(torch, name)
-        if (module, name) == ("builtins", "getattr"):  # so Python 3.11.0 to 3.11.3 write enums
-            return _member
-        if (module, name) not in _NAMES:
-            raise pickle.UnpicklingError(f"names {module[:60]}.{name[:60]}")
-        return super().find_class(module, name)
-
-
-def _member(kind: Any, name: str) -> Enum:
-    """A member of an enumeration, and nothing else of anything."""
-    if not (isinstance(kind, type) and issubclass(kind, Enum) and name in kind.__members__):
-        raise pickle.UnpicklingError(f"asks for {str(name)[:60]} of what is no enumeration")
-    return kind[name]
-
-
-class SafeReader(dcp.FileSystemReader):
-    """torch's reader of a folder, with a table of contents that cannot run anything."""
-
-    def read_metadata(self, *_: Any, **given: Any) -> Metadata:
-        """The table of contents."""
-        path = Path(self._get_metadata_path(given.get("rank")))
-        try:
-            with path.open("rb") as file:
-                metadata = _TableOfContents(file).load()
-        except (pickle.UnpicklingError, EOFError, AttributeError, TypeError, ValueError) as error:
-            raise UnreadableFile(
-                f"is no table of contents of a checkpoint: {error}",
-                where=str(path),
-                hint="Load only checkpoints that you or your jobs have written",
-            ) from None
-        if not isinstance(metadata, Metadata):
-            raise UnreadableFile("is no table of contents of a checkpoint", where=str(path))
-        if metadata.storage_meta is None:
-            metadata.storage_meta = StorageMeta()
-        metadata.storage_meta.load_id = self.load_id
-        return metadata
-
 
 FORMAT = 1
 RECORD = "checkpoint.json"
@@ -122,6 +54,10 @@ class Progress:
     # Of fp16: the factor of the loss, and the steps since it last changed.
     loss_scale: float = 0.0
     scale_steps: int = 0
+    # Of evaluations: the lowest loss, its step, and how many have not been lower since.
+    best_loss: float | None = None
+    best_step: int = 0
+    num_worse: int = 0
 
 
 def save_checkpoint(
@@ -136,7 +72,7 @@ def save_checkpoint(
     if not optimizer.state:
         make_optimizer_state(optimizer)
     state = dict(checkpoint_state(engine.counted, optimizer))
-    return write_checkpoint(folder, state, progress, wire=engine.wire, keep=keep)
+    return write_checkpoint(folder, state, progress, wire=engine.wire.for_storage(), keep=keep)
 
 
 def write_checkpoint(
@@ -162,7 +98,7 @@ def write_checkpoint(
             process_group=wire.group,
             no_dist=wire.is_alone,
         )
-    hashes = _gather_hashes(wire, scratch)
+    hashes = hash_written(scratch, wire)
     if wire.rank == 0:
         record = {"format": FORMAT, "files": hashes, **asdict(progress)}
         _write_synced(scratch / RECORD, json.dumps(record, indent=2))
@@ -177,25 +113,14 @@ def write_checkpoint(
 
 def load_latest(folder: Path, engine: Stepper, optimizer: torch.optim.Optimizer) -> Progress | None:
     """Load the newest whole checkpoint into this split; None where there is none."""
-    wire = engine.wire
-    choice: list[Path | DrystoneError | None] = [None]
-    if wire.rank == 0:
-        try:
-            choice = [find_whole(folder)]
-        except DrystoneError as error:  # the other ranks wait to hear of it
-            choice = [error]
-    if not wire.is_alone:
-        dist.broadcast_object_list(choice, group_src=0, group=wire.group)
-    found = choice[0]
-    if isinstance(found, DrystoneError):
-        raise found
+    found = find_whole(folder, engine.wire.for_storage())
     return None if found is None else load_checkpoint(found, engine, optimizer)
 
 
 def load_checkpoint(path: Path, engine: Stepper, optimizer: torch.optim.Optimizer) -> Progress:
     """Load one checkpoint, whatever split it was saved from."""
     make_optimizer_state(optimizer)
-    wire = engine.wire
+    wire = engine.wire.for_storage()
     with host_memory():
         dcp.load(
             dict(checkpoint_state(engine.owned, optimizer)),
@@ -213,26 +138,36 @@ def load_checkpoint(path: Path, engine: Stepper, optimizer: torch.optim.Optimize
     return progress
 
 
-def find_whole(folder: Path) -> Path | None:
+def find_whole(folder: Path, wire: Wire | None = None) -> Path | None:
     """The newest checkpoint that is what its hashes say; damaged ones are named on the way.
 
-    One of another format on the way is an error: to pass over it would throw its steps away.
+    One of another format on the way is an error: to pass over it would throw its steps away. The
+    ranks of `wire` look together, and each reads its share of the bytes.
     """
-    for path in reversed(_checkpoints(folder)):
-        problems = check_checkpoint(path)
+    wire = wire or Wire()
+    for path in from_first(wire, lambda: _checkpoints(folder)[::-1]):
+        problems = check_checkpoint(path, wire)
         if not problems:
             return path
-        sys.stderr.write(f"{path}: passed over, {'; '.join(problems)}\n")
+        if wire.rank == 0:
+            sys.stderr.write(f"{path}: passed over, {'; '.join(problems)}\n")
     return None
 
 
-def check_checkpoint(path: Path) -> list[str]:
+def check_checkpoint(path: Path, wire: Wire | None = None) -> list[str]:
     """What is damaged in a checkpoint; empty when nothing is. Another format is an error."""
+    wire = wire or Wire()
+    hashes, problems = from_first(wire, lambda: _read_hashes(path))
+    return problems or damaged_files(path, hashes, wire)
+
+
+def _read_hashes(path: Path) -> tuple[dict[str, str], list[str]]:
+    """The hashes that a checkpoint's record states, or what is wrong with the record."""
     try:
         record = json.loads((path / RECORD).read_text(encoding="utf-8"))
         written = record["format"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return [f"no readable {RECORD}: {error}"]
+        return {}, [f"no readable {RECORD}: {error}"]
     if written != FORMAT:  # before anything else is looked at: the rest may mean something else
         raise OtherFormat(
             f"is a checkpoint of format {written!r}, this version of Drystone reads {FORMAT}",
@@ -241,17 +176,9 @@ def check_checkpoint(path: Path) -> list[str]:
             "the checkpoint before it. Nothing was changed",
         )
     try:
-        files = dict(record["files"])
+        return dict(record["files"]), []
     except (KeyError, ValueError, TypeError) as error:
-        return [f"no readable {RECORD}: {error}"]
-    problems = []
-    for name, expected in files.items():
-        try:
-            if _hash(path / name) != expected:
-                problems.append(f"{name} is damaged")
-        except OSError as error:
-            problems.append(f"{name} cannot be read: {error.strerror}")
-    return problems
+        return {}, [f"no readable {RECORD}: {error}"]
 
 
 def checkpoint_state(
@@ -283,34 +210,6 @@ def make_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
     for state in optimizer.state.values():
         if isinstance(state.get("step"), torch.Tensor):
             state["step"].zero_()
-
-
-def _gather_hashes(wire: Wire, scratch: Path) -> dict[str, str]:
-    """Every rank hashes the files that it wrote; the first also what belongs to none."""
-    wire.barrier()
-    mine = {
-        path.name: _hash(path, sync=True)
-        for path in sorted(scratch.iterdir())
-        if _writer(path.name) == wire.rank
-    }
-    gathered: list[Any] = [mine]
-    if not wire.is_alone:
-        gathered = [None] * wire.num_ranks
-        dist.all_gather_object(gathered, mine, group=wire.group)
-    return {name: value for one in gathered for name, value in one.items()}
-
-
-def _writer(name: str) -> int:
-    """The rank that wrote a file: torch names them `__<rank>_<number>.distcp`."""
-    match = re.fullmatch(r"__(\d+)_\d+\.distcp", name)
-    return int(match.group(1)) if match else 0
-
-
-def _hash(path: Path, *, sync: bool = False) -> str:
-    with path.open("rb") as file:
-        if sync:
-            os.fsync(file.fileno())
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _write_synced(path: Path, text: str) -> None:

@@ -1,21 +1,37 @@
 """What is the reference transformer called in `transformers`? Names, shapes and configuration.
 
-Every decoder that a class of `transformers` computes in the same way has a translation: Llama, with
-biases on queries, keys and values Qwen2, with norms on heads Qwen3, with a window Mistral, and
-GPT-2. Others are refused.
+A model that was read from a `config.json` is written with the same one. Of others, those that a
+class of `transformers` computes in the same way have a translation: Llama, with biases on queries,
+keys and values Qwen2, with norms on heads Qwen3, with a window Mistral, and GPT-2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 
+from drystone.describe.families.names import STYLES, Stored, stored_weights
 from drystone.describe.model import Block, Mlp, ModelSpec, Norm, QkNorm
+from drystone.describe.model_source import published_config
 from drystone.errors import InvalidSpec
 from drystone.run.train.models.transformer import default_eps
+
+_CLASSES: Final = {
+    "gemma": "Gemma",
+    "gemma2": "Gemma2",
+    "gemma3_text": "Gemma3",
+    "granite": "Granite",
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "olmo2": "Olmo2",
+    "phi3": "Phi3",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "starcoder2": "Starcoder2",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,34 +39,32 @@ class Exported:
     """A model of `transformers`: its configuration, and where each of its weights comes from."""
 
     config: dict[str, Any]
-    sources: dict[str, tuple[str, ...]]  # new name to old ones, which are joined along dimension 0
-    transposed: frozenset[str] = frozenset()  # new names of matrices that stand the other way
+    weights: dict[str, Stored]  # by their new name
 
     def convert(self, name: str, values: Sequence[torch.Tensor]) -> torch.Tensor:
         """One weight of the exported model."""
         whole = torch.cat(list(values)) if len(values) > 1 else values[0]
-        return whole.t() if name in self.transposed else whole
-
-    def shape_of(self, name: str, stored: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
-        """Its shape."""
-        shapes = [tuple(stored[source]) for source in self.sources[name]]
-        whole = (sum(shape[0] for shape in shapes), *shapes[0][1:])
-        return whole[::-1] if name in self.transposed else whole
+        return whole.t() if self.weights[name].is_transposed else whole
 
 
 def exported_model(spec: ModelSpec) -> Exported:
     """The translation of a model, or an error that says what `transformers` has no class for."""
-    kinds = {block for block, _ in spec.stack}
-    if len(kinds) != 1:
+    config = published_config(spec)
+    if config is not None and spec.family in STYLES:
+        kind = "GPT2LMHeadModel" if spec.family == "gpt2" else f"{_CLASSES[spec.family]}ForCausalLM"
+        config = {"architectures": [kind], **config}
+        return Exported(config, stored_weights(spec, STYLES[spec.family]))
+    if len(spec.blocks) != 1:
         raise InvalidSpec(f"{spec.name}: blocks of several kinds cannot be exported")
-    (block,) = kinds
+    (block,) = spec.blocks
     if _is_gpt2(spec, block):
-        return _gpt2(spec, block)
+        return Exported(_gpt2(spec, block), stored_weights(spec, STYLES["gpt2"]))
     if _is_llama(spec, block):
-        return _llama(spec, block)
+        return Exported(_llama(spec, block), stored_weights(spec, STYLES["llama"]))
     raise InvalidSpec(
         f"{spec.name}: no class of transformers computes such a model",
-        hint="Exported are models as Llama, Qwen2, Qwen3, Mistral and GPT-2",
+        hint="Exported are models as Llama, Qwen2, Qwen3, Mistral and GPT-2, and every model that "
+        "is trained from a config.json, as long as that is there",
     )
 
 
@@ -68,6 +82,7 @@ def _is_gpt2(spec: ModelSpec, block: Block) -> bool:
         and attention.qk_norm is QkNorm.NONE
         and block.norm is spec.final_norm is Norm.LAYER
         and block.num_norms == 2
+        and _is_plain(spec, block)
         and spec.num_final_norms == 1
         and bool(spec.learned_positions)
         and not (
@@ -87,6 +102,7 @@ def _is_llama(spec: ModelSpec, block: Block) -> bool:
         and attention.qk_norm is not QkNorm.FULL
         and block.norm is spec.final_norm is Norm.RMS
         and block.num_norms == 2
+        and _is_plain(spec, block)
         and spec.num_final_norms == 1
         and _llama_class(block) is not None
         and not (
@@ -118,7 +134,22 @@ def _llama_class(block: Block) -> str | None:
     )
 
 
-def _llama(spec: ModelSpec, block: Block) -> Exported:
+def _is_plain(spec: ModelSpec, block: Block) -> bool:
+    """Whether nothing is scaled, capped or normed otherwise than usual."""
+    attention = block.attention
+    return not (
+        block.norms_after
+        or attention.scale
+        or attention.softcap
+        or attention.rope_theta
+        or spec.rope_scaling
+        or spec.norm_adds_one
+        or spec.logit_softcap
+        or {spec.rotary_share, spec.embedding_scale, spec.residual_scale, spec.logit_scale} != {1.0}
+    )
+
+
+def _llama(spec: ModelSpec, block: Block) -> dict[str, Any]:
     attention, mlp = block.attention, block.feed_forward
     assert isinstance(mlp, Mlp)
     kind = _llama_class(block)
@@ -141,38 +172,10 @@ def _llama(spec: ModelSpec, block: Block) -> Exported:
     }
     if kind == "Mistral":
         config["sliding_window"] = attention.window
-    sources: dict[str, tuple[str, ...]] = {"model.embed_tokens.weight": ("tokens.weight",)}
-    parts = {
-        "attention.query": "self_attn.q_proj",
-        "attention.key": "self_attn.k_proj",
-        "attention.value": "self_attn.v_proj",
-        "attention.out": "self_attn.o_proj",
-        "attention.query_norm": "self_attn.q_norm",
-        "attention.key_norm": "self_attn.k_norm",
-        "feed_forward.gate": "mlp.gate_proj",
-        "feed_forward.up": "mlp.up_proj",
-        "feed_forward.down": "mlp.down_proj",
-        "norms.0": "input_layernorm",
-        "norms.1": "post_attention_layernorm",
-    }
-    biased = (
-        {"attention.query", "attention.key", "attention.value"} if attention.qkv_bias else set()
-    )
-    biased |= {"attention.out"} if attention.out_bias else set()
-    has_norms = attention.qk_norm is QkNorm.HEAD
-    for layer in range(spec.num_layers):
-        for old, new in parts.items():
-            if "_norm" in old and not has_norms:
-                continue
-            for end in ("weight", "bias") if old in biased else ("weight",):
-                sources[f"model.layers.{layer}.{new}.{end}"] = (f"blocks.{layer}.{old}.{end}",)
-    sources["model.norm.weight"] = ("final_norm.weight",)
-    if not spec.tied_embeddings:
-        sources["lm_head.weight"] = ("head.weight",)
-    return Exported(config, sources)
+    return config
 
 
-def _gpt2(spec: ModelSpec, block: Block) -> Exported:
+def _gpt2(spec: ModelSpec, block: Block) -> dict[str, Any]:
     mlp = block.feed_forward
     assert isinstance(mlp, Mlp)
     config: dict[str, Any] = {
@@ -191,28 +194,4 @@ def _gpt2(spec: ModelSpec, block: Block) -> Exported:
         "embd_pdrop": 0.0,
         "attn_pdrop": 0.0,
     }
-    sources: dict[str, tuple[str, ...]] = {
-        "transformer.wte.weight": ("tokens.weight",),
-        "transformer.wpe.weight": ("positions.weight",),
-    }
-    parts = {
-        "attn.c_attn": ("attention.query", "attention.key", "attention.value"),
-        "attn.c_proj": ("attention.out",),
-        "mlp.c_fc": ("feed_forward.up",),
-        "mlp.c_proj": ("feed_forward.down",),
-        "ln_1": ("norms.0",),
-        "ln_2": ("norms.1",),
-    }
-    transposed = set()
-    for layer in range(spec.num_layers):
-        for new, old in parts.items():
-            name = f"transformer.h.{layer}.{new}"
-            for end in ("weight", "bias"):
-                sources[f"{name}.{end}"] = tuple(f"blocks.{layer}.{one}.{end}" for one in old)
-            if not new.startswith("ln"):
-                transposed.add(f"{name}.weight")
-    for end in ("weight", "bias"):
-        sources[f"transformer.ln_f.{end}"] = (f"final_norm.{end}",)
-    if not spec.tied_embeddings:
-        sources["lm_head.weight"] = ("head.weight",)
-    return Exported(config, sources, frozenset(transposed))
+    return config

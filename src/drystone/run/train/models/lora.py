@@ -1,8 +1,8 @@
 """Low-rank adapters: what is trained is small, what is frozen is only sharded.
 
-Beside a frozen matrix W stand two thin ones, and the layer computes `W x + B A x` (LoRA,
-arXiv:2106.09685). A begins at random, B at 0, so that training begins at the model as it is. The
-paper scales B A by alpha / rank and sets alpha to the first rank tried; that is a factor of 1.
+Beside a frozen matrix W stand two thin ones, and the layer computes `W x + s B A x` (LoRA,
+arXiv:2106.09685). A begins at random, B at 0, so that training begins at the model as it is. What
+the adapter adds is scaled by alpha / rank, which is 1 where no alpha is given.
 
 The matrix keeps its name: `blocks.0.attention.query.weight` has `lora_a` and `lora_b` as
 neighbours. The engine holds frozen parameters in the compute dtype, reduces no gradient for them
@@ -46,6 +46,7 @@ class LoraLinear(nn.Linear):
     lora_a: nn.Parameter  # (rank, inputs)
     lora_b: nn.Parameter  # (outputs, rank)
     lora_dropout: float
+    lora_scale: float
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Both, summed."""
@@ -75,9 +76,11 @@ def add_adapters(model: LayeredModel, lora: Lora, *, seed: int = 0) -> list[str]
     return found
 
 
-def merged_weight(weight: torch.Tensor, lora_a: torch.Tensor, lora_b: torch.Tensor) -> torch.Tensor:
+def merged_weight(
+    weight: torch.Tensor, lora_a: torch.Tensor, lora_b: torch.Tensor, scale: float = 1.0
+) -> torch.Tensor:
     """The matrix that does what the frozen one and its adapter do together."""
-    return weight + lora_b @ lora_a
+    return weight + (lora_b @ lora_a) * scale
 
 
 def _targets_of(name: str) -> tuple[str, ...]:
@@ -101,7 +104,7 @@ def _adapt(module: nn.Module, name: str, lora: Lora, seed: int) -> None:
         first = seeded_normal(first.shape, inputs**-0.5, seed, f"{name}.lora_a").to(device)
     module.lora_a = nn.Parameter(first)
     module.lora_b = nn.Parameter(torch.zeros(outputs, lora.rank, device=device))
-    module.lora_dropout = lora.dropout
+    module.lora_dropout, module.lora_scale = lora.dropout, lora.scale
 
 
 def _with_adapter(kind: type[nn.Module]) -> type[nn.Module]:
@@ -113,4 +116,5 @@ def _with_adapter(kind: type[nn.Module]) -> type[nn.Module]:
 
 def _adapted(module: Any, x: torch.Tensor) -> torch.Tensor:
     x = F.dropout(x, module.lora_dropout, module.training)
-    return F.linear(F.linear(x, module.lora_a), module.lora_b)
+    added = F.linear(F.linear(x, module.lora_a), module.lora_b)
+    return added if module.lora_scale == 1.0 else added * module.lora_scale

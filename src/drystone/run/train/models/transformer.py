@@ -1,8 +1,9 @@
 """The reference transformer: any decoder that a `ModelSpec` describes, as a torch module.
 
 Queries, keys and values are projected apart, so that a later split by heads is a split by rows.
-Positions are learned where the spec says so, rotary otherwise. What it does not do is refused by
-name (`describe/trainable.py`): experts, latent attention, encoders, vision.
+Positions are learned where the spec says so, rotary otherwise. One block does what all families do,
+by switches of the spec (`describe/families/function.py`). What it does not do is refused by name
+(`describe/trainable.py`): experts, latent attention, encoders, vision.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from torch.nn import functional as F  # noqa: N812  # torch's own custom
 
 from drystone.describe.model import Attention, Block, Mlp, ModelSpec, Norm, QkNorm
 from drystone.describe.trainable import refuse_untrainable
+from drystone.run.train.checkpoint.slices import Box
 from drystone.run.train.models.layered import place_parameters, seeded_normal
+from drystone.run.train.models.pretrained import PretrainedWeights
+from drystone.run.train.models.rotary import Rotary, rotary_tables, rotate
+from drystone.run.train.samples import inputs_of, num_predicted, targets_of
 
 _RESIDUAL = ("out", "down")  # projections whose result is added to the residual stream
-Rotary = tuple[torch.Tensor, torch.Tensor] | None
 
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": F.gelu,
@@ -33,35 +37,38 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def build_model(spec: ModelSpec, *, seed: int = 0, on_meta: bool = False) -> Transformer:
-    """The model with fresh weights: the same for the same seed, and the global chance untouched.
+    """The model with the weights that its spec names, or fresh ones.
 
-    With `on_meta` it has no weights yet: each is made when `initial_value` is asked for it, the
-    same as without, so that a rank need not hold more than its piece.
+    Fresh ones are the same for the same seed, and the global chance is untouched. With `on_meta` it
+    has no weights yet: they are read or made when `initial_part` is asked for them, the same as
+    without, so that a rank need not hold more than its piece.
     """
     refuse_untrainable(spec)
     with torch.device("meta"):
         model = Transformer(spec, seed=seed)
+    if spec.weights:
+        model.pretrained = PretrainedWeights(spec)
     if not on_meta:
         place_parameters(model, lambda name, one: model.initial_value(name, one))
     return model
 
 
 class Transformer(nn.Module):
-    """A decoder; a batch is a tensor of tokens, one longer than what the model reads."""
+    """A decoder; a batch is a tensor of samples (`run/train/samples.py`)."""
 
     def __init__(self, spec: ModelSpec, *, seed: int = 0) -> None:
         super().__init__()
         self.spec, self.seed = spec, seed
-        width, eps = spec.hidden_size, spec.norm_eps
-        self.tokens = nn.Embedding(spec.vocab_size, width)
+        self.pretrained: PretrainedWeights | None = None
+        width = spec.hidden_size
+        padding = spec.padding_token if spec.padding_token >= 0 else None
+        self.tokens = nn.Embedding(spec.vocab_size, width, padding_idx=padding)
         self.positions = (
             nn.Embedding(spec.learned_positions, width) if spec.learned_positions else None
         )
-        self.first_norm = (
-            make_norm(spec.final_norm, width, eps) if spec.has_embedding_norm else None
-        )
-        self.blocks = nn.ModuleList(DecoderBlock(block, width, eps) for block in spec.layers())
-        self.final_norm = make_norm(spec.final_norm, width, eps) if spec.num_final_norms else None
+        self.first_norm = _outer_norm(spec) if spec.has_embedding_norm else None
+        self.blocks = nn.ModuleList(DecoderBlock(block, spec) for block in spec.layers())
+        self.final_norm = _outer_norm(spec) if spec.num_final_norms else None
         self.head = nn.Linear(width, spec.vocab_size, bias=spec.head_bias)
         if spec.tied_embeddings:
             self.head.weight = self.tokens.weight
@@ -82,31 +89,56 @@ class Transformer(nn.Module):
         return _parameters(self.final_norm, self.head)
 
     def initial_value(self, name: str, parameter: nn.Parameter) -> torch.Tensor:
-        """The weight of that name before training. It depends on seed and name alone.
+        """The weight of that name before training."""
+        return self.initial_part(name, parameter.shape, 0, parameter.numel()).view(parameter.shape)
+
+    def initial_part(
+        self, name: str, shape: torch.Size, first: int, last: int, part: Box | None = None
+    ) -> torch.Tensor:
+        """The elements `[first, last)`, row by row, of a part of a weight before training.
+
+        Of weights that were trained before, no more is read than that.
+        """
+        if first >= last:
+            return torch.empty(0)
+        part = part or Box((0,) * len(shape), tuple(shape), 0)
+        if self.pretrained is not None and self.pretrained.has(name):
+            return self.pretrained.read(name, part, first, last)
+        whole = self._fresh_value(name, shape)
+        at = tuple(
+            slice(start, start + length)
+            for start, length in zip(part.offsets, part.lengths, strict=True)
+        )
+        return whole[at].reshape(-1)[first:last]
+
+    def _fresh_value(self, name: str, shape: torch.Size) -> torch.Tensor:
+        """A new weight. It depends on seed and name alone.
 
         Normal, with 0.02 unless the spec has another; what adds to the residual stream
         by less, the deeper the model is (GPT-2); norms are 1, biases 0.
         """
         path, _, kind = name.rpartition(".")
         if kind in ("bias", "lora_b"):
-            return torch.zeros(parameter.shape)
+            return torch.zeros(shape)
         if kind == "lora_a":
-            std = parameter.shape[1] ** -0.5
+            std = shape[1] ** -0.5
         elif path.rpartition(".")[2] in _RESIDUAL:
             std = self.spec.initial_std / math.sqrt(2 * self.spec.num_layers)
         elif isinstance(self.get_submodule(path), nn.Linear | nn.Embedding):
             std = self.spec.initial_std
         else:
-            return torch.ones(parameter.shape)
-        return seeded_normal(parameter.shape, std, self.seed, name)
+            return torch.zeros(shape) if self.spec.norm_adds_one else torch.ones(shape)
+        return seeded_normal(shape, std, self.seed, name)
 
     def embed(self, batch: torch.Tensor) -> tuple[torch.Tensor, Rotary]:
-        """Embedded tokens, and the rotary table where positions are not learned."""
-        inputs = batch[:, :-1]
+        """Embedded tokens, and the rotary tables where positions are not learned."""
+        inputs = inputs_of(batch)
         x = self.tokens(inputs)
-        rotary = None
+        if self.spec.embedding_scale != 1.0:  # rounded as the embedding is
+            x = x * torch.tensor(self.spec.embedding_scale, dtype=x.dtype, device=x.device)
+        rotary: Rotary = {}
         if self.positions is None:
-            rotary = rotary_table(self.spec, inputs.shape[1], x)
+            rotary = rotary_tables(self.spec, inputs.shape[1], x)
         else:
             x = x + self.positions(torch.arange(inputs.shape[1], device=x.device))
         return (x if self.first_norm is None else self.first_norm(x)), rotary
@@ -117,13 +149,21 @@ class Transformer(nn.Module):
 
     def loss_sum(self, hidden: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
         """Cross-entropy summed over tokens, in fp32."""
+        logits = self.logits(hidden).flatten(0, 1).float()
+        return F.cross_entropy(logits, targets_of(batch).flatten(), reduction="sum")
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Of every token of the vocabulary, from what left the last block."""
         x = hidden if self.final_norm is None else self.final_norm(hidden)
-        logits = self.head(x).flatten(0, 1).float()
-        return F.cross_entropy(logits, batch[:, 1:].flatten(), reduction="sum")
+        logits: torch.Tensor = self.head(x)
+        if self.spec.logit_scale != 1.0:
+            logits = logits * self.spec.logit_scale
+        cap = self.spec.logit_softcap
+        return torch.tanh(logits / cap) * cap if cap else logits
 
     def weight(self, batch: torch.Tensor) -> float:
         """Tokens that are predicted."""
-        return float(batch[:, 1:].numel())
+        return float(num_predicted(batch))
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         """The mean loss: plain training, without the engine."""
@@ -134,35 +174,43 @@ class Transformer(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """Attention and feed-forward, each normalised before, with 4 norms also after."""
+    """Attention and feed-forward, each normalised before, after (OLMo 2), or both (Gemma 2)."""
 
-    def __init__(self, spec: Block, width: int, eps: float) -> None:
+    def __init__(self, spec: Block, model: ModelSpec) -> None:
         super().__init__()
         assert isinstance(spec.feed_forward, Mlp)
-        self.is_parallel = spec.parallel_residual
-        self.attention = SelfAttention(spec.attention, width, spec.norm, eps)
+        width = model.hidden_size
+        self.is_parallel, self.norms_after = spec.parallel_residual, spec.norms_after
+        self.residual_scale = model.residual_scale
+        self.attention = SelfAttention(spec.attention, spec.norm, model)
         self.feed_forward = FeedForward(spec.feed_forward, width)
-        self.norms = nn.ModuleList(make_norm(spec.norm, width, eps) for _ in range(spec.num_norms))
+        self.norms = nn.ModuleList(
+            make_norm(spec.norm, width, model) for _ in range(spec.num_norms)
+        )
 
     def forward(self, x: torch.Tensor, rotary: Rotary) -> torch.Tensor:
         """Hidden states in, the same out."""
+        norms = self.norms
         if self.is_parallel:
-            return x + self.attention(self.norms[0](x), rotary) + self._feed(self.norms[-1](x))
-        attended = self.attention(self.norms[0](x), rotary)
-        x = x + (self.norms[2](attended) if len(self.norms) == 4 else attended)
-        fed = self._feed(self.norms[1](x))
-        return x + (self.norms[3](fed) if len(self.norms) == 4 else fed)
+            return x + self.attention(norms[0](x), rotary) + self.feed_forward(norms[-1](x))
+        if self.norms_after:
+            x = x + norms[0](self.attention(x, rotary))
+            return x + norms[1](self.feed_forward(x))
+        x = self._added(x, self.attention(norms[0](x), rotary), 2)
+        return self._added(x, self.feed_forward(norms[1](x)), 3)
 
-    def _feed(self, x: torch.Tensor) -> torch.Tensor:
-        return self.feed_forward(x)
+    def _added(self, x: torch.Tensor, change: torch.Tensor, norm: int) -> torch.Tensor:
+        if len(self.norms) == 4:
+            change = self.norms[norm](change)
+        return x + (change if self.residual_scale == 1.0 else change * self.residual_scale)
 
 
 class SelfAttention(nn.Module):
     """Causal attention in which several query heads may share one head of keys and values."""
 
-    def __init__(self, spec: Attention, width: int, norm: Norm, eps: float) -> None:
+    def __init__(self, spec: Attention, norm: Norm, model: ModelSpec) -> None:
         super().__init__()
-        self.spec = spec
+        self.spec, width = spec, model.hidden_size
         bias = spec.qkv_bias
         self.query = nn.Linear(width, spec.num_heads * spec.head_dim, bias=bias)
         self.key = nn.Linear(width, spec.num_kv_heads * spec.head_dim, bias=bias)
@@ -170,10 +218,12 @@ class SelfAttention(nn.Module):
         self.out = nn.Linear(spec.num_heads * spec.v_dim, width, bias=spec.out_bias)
         self.query_norm = self.key_norm = None
         if spec.qk_norm is QkNorm.HEAD:
-            self.query_norm, self.key_norm = (make_norm(norm, spec.head_dim, eps) for _ in range(2))
+            self.query_norm, self.key_norm = (
+                make_norm(norm, spec.head_dim, model) for _ in range(2)
+            )
         elif spec.qk_norm is QkNorm.FULL:
-            self.query_norm = make_norm(norm, self.query.out_features, eps)
-            self.key_norm = make_norm(norm, self.key.out_features, eps)
+            self.query_norm = make_norm(norm, self.query.out_features, model)
+            self.key_norm = make_norm(norm, self.key.out_features, model)
 
     def forward(self, x: torch.Tensor, rotary: Rotary) -> torch.Tensor:
         """Each position looks at itself and at what came before."""
@@ -181,14 +231,28 @@ class SelfAttention(nn.Module):
         q = self._heads(self.query(x), self.query_norm)
         k = self._heads(self.key(x), self.key_norm)
         v = self.value(x).unflatten(-1, (-1, spec.v_dim)).transpose(1, 2)
-        if rotary is not None:
-            q, k = rotate(q, rotary), rotate(k, rotary)
+        if rotary:
+            table = rotary[spec.rope_theta]
+            q, k = rotate(q, table), rotate(k, table)
         repeats = spec.num_heads // spec.num_kv_heads
         if repeats > 1:
             k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
-        mask = self._window(x.shape[1], x.device)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+        y = self._attend(q, k, v)
         return self.out(y.transpose(1, 2).flatten(2))
+
+    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        spec, length = self.spec, q.shape[2]
+        mask = self._window(length, q.device)
+        if not spec.softcap:
+            return F.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=mask is None, scale=spec.scale or None
+            )
+        scores = (q @ k.transpose(-1, -2)) * (spec.scale or spec.head_dim**-0.5)
+        scores = torch.tanh(scores / spec.softcap) * spec.softcap
+        if mask is None:
+            mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+        return scores.softmax(-1, dtype=torch.float32).to(q.dtype) @ v
 
     def _heads(self, x: torch.Tensor, norm: nn.Module | None) -> torch.Tensor:
         is_full = self.spec.qk_norm is QkNorm.FULL
@@ -223,14 +287,24 @@ class FeedForward(nn.Module):
         return self.down(self.activate(self.gate(x)) * self.up(x))
 
 
-def make_norm(norm: Norm, width: int, eps: float) -> nn.Module:
-    """One normalisation over the last dimension."""
-    eps = eps or default_eps(norm)
+def make_norm(norm: Norm, width: int, model: ModelSpec) -> nn.Module:
+    """One normalisation over the last dimension, as the model has them."""
+    eps = model.norm_eps or default_eps(norm)
     if norm is Norm.RMS:
-        return nn.RMSNorm(width, eps=eps)
+        kind = RaisedNorm if model.norm_adds_one else nn.RMSNorm
+        return kind(width, eps=eps)
     return nn.LayerNorm(
         width, eps=eps, elementwise_affine=norm is not Norm.NO_WEIGHT, bias=norm is Norm.LAYER
     )
+
+
+class RaisedNorm(nn.RMSNorm):
+    """An RMS norm whose weight is added to 1; it is computed in fp32 to the end (Gemma)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The last dimension, normed."""
+        whole = F.rms_norm(x.float(), self.normalized_shape, eps=self.eps)
+        return (whole * (1.0 + self.weight.float())).to(x.dtype)
 
 
 def default_eps(norm: Norm) -> float:
@@ -238,20 +312,8 @@ def default_eps(norm: Norm) -> float:
     return 1e-6 if norm is Norm.RMS else 1e-5
 
 
-def rotary_table(spec: ModelSpec, length: int, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Cosines and sines of every position's angles (arXiv:2104.09864), in the dtype of `like`."""
-    head_dim = spec.blocks[0].attention.head_dim
-    steps = torch.arange(0, head_dim, 2, dtype=torch.float32, device=like.device) / head_dim
-    at = torch.arange(length, dtype=torch.float32, device=like.device)
-    angles = torch.outer(at, spec.rope_theta**-steps).repeat(1, 2)
-    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
-
-
-def rotate(x: torch.Tensor, rotary: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """Turn the two halves of each head against each other."""
-    cosine, sine = rotary
-    first, second = x.chunk(2, dim=-1)
-    return x * cosine + torch.cat((-second, first), dim=-1) * sine
+def _outer_norm(spec: ModelSpec) -> nn.Module:
+    return make_norm(spec.final_norm, spec.hidden_size, spec)
 
 
 def _parameters(*modules: nn.Module | None) -> list[nn.Parameter]:

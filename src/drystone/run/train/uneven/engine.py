@@ -117,7 +117,7 @@ def _initial_values(model: LayeredModel, wire: Wire, device: torch.device) -> In
     """Weights that the model has, as rank 0 has them; or, on meta, those it says it begins with."""
     if not any(parameter.is_meta for parameter in model.module.parameters()):
         return value_of_rank_0(wire, device)
-    make: InitialValue | None = getattr(model, "initial_value", None)
+    make, make_part = (getattr(model, f"initial_{what}", None) for what in ("value", "part"))
     if make is None:
         raise InvalidSpec(
             f"{type(model.module).__name__} is on the meta device and does not say what its "
@@ -125,7 +125,15 @@ def _initial_values(model: LayeredModel, wire: Wire, device: torch.device) -> In
             hint="Give it a method initial_value(name, parameter), or build it on the CPU",
         )
     place_parameters(model.module, lambda _, one: torch.empty((), device=device).expand(one.shape))
-    return make
+
+    def elements(name: str, parameter: nn.Parameter, first: int, last: int) -> torch.Tensor:
+        if make_part is not None:
+            part: torch.Tensor = make_part(name, parameter.shape, first, last)
+            return part
+        whole: torch.Tensor = make(name, parameter)
+        return whole.reshape(-1)[first:last]
+
+    return elements
 
 
 def _group_parameters(model: LayeredModel) -> list[tuple[str, Named]]:
@@ -185,6 +193,30 @@ class Engine(Stepper):
         self._finish_reduction()
         self.num_steps += 1
         return self._result(loss, total)
+
+    def compute_loss(self, batches: Sequence[Batch]) -> tuple[float, float]:
+        """Losses summed over the micro-batches of all ranks, and their weight; no gradients."""
+        self._timer.begin()
+        self._order = [self._front, *self._blocks, self._back]
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
+        self.model.module.eval()
+        with torch.no_grad():
+            unit = self._gather_next()
+            entered = [self.model.embed(batch) for batch in batches]
+            unit.free()
+            for layer in range(len(self._blocks)):
+                unit = self._gather_next()
+                entered = [
+                    (self.model.run_block(layer, hidden, extras), extras)
+                    for hidden, extras in entered
+                ]
+                unit.free()
+            unit = self._gather_next()
+            for batch, (hidden, _) in zip(batches, entered, strict=True):
+                loss_sum += self.model.loss_sum(hidden, batch)
+            unit.free()
+        self.model.module.train()
+        return self._summed(loss_sum, sum(self.model.weight(batch) for batch in batches))
 
     def _gather_order(self) -> list[Layer]:
         """Layers in the order in which they are gathered; the last block stays for its backward."""

@@ -82,7 +82,9 @@ def _normalised(shares: Sequence[float]) -> list[float]:
     return [share / total for share in shares]
 
 
-InitialValue = Callable[[str, nn.Parameter], torch.Tensor]
+# Elements [first, last) of a parameter, row by row. Every rank asks for every parameter, in one
+# order, though it may be for none of its elements.
+InitialValue = Callable[[str, nn.Parameter, int, int], torch.Tensor]
 
 
 class Unit:
@@ -272,13 +274,12 @@ class Unit:
     ) -> None:
         """Parameter by parameter: never more than one of them is whole on a rank for this."""
         for (name, parameter), offset in zip(parameters, self._offsets, strict=True):
-            first, last = max(start, offset), min(end, offset + parameter.numel())
+            first = min(max(start, offset), end)
+            last = max(min(end, offset + parameter.numel()), first)
             with host_memory():
-                value = initial_value(name, parameter)
-                if first < last:
-                    part = value.reshape(-1)[first - offset : last - offset]
-                    self._piece[first - start : last - start].copy_(part)
-            del value
+                values = initial_value(name, parameter, first - offset, last - offset)
+                self._piece[first - start : last - start].copy_(values)
+            del values
 
     def _owned(
         self, parameters: Sequence[tuple[str, nn.Parameter]], start: int, end: int
@@ -368,12 +369,12 @@ class Layer:
 def value_of_rank_0(wire: Wire, device: torch.device) -> InitialValue:
     """The parameter as rank 0 made it, should the ranks have been seeded differently."""
 
-    def value(_: str, parameter: nn.Parameter) -> torch.Tensor:
+    def value(_: str, parameter: nn.Parameter, first: int, last: int) -> torch.Tensor:
         whole = parameter.detach().to(device, torch.float32).contiguous()
         if wire.num_ranks > 1:
             whole = whole.clone() if whole.data_ptr() == parameter.data_ptr() else whole
             torch.distributed.broadcast(whole, group_src=0, group=wire.group)
-        return whole
+        return whole.reshape(-1)[first:last]
 
     return value
 

@@ -98,6 +98,24 @@ class WholeEngine(Stepper):
         self.num_steps += 1
         return self._result(loss_sum, total)
 
+    def compute_loss(self, batches: Sequence[Batch]) -> tuple[float, float]:
+        """Losses summed over the micro-batches of all ranks, and their weight; no gradients."""
+        self._timer.begin()
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
+        self.model.module.eval()
+        with torch.no_grad():
+            for layer in self._in_order:
+                self._ready(layer)
+            for batch in batches:
+                hidden, extras = self.model.embed(batch)
+                for at in range(len(self._blocks)):
+                    hidden = self.model.run_block(at, hidden, extras)
+                loss_sum += self.model.loss_sum(hidden, batch)
+        for layer in self._in_order:
+            layer.leave()
+        self.model.module.train()
+        return self._summed(loss_sum, sum(self.model.weight(batch) for batch in batches))
+
     @property
     def _in_order(self) -> list[Layer]:
         """As they are used first."""

@@ -2,8 +2,10 @@
 
 After Qiao et al., OSDI 2021, and its artifact (github:petuum/adaptdl, branch osdi21-artifact). The
 search (`search.py`) maximises the power mean, p = -1, of speedups over what a job
-would do with its fair share of the GPUs. A job at most doubles the GPUs it has had so far. A change
-is worth only (age - restarts x cost) / (age + cost) of its speedup.
+would do with its fair share of the GPUs. A job at most doubles the GPUs it has had so far, since
+Pollux learns how it scales while it runs; `pollux-freed` is without this rule, which who is told
+all speeds does not need. A change is worth only (age - restarts x cost) / (age + cost) of its
+speedup.
 
 On GPUs of several types a speedup is the mean over the types of how speeds grow with the count; it
 cannot tell a fast GPU from a slow one. Chance is drawn from the time and the size of the snapshot:
@@ -53,10 +55,21 @@ def pollux(
     return share_gpus(snapshot, memory, nodes)
 
 
-def share_gpus(
-    snapshot: Snapshot, memory: PolluxMemory | None, nodes: IntArray
+def pollux_freed(
+    snapshot: Snapshot, memory: PolluxMemory | None
 ) -> tuple[list[Decision], PolluxMemory | None]:
-    """One round on some of the nodes; jobs on others leave them."""
+    """One round in which every job may have as many GPUs as it can use from the start."""
+    nodes = np.flatnonzero(snapshot.nodes.num_gpus > 0)
+    return share_gpus(snapshot, memory, nodes, doubles=False)
+
+
+def share_gpus(
+    snapshot: Snapshot, memory: PolluxMemory | None, nodes: IntArray, *, doubles: bool = True
+) -> tuple[list[Decision], PolluxMemory | None]:
+    """One round on some of the nodes; jobs on others leave them.
+
+    `doubles`: a job at most doubles the GPUs that it has had.
+    """
     jobs = snapshot.jobs
     lookup = option_lookup(snapshot)
     has_none = lookup.max(axis=(1, 2), initial=-1) < 0
@@ -66,6 +79,8 @@ def share_gpus(
     if not len(rows) or not len(nodes):
         return [*refusals, *_preempt_all(snapshot, rows)], memory
     most = max_gpus(snapshot, memory)
+    if not doubles:
+        most = np.full(len(jobs), int(snapshot.capacity.sum()))
     rows = rows[np.argsort(jobs.attained_gpu_seconds[rows], kind="stable")]
     problem = _problem(snapshot, rows, nodes, most, lookup)
     names = tuple(jobs.specs[row].id for row in rows)

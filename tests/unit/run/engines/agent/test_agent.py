@@ -22,7 +22,8 @@ from drystone.run.engines.agent.client import (
     Remote,
     start_agent,
 )
-from drystone.run.engines.agent.launches import LOST_EXIT, birth_of, read_json
+from drystone.run.engines.agent.keeper import birth_of
+from drystone.run.engines.agent.launches import LOST_EXIT, read_json
 from drystone.run.engines.agent.network import RefusalKind, keep_secret
 from drystone.run.engines.agent.server import Agent, listen
 from drystone.run.fence import Fenced, check_lease, raise_fence, writing
@@ -302,6 +303,7 @@ def test_a_lease_is_checked(tmp_path, monkeypatch):
     for text in (
         "", json.dumps({"epoch": 4, "expires_seconds": time.time() + 60}),
         json.dumps({"epoch": 3, "expires_seconds": time.time() - 1}),
+        json.dumps({"epoch": 3, "expires_monotonic_seconds": time.monotonic() - 1}),
     ):  # fmt: skip
         lease.write_text(text)
         with pytest.raises(Fenced):

@@ -1,0 +1,38 @@
+"""Samples as numbers: tokens, which of them are predicted, and where one document ends.
+
+A sample is a row of 64-bit numbers, one longer than what the model reads. The low 32 bits are the
+token; the next bit says that it is not predicted (a prompt, or padding); the bits above number the
+documents of a row, which do not look at each other. A plain row of tokens is such a row: all of it
+is predicted, and it is one document.
+"""
+
+from __future__ import annotations
+
+import torch
+
+TOKEN_BITS = 32
+_TOKEN_MASK = (1 << TOKEN_BITS) - 1
+SKIPPED = 1 << TOKEN_BITS  # this token is not predicted
+DOCUMENT = 1 << (TOKEN_BITS + 1)  # times the number of the document in its row
+IGNORED = -100  # what torch's cross-entropy passes over
+
+
+def inputs_of(batch: torch.Tensor) -> torch.Tensor:
+    """The tokens that the model reads."""
+    return batch[:, :-1] & _TOKEN_MASK
+
+
+def targets_of(batch: torch.Tensor) -> torch.Tensor:
+    """The tokens that it is to predict; -100 where none is."""
+    following = batch[:, 1:]
+    return (following & _TOKEN_MASK).masked_fill((following & SKIPPED) != 0, IGNORED)
+
+
+def num_predicted(batch: torch.Tensor) -> int:
+    """How many tokens of a batch are predicted."""
+    return int(((batch[:, 1:] & SKIPPED) == 0).sum())
+
+
+def documents_of(batch: torch.Tensor) -> torch.Tensor:
+    """The number of the document that each token read belongs to."""
+    return batch[:, :-1] >> (TOKEN_BITS + 1)

@@ -1,0 +1,45 @@
+"""What is not predicted weighs nothing, in the loss and in the count."""
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from drystone.describe.model_source import resolve_model
+from drystone.run.train.models.transformer import build_model
+from drystone.run.train.samples import SKIPPED, inputs_of, num_predicted, targets_of
+
+pytestmark = pytest.mark.torch
+
+
+def test_plain_tokens_are_samples():
+    batch = torch.tensor([[5, 6, 7]])
+
+    assert inputs_of(batch).tolist() == [[5, 6]]
+    assert targets_of(batch).tolist() == [[6, 7]]
+    assert num_predicted(batch) == 2
+
+
+def test_a_prompt_is_read_and_not_predicted():
+    batch = torch.tensor([[5, 6 | SKIPPED, 7]])
+
+    assert inputs_of(batch).tolist() == [[5, 6]]
+    assert targets_of(batch).tolist() == [[-100, 7]]
+    assert num_predicted(batch) == 1
+
+
+def test_the_loss_is_that_of_the_predicted_tokens_alone():
+    model = build_model(resolve_model("mini-gpt"))
+    batch = torch.randint(50, (2, 9))
+    marked = batch.clone()
+    marked[:, 1:6] |= SKIPPED
+
+    with torch.no_grad():
+        hidden, extras = model.embed(batch)
+        for block in model.blocks:
+            hidden = block(hidden, extras)
+        logits = model.head(model.final_norm(hidden))[:, 5:].flatten(0, 1)
+        expected = torch.nn.functional.cross_entropy(logits, batch[:, 6:].flatten())
+
+        assert torch.allclose(model(marked), expected, rtol=1e-6)

@@ -61,6 +61,10 @@ class Optimizer(StrEnum):
     LAMB = "lamb"
 
 
+# They look at rows, columns or blocks of a parameter, so whoever updates one must hold all of it.
+WHOLE_MATRIX_OPTIMIZERS = frozenset({Optimizer.ADAM_8BIT, Optimizer.ADAFACTOR, Optimizer.MUON})
+
+
 class StepKernel(StrEnum):
     """How the optimizer walks over the parameters; it decides the temporaries of the step."""
 

@@ -15,8 +15,9 @@ from drystone.describe.model import ModelSpec
 from drystone.describe.pool import GpuGroup, Pool, make_pool
 from drystone.describe.recipe import Recipe, auto_precision
 from drystone.plan.cells.search import Cells, NearestMiss, cell_plan, search_cells
+from drystone.plan.executable import executable_cells, marked
 from drystone.plan.groups.pipelines import plan_groups
-from drystone.plan.options import count_grid, executable_cells, marked
+from drystone.plan.options import count_grid
 from drystone.plan.plan import Plan, Way
 from drystone.plan.uneven.assignment import AssignmentShortfall
 from drystone.plan.uneven.data_parallel import plan_uneven

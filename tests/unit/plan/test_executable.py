@@ -7,7 +7,8 @@ from drystone.describe.layout import Sharding
 from drystone.describe.model_source import find_model
 from drystone.describe.pool import GpuGroup, make_pool, parse_pool
 from drystone.describe.recipe import Offload, Precision, Recipe
-from drystone.plan.options import enumerate_options, equal_ways, executable_cells
+from drystone.plan.executable import equal_ways, executable_cells
+from drystone.plan.options import enumerate_options
 from drystone.plan.plan import Plan, Way
 from drystone.plan.search import plan_executable
 

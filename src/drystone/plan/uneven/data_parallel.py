@@ -22,7 +22,7 @@ import numpy.typing as npt
 from drystone.describe.layout import Sharding
 from drystone.describe.model import ModelSpec, ModuleSpec
 from drystone.describe.pool import GpuGroup, Pool
-from drystone.describe.recipe import Recipe
+from drystone.describe.recipe import WHOLE_MATRIX_OPTIMIZERS, Recipe
 from drystone.estimate.layer import (
     LayerSeconds,
     compute_memory_bytes,
@@ -62,9 +62,11 @@ def plan_uneven(model: ModelSpec, recipe: Recipe, pool: Pool) -> Plan | Assignme
 
     With the state divided and layer by layer, or, where that fits and is faster, all of it on each.
     """
+    if recipe.optimizer in WHOLE_MATRIX_OPTIMIZERS and pool.num_gpus > 1:
+        return _plan_whole(model, recipe, pool)
     layered = _plan_layered(model, recipe, pool)
-    whole = _plan_whole(model, recipe, pool) if len(pool.groups) > 1 else None
-    if whole is None:
+    whole = _plan_whole(model, recipe, pool) if len(pool.groups) > 1 else layered
+    if not isinstance(whole, Plan):
         return layered
     if isinstance(layered, Plan) and layered.step_seconds <= whole.step_seconds:
         return layered
@@ -92,13 +94,17 @@ def _plan_layered(model: ModelSpec, recipe: Recipe, pool: Pool) -> Plan | Assign
     return make_plan(model, mine, pool, best, items=best_items, needs=needs)
 
 
-def _plan_whole(model: ModelSpec, recipe: Recipe, pool: Pool) -> Plan | None:
-    """The fastest with all state on every rank; None where it does not fit on some."""
-    plans = []
+def _plan_whole(model: ModelSpec, recipe: Recipe, pool: Pool) -> Plan | AssignmentShortfall:
+    """The fastest with all state on every rank; or by how much the leanest of them does not fit."""
+    plans: list[Plan] = []
+    shortfall = AssignmentShortfall(
+        reason="whole weights with offload cannot be executed", short_bytes=0.0
+    )
     for mine in whole_recipes(recipe):
         spec = _whole_spec(model, mine, pool)
         found = _least_compute(spec, spec.regimes[0])
         if not isinstance(found, Assignment):
+            shortfall = found
             continue
         found = replace(
             found, groups=tuple(replace(group, state_share=1.0) for group in found.groups)
@@ -117,7 +123,7 @@ def _plan_whole(model: ModelSpec, recipe: Recipe, pool: Pool) -> Plan | None:
         plans.append(
             make_plan(model, mine, pool, found, items=items, needs=needs, sharding=Sharding.NONE)
         )
-    return min(plans, key=lambda plan: plan.step_seconds, default=None)
+    return min(plans, key=lambda plan: plan.step_seconds) if plans else shortfall
 
 
 def _whole_spec(model: ModelSpec, recipe: Recipe, pool: Pool) -> AssignmentSpec:

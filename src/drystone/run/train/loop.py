@@ -9,9 +9,8 @@ from typing import Any, TextIO
 
 import torch
 
-from drystone.describe.job import TrainConfig
 from drystone.describe.model import ModuleSpec
-from drystone.describe.recipe import Offload, Optimizer, Precision, Recipe, StepKernel, Tuning
+from drystone.describe.recipe import Offload, Precision, Recipe, Tuning
 from drystone.errors import InvalidSpec
 from drystone.plan.checkpoints import checkpoint_interval
 from drystone.plan.plan import Plan
@@ -26,9 +25,10 @@ from drystone.run.train.judgement import Evaluation, LossWatch, keep_best
 from drystone.run.train.models.lora import add_adapters
 from drystone.run.train.models.module import UserModule, build_user_module
 from drystone.run.train.models.transformer import Transformer, build_model
+from drystone.run.train.optimizers import choose_optimizer
 from drystone.run.train.reporters import Curves, open_curves
 from drystone.run.train.step_report import StepReport, write_event, write_report
-from drystone.run.train.trainer import MakeOptimizer, Trainer
+from drystone.run.train.trainer import Trainer
 
 _DTYPES = {
     Precision.FP32: torch.float32,
@@ -218,28 +218,3 @@ def _check_recipe(recipe: Recipe) -> None:
         )
     if recipe.dropout:
         raise InvalidSpec("the reference transformer has no dropout")
-
-
-def choose_optimizer(
-    optimizer: Optimizer, config: TrainConfig, *, kernel: StepKernel = StepKernel.FUSED
-) -> MakeOptimizer:
-    """Optimizers that treat every element apart, so that a piece of a matrix is enough for them."""
-    how = {"fused": kernel is StepKernel.FUSED, "foreach": kernel is StepKernel.FOREACH}
-    learning_rate, betas = config.learning_rate, (config.beta1, config.beta2)
-
-    def make(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        match optimizer:
-            case Optimizer.ADAM:
-                return torch.optim.AdamW(
-                    groups, lr=learning_rate, betas=betas, eps=config.epsilon, **how
-                )
-            case Optimizer.SGD:
-                return torch.optim.SGD(groups, lr=learning_rate, **how)
-            case Optimizer.SGD_MOMENTUM:
-                return torch.optim.SGD(groups, lr=learning_rate, momentum=0.9, **how)
-        raise InvalidSpec(
-            f"optimizer {optimizer.value} cannot be trained yet",
-            hint="Plan with adam, sgd or sgd-momentum",
-        )
-
-    return make

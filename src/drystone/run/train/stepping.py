@@ -96,12 +96,12 @@ class Stepper:
 
     def parameter_groups(self, *, weight_decay: float = 0.0) -> list[dict[str, object]]:
         """For a torch optimizer: matrices decay, vectors do not. Either list may be empty."""
-        trained = [one for one in self.owned if one.value.requires_grad]
-        matrices = [one.value for one in trained if len(one.shape) > 1]
-        vectors = [one.value for one in trained if len(one.shape) <= 1]
+        trained = [owned for owned in self.owned if owned.value.requires_grad]
+        matrices = [owned for owned in trained if len(owned.shape) > 1]
+        vectors = [owned for owned in trained if len(owned.shape) <= 1]
         return [
-            {"params": matrices, "weight_decay": weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
+            {"params": [owned.value for owned in some], "weight_decay": decay, "owned": some}
+            for some, decay in ((matrices, weight_decay), (vectors, 0.0))
         ]
 
     def clip_gradients(self, result: StepResult, most: float) -> None:

@@ -34,6 +34,7 @@ class Owned:
     value: nn.Parameter  # 1-D; a view of the unit's piece; fp32 if trained
     part: Box | None = None  # of the parameter, within which they are counted; None: all of it
     is_counted: bool = True  # not a copy of what another rank holds too
+    is_in_block: bool = False  # not of what stands around the blocks
 
     def slice_of(self, values: torch.Tensor) -> Slice:
         """Values for these elements, placed in the whole."""
@@ -84,6 +85,7 @@ def _normalised(shares: Sequence[float]) -> list[float]:
 
 # Elements [first, last) of a parameter, row by row. Every rank asks for every parameter, in one
 # order, though it may be for none of its elements.
+BLOCK = "block"  # with which the name of a unit begins whose parameters are those of a block
 InitialValue = Callable[[str, nn.Parameter, int, int], torch.Tensor]
 
 
@@ -302,6 +304,7 @@ class Unit:
                     last - offset,
                     value,
                     is_counted=is_counted,
+                    is_in_block=self.name.startswith(BLOCK),
                 )
 
     def _release(self) -> None:

@@ -2,7 +2,7 @@
 
 Most treat every element apart, so a piece of a matrix is enough for them. Others look at rows,
 columns or blocks of a parameter: they run only where each rank holds all of every parameter that it
-updates, and there they see it in its own shape. Such plans are chosen by `plan/options.py`.
+updates, and there they see it in its own shape. `plan/executable.py` knows.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def choose_optimizer(
     """What makes the optimizer of a recipe from the engine's groups of pieces."""
     how = {"fused": kernel is StepKernel.FUSED, "foreach": kernel is StepKernel.FOREACH}
     lr, betas = config.learning_rate, (config.beta1, config.beta2)
-    adam = {"lr": lr, "betas": betas, "eps": config.epsilon}
+    adam: dict[str, Any] = {"lr": lr, "betas": betas, "eps": config.epsilon}
 
     def make(groups: Groups) -> torch.optim.Optimizer:
         if optimizer in WHOLE_MATRIX_OPTIMIZERS:
@@ -97,7 +97,7 @@ class Shaped(torch.optim.Optimizer):
                     self._parts.append((group, inner, pairs))
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         """One step of each part."""
         for group, inner, pairs in self._parts:
             for inner_group in inner.param_groups:
@@ -130,7 +130,7 @@ class Lion(torch.optim.Optimizer):
         super().__init__(groups, {"lr": lr, "betas": betas, "weight_decay": 0.0})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         """Decay, move by the sign, then remember."""
         for group in self.param_groups:
             values = [value for value in group["params"] if value.grad is not None]
@@ -159,7 +159,7 @@ class AdamW8bit(torch.optim.Optimizer):
         self._codes: dict[tuple[torch.device, bool], torch.Tensor] = {}
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         """Unpacked, moved and packed again, a few megabytes at a time."""
         for group in self.param_groups:
             for value in group["params"]:
@@ -188,7 +188,7 @@ class AdamW8bit(torch.optim.Optimizer):
         start: int,
         end: int,
     ) -> None:
-        gradient = value.grad[start:end]  # type: ignore[index]
+        gradient = value.grad[start:end]
         (first, second), number = group["betas"], float(state["step"])
         mean = self._unpack(state, "exp_avg", start, end, is_signed=True)
         square = self._unpack(state, "exp_avg_sq", start, end, is_signed=False)

@@ -28,9 +28,9 @@ def targets_of(batch: torch.Tensor) -> torch.Tensor:
     return (following & _TOKEN_MASK).masked_fill((following & SKIPPED) != 0, IGNORED)
 
 
-def num_predicted(batch: torch.Tensor) -> int:
-    """How many tokens of a batch are predicted."""
-    return int(((batch[:, 1:] & SKIPPED) == 0).sum())
+def num_predicted(batch: torch.Tensor) -> torch.Tensor:
+    """How many tokens of a batch are predicted; on its device, for the host not to wait."""
+    return ((batch[:, 1:] & SKIPPED) == 0).sum()
 
 
 def documents_of(batch: torch.Tensor) -> torch.Tensor:

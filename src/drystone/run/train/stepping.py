@@ -16,7 +16,7 @@ import torch
 
 from drystone.run.train.collectives import Pending, Wire, Worked
 from drystone.run.train.emulate import KINDS, Pacer, active_ledger
-from drystone.run.train.models.layered import Batch
+from drystone.run.train.models.layered import Batch, Weight
 from drystone.run.train.timing import make_timer
 from drystone.run.train.uneven.shard import Owned
 
@@ -87,9 +87,9 @@ class Stepper:
         """Losses summed over this step's samples of all ranks, and their weight; no gradients."""
         raise NotImplementedError
 
-    def _summed(self, loss_sum: torch.Tensor, weight: float) -> tuple[float, float]:
+    def _summed(self, loss_sum: torch.Tensor, weight: Weight) -> tuple[float, float]:
         """Both over all ranks."""
-        mine = torch.tensor([float(loss_sum), weight], dtype=torch.float64, device=self.device)
+        mine = torch.cat((loss_sum.reshape(1), self._on_device(weight)))
         self.wire.sum(mine).wait()
         loss, total = self.wire.read(mine)
         return loss, total
@@ -120,10 +120,13 @@ class Stepper:
             if one.value.grad is not None
         ]
 
-    def _start_total(self, mine: float) -> Total:
+    def _start_total(self, mine: Weight) -> Total:
         """Sum what counts over the ranks, while the forward pass runs."""
-        total = torch.tensor([mine], dtype=torch.float64, device=self.device)
+        total = self._on_device(mine)
         return Total(total, self.wire.sum(total))
+
+    def _on_device(self, weight: Weight) -> torch.Tensor:
+        return torch.as_tensor(weight, dtype=torch.float64, device=self.device).reshape(1)
 
     def _loss_gradient(self, loss: torch.Tensor, total: Total) -> torch.Tensor:
         """With which a backward pass begins at a sum of losses."""

@@ -142,7 +142,7 @@ class CellEngine(Stepper):
         """Over all ranks: each sample is counted by one rank of the last stage."""
         counts = self.seat.stage == self.layout.chunks[-1].stage and self.seat.tp_index == 0
         mine = sum(num_predicted(batch) for batch in batches) if counts else 0
-        return self._start_total(float(mine))
+        return self._start_total(mine)
 
     def _take(self, action: Action, given: torch.Tensor | None, batches: Sequence[Batch]) -> None:
         run, chunk = self._runs[action.chunk], action.chunk

@@ -161,9 +161,9 @@ class Transformer(nn.Module):
         cap = self.spec.logit_softcap
         return torch.tanh(logits / cap) * cap if cap else logits
 
-    def weight(self, batch: torch.Tensor) -> float:
+    def weight(self, batch: torch.Tensor) -> torch.Tensor:
         """Tokens that are predicted."""
-        return float(num_predicted(batch))
+        return num_predicted(batch)
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         """The mean loss: plain training, without the engine."""

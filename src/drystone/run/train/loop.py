@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, TextIO
 
 import torch
@@ -22,6 +24,8 @@ from drystone.run.train.collectives import Wire
 from drystone.run.train.config import RankConfig
 from drystone.run.train.data import open_tokens, rank_works
 from drystone.run.train.emulate import VARIABLE, EmulatedDevice, rank_gpus, read_emulation
+from drystone.run.train.export import export_plan
+from drystone.run.train.models.huggingface import exported_model
 from drystone.run.train.models.lora import add_adapters
 from drystone.run.train.models.module import UserModule, build_user_module
 from drystone.run.train.models.transformer import Transformer, build_model
@@ -76,9 +80,29 @@ def _run(trainer: Trainer, plan: Plan, config: RankConfig, stream: TextIO) -> No
         for step, path in trainer.take_saved(wait=is_last or config.waits_for_saves):
             if is_speaker:
                 write_event(stream, "checkpoint", step=step, path=str(path))
+    is_left = trainer.progress.step < config.num_steps
     if is_speaker:
-        event = "left" if trainer.progress.step < config.num_steps else "finished"
+        if not is_left and config.export != "none":
+            write_event(stream, "exported", path=str(_export(plan, config)))
+        event = "left" if is_left else "finished"
         write_event(stream, event, step=trainer.progress.step)
+
+
+def _export(plan: Plan, config: RankConfig) -> Path:
+    """What was trained, as `transformers` or PEFT reads it, beside the checkpoints."""
+    if config.checkpoints is None:
+        raise InvalidSpec("nothing was saved to export from", hint="Give --checkpoints FOLDER")
+    out = config.checkpoints.absolute().parent / "export"
+    shutil.rmtree(out, ignore_errors=True)  # of an attempt before
+    is_bf16 = plan.recipe.precision is Precision.BF16_MIXED
+    export_plan(
+        config.checkpoints,
+        plan,
+        out,
+        dtype=torch.bfloat16 if is_bf16 else torch.float32,
+        is_adapter=config.export == "peft",
+    )
+    return out
 
 
 def prepare(
@@ -92,6 +116,7 @@ def prepare(
     """Everything that the plan says, checked and built."""
     recipe = plan.recipe
     _check_recipe(recipe)
+    _check_export(plan, config)
     model = _build(plan, config)
     given: dict[str, Any] = {
         "optimizer": choose_optimizer(recipe.optimizer, config, kernel=recipe.step_kernel),
@@ -124,6 +149,17 @@ def _build(plan: Plan, config: RankConfig) -> Transformer | UserModule:
     if plan.recipe.tuning is Tuning.LORA:
         add_adapters(model, plan.recipe.lora, seed=config.seed)
     return model
+
+
+def _check_export(plan: Plan, config: RankConfig) -> None:
+    """What cannot be written at the end is refused at the beginning."""
+    if config.export == "none":
+        return
+    if config.export == "peft" and plan.recipe.tuning is Tuning.FULL:
+        raise InvalidSpec("export: peft, but there are no adapters", hint="Write huggingface")
+    if isinstance(plan.model, ModuleSpec):
+        raise InvalidSpec("export: no format is known for a module of your own")
+    exported_model(plan.model)
 
 
 def _check_recipe(recipe: Recipe) -> None:

@@ -192,6 +192,7 @@ def job_file_page() -> Iterator[str]:
     yield ""
     for prefix, part, section in (
         ("", parts.JobPart, "-"),
+        ("data.", parts.DataPart, "data"),
         ("train.", parts.TrainPart, "train"),
         ("train.optimizer.", parts.OptimizerPart, "optimizer"),
         ("tune.", parts.TunePart, "-"),

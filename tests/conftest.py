@@ -29,6 +29,23 @@ _LEFT_OUT = "left out: "  # how the reason of a skip begins that somebody could 
 _ONE_BY_ONE = ("accuracy", "golden", "oracles", "properties", "runtime")
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="where the tests of the runtime train; on GPUs with NCCL (tests/gpu/README.md)",
+    )
+
+
+def pytest_configure(config):
+    """On a machine with GPUs the suite does not touch them, unless it is told to."""
+    if config.getoption("--device") == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    else:
+        os.environ["DRYSTONE_TEST_DEVICE"] = "cuda"
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_xdist_auto_num_workers(config):
     """With the slow tests one more than processors: a third of their time they only wait."""

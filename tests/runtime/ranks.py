@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import nccl_rules
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
 SECONDS = 90
+ON_GPUS = os.environ.get("DRYSTONE_TEST_DEVICE") == "cuda"
 START_METHOD = "forkserver"  # whoever starts processes so has what is imported below
 
 multiprocessing.set_forkserver_preload(
@@ -35,7 +37,14 @@ multiprocessing.set_forkserver_preload(
 def run_ranks(
     function: Callable[..., Any], num_ranks: int, *args: Any, backend: str = "gloo"
 ) -> list[Any]:
-    """What `function(*args)` returns on each rank; it must live in an importable module."""
+    """What `function(*args)` returns on each rank; it must live in an importable module.
+
+    On GPUs (`pytest --device cuda`) what would go over gloo goes over NCCL, a GPU for each rank.
+    """
+    if ON_GPUS and backend == "gloo":
+        backend = "nccl"
+        if torch.cuda.device_count() < num_ranks:
+            pytest.skip(f"left out: {num_ranks} GPUs are needed, {torch.cuda.device_count()} here")
     with tempfile.TemporaryDirectory() as folder:
         mp.start_processes(
             _enter,
@@ -59,6 +68,9 @@ def _enter(
     nccl_rules.register(timedelta(seconds=SECONDS))
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
+    if backend == "nccl":
+        os.environ["LOCAL_RANK"] = str(rank)
+        torch.cuda.set_device(rank)
     dist.init_process_group(
         backend,
         init_method=f"file://{folder}/store",

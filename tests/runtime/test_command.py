@@ -59,7 +59,7 @@ def test_the_flags_of_a_rank_are_the_fields_of_its_configuration():
     named = ["--steps", "2", "--lr", "0.1", "--tokenizer", "t.json", "--keep", "1",
              "--wait-for-saves", "--rebalance", "--timeout", "9"]  # fmt: skip
     assert read_flags(parser.parse_args(named)) == RankConfig(
-        num_steps=2, learning_rate=0.1, tokenizer=Path("t.json"), keep=1, waits_for_saves=True,
+        num_steps=2, learning_rate=0.1, tokenizer="t.json", keep=1, waits_for_saves=True,
         rebalances=True, timeout_seconds=9.0,
     )  # fmt: skip
 

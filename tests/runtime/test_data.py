@@ -88,13 +88,15 @@ def test_a_text_is_tokenised_where_a_tokenizer_is_given(tmp_path: Path):
         assert source.read([0]).tolist() == [[0, 1, 2, 1, 0, 3, 2]]
     with pytest.raises(UnreadableFile, match="tokenizer"):
         open_tokens(str(path), seq_len=6, vocab_size=4, tokenizer=path)
+    (tmp_path / "a.bin").write_bytes(b"ab")
     with pytest.raises(InvalidSpec, match="tokens already"):
-        open_tokens("a.bin", seq_len=6, vocab_size=4, tokenizer=tmp_path)
+        open_tokens(str(tmp_path / "a.bin"), seq_len=6, vocab_size=4, tokenizer=tmp_path)
 
 
 def test_files_that_will_not_do_are_refused(tmp_path: Path):
     (tmp_path / "short.bin").write_bytes(b"ab")
     (tmp_path / "empty.bin").write_bytes(b"")
+    (tmp_path / "tokens.csv").write_bytes(b"1,2")
     (tmp_path / "large.txt").write_text("zzzzzz", encoding="utf-8")
 
     with pytest.raises(InvalidSpec, match="holds 1 tokens"):

@@ -23,7 +23,7 @@ from drystone.describe.recipe import Lora, Tuning
 from drystone.errors import InvalidSpec
 from drystone.plan.plan import Plan, load_plan, save_plan
 from drystone.run.train.__main__ import main
-from drystone.run.train.data import open_tokens
+from drystone.run.train.data import DataRequest, open_source
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 
@@ -40,8 +40,8 @@ def a_folder_plan(name: str, folder: Path, **recipe) -> Plan:
 
 
 def first_batch(plan: Plan) -> torch.Tensor:
-    source = open_tokens("synthetic", seq_len=plan.recipe.seq_len, vocab_size=61, seed=0)
-    return source.read(range(4))
+    request = DataRequest(name="synthetic", seq_len=plan.recipe.seq_len, vocab_size=61, seed=0)
+    return open_source(request).read(range(4))
 
 
 def trained(plan: Plan, folder: Path, capsys, *more: str) -> list[dict]:
@@ -120,7 +120,10 @@ def test_what_cannot_be_exported_is_refused_before_the_first_step(tmp_path: Path
     plan = a_folder_plan("llama", tmp_path / "model")
     save_plan(plan, tmp_path / "plan.json")
 
-    assert main([str(tmp_path / "plan.json"), "--steps", "1", "--export", "peft"]) == 2
+    words = [str(tmp_path / "plan.json"), "--steps", "1", "--export", "peft"]
+    assert main(words) == 2
+    assert "--checkpoints FOLDER" in capsys.readouterr().err
+    assert main([*words, "--checkpoints", str(tmp_path / "saved")]) == 2
     assert "no adapters" in capsys.readouterr().err
 
 

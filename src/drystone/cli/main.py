@@ -53,6 +53,7 @@ VERBS: Final = MappingProxyType(
         "gpus": "List the GPU types: memory, rates, links, prices.",
         "models": "List the models known by name: shapes and parameters.",
         "doctor": "Say what is installed, missing, and which devices are here.",
+        "verify": "Try on these devices everything that training needs.",
     }
 )
 _SHARED_FILES: Final = MappingProxyType(

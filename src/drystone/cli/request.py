@@ -21,6 +21,8 @@ from drystone.describe.model_source import ModuleReference, resolve_model
 from drystone.describe.pool import Pool, make_pool, parse_pool
 from drystone.describe.recipe import (
     AttentionKernel,
+    CudaGraphs,
+    ExpertDispatch,
     Lora,
     Loss,
     Offload,
@@ -67,6 +69,27 @@ class RecipeOptions:
     offload: Annotated[str, typer.Option(help="none, optimizer, state or activations.")] = "none"
     compiled: Annotated[bool, typer.Option("--compile", help="With torch.compile.")] = False
     dropout: Annotated[float, typer.Option(help="Share of activations dropped.")] = 0.0
+    expert_dispatch: Annotated[
+        str,
+        typer.Option(
+            help="How tokens reach their experts: auto (as the launcher), alltoall or fused "
+            "(DeepEP, HybridEP).",
+            autocompletion=words(*ExpertDispatch),
+        ),
+    ] = "auto"
+    cuda_graphs: Annotated[
+        str,
+        typer.Option(
+            help="What the host need not launch: auto (as the launcher), none, layers or full.",
+            autocompletion=words(*CudaGraphs),
+        ),
+    ] = "auto"
+    overlap_dispatch: Annotated[
+        bool, typer.Option(help="Tokens travel to experts while other ones are computed.")
+    ] = False
+    balanced_experts: Annotated[
+        bool, typer.Option(help="Every expert gets as many tokens, as benchmarks force it.")
+    ] = False
     launcher: Annotated[
         str, typer.Option(help="Whose conventions on bytes apply: see docs/launchers.md.")
     ] = "drystone"
@@ -103,6 +126,10 @@ class RecipeOptions:
             offload=parse_word(Offload, self.offload, "offload"),
             compiled=self.compiled,
             dropout=self.dropout,
+            expert_dispatch=parse_word(ExpertDispatch, self.expert_dispatch, "expert dispatch"),
+            cuda_graphs=parse_word(CudaGraphs, self.cuda_graphs, "kind of CUDA graphs"),
+            overlap_dispatch=self.overlap_dispatch,
+            balanced_experts=self.balanced_experts,
             launcher=self.launcher,
         )
 

@@ -167,6 +167,7 @@ def _parse_row(row: dict[str, str]) -> GpuSpec:
         fp16_flops=_number(row["fp16_tflops"]) * TERA,
         bf16_flops=_number(row["bf16_tflops"]) * TERA,
         fp8_flops=_number(row["fp8_tflops"]) * TERA,
+        fp4_flops=_number(row["fp4_tflops"]) * TERA,
         measured_bf16_flops=_number(row["measured_bf16_tflops"]) * TERA,
         measured_fp8_flops=_number(row["measured_fp8_tflops"]) * TERA,
         link=row["link"],

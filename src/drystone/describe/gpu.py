@@ -36,6 +36,7 @@ class GpuSpec:
     power_watts: float
     source: str
     notes: str = ""
+    fp4_flops: float = 0.0  # with scales for blocks of numbers (MXFP8 and NVFP4 need them)
     date: str = ""  # when the row was last checked, year-month-day
     is_own: bool = False  # described by a file of the user's, not by the catalogue
     like: str = ""  # of an own type: the catalogue's type that it is wired like, and filled up from

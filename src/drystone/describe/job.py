@@ -157,6 +157,18 @@ class TrainConfig:
     clip: float = option(
         1.0, "largest norm of the gradient; 0: any", section="optimizer", ge=0, le=1e12
     )
+    data_format: Literal["auto", "text", "chat", "prompt", "tokens"] = option(
+        "auto",
+        "what a record is: text, messages, prompt and completion, or token numbers",
+        section="data",
+        key="format",
+    )
+    column: str = option(
+        "", "of records that holds it; left out: by its usual name", section="data"
+    )
+    tokenizer: str = option(
+        "", "tokenizer.json or its folder; left out: the one beside the model", section="data"
+    )
     seed: int = option(0, "of weights and data", ge=0, le=2**31 - 1)
     checkpoint_every: int = option(
         0, "steps; left out: by what a save costs and how often machines fail", is_count=True, ge=0
@@ -213,6 +225,7 @@ class TrainingJob:
     model: str = ""  # empty: a command whose model nobody told us
     module: ModuleSpec | None = None  # what a look at a Python function told
     data: str = "synthetic"
+    num_rows: int = 0  # samples in an epoch, where somebody has looked at the data
     num_steps: int = 0
     num_tokens: int = 0
     num_epochs: float = 0.0
@@ -293,6 +306,8 @@ def count_steps(job: TrainingJob, shape: Shape | None) -> int:
     """Optimizer steps that the job asks for, rounded up."""
     if job.num_steps:
         return job.num_steps
+    if job.num_epochs and job.num_rows:
+        return max(1, math.ceil(job.num_epochs * job.num_rows / job.global_batch))
     step_tokens = job.global_batch * sequence_length(job, shape)
     tokens = job.num_tokens or job.num_epochs * _file_tokens(job.data)
     return max(1, math.ceil(tokens / step_tokens))
@@ -339,4 +354,10 @@ def _file_tokens(data: str) -> float:
         size = path.stat().st_size
     except (OSError, ValueError) as error:
         raise UnreadableFile(f"cannot be read: {reason_of(error)}", where=data[:300]) from None
+    if path.suffix not in _TOKEN_BYTES or path.is_dir():
+        raise InvalidSpec(
+            "nobody has counted its samples",
+            where=data[:300],
+            hint="Write train: {steps: ...}, or submit it where torch is installed",
+        )
     return size / _TOKEN_BYTES[path.suffix]

@@ -45,6 +45,7 @@ class Layout:
     pp: int = 1
     cp: int = 1
     ep: int = 1
+    etp: int = 0  # tensor parallelism inside experts; 0: as tp where ep is 1, else 1
     micro_batch: int = 1  # sequences per data-parallel rank at a time
     sharding: Sharding = Sharding.NONE
     shard_size: int = 0  # ranks that share one copy (hybrid sharding); 0: all dp x cp
@@ -65,10 +66,12 @@ class Layout:
             raise InvalidSpec(
                 f"layout: shard_size {self.shard_size} does not divide dp x cp = {ranks}"
             )
-        if (self.dp * self.cp * self.tp) % self.ep:
-            raise InvalidSpec(
-                f"layout: ep={self.ep} does not divide dp x cp x tp = {self.dp * self.cp * self.tp}"
-            )
+        if not 0 <= self.etp <= _MOST:
+            raise InvalidSpec(f"layout: etp is {self.etp}, must be 0 to {_MOST}")
+        in_stage, in_experts = self.dp * self.cp * self.tp, self.ep * self.expert_tp
+        if in_stage % in_experts:
+            asked = f"ep={self.ep}" if not self.etp else f"ep x etp = {self.ep} x {self.etp}"
+            raise InvalidSpec(f"layout: {asked} does not divide dp x cp x tp = {in_stage}")
         if self.pp == 1 and (self.virtual_stages > 1 or self.vocab_barriers):
             raise InvalidSpec("layout: virtual stages and a spread vocabulary need pp > 1")
         if self.vocab_barriers < 0 or self.shard_size < 0:
@@ -79,11 +82,18 @@ class Layout:
         """GPUs it takes."""
         return self.dp * self.cp * self.tp * self.pp
 
+    @property
+    def expert_tp(self) -> int:
+        """Ranks that share one expert's matrices."""
+        return self.etp or (self.tp if self.ep == 1 else 1)
+
     def __str__(self) -> str:
         parts = [f"dp={self.dp}", f"tp={self.tp}", f"pp={self.pp}"]
         parts += [
             f"{name}={getattr(self, name)}" for name in ("cp", "ep") if getattr(self, name) > 1
         ]
+        if self.etp:
+            parts.append(f"etp={self.etp}")
         parts.append(f"micro={self.micro_batch}")
         if self.sharding:
             parts.append(f"zero={int(self.sharding)}")
@@ -103,9 +113,9 @@ class Layout:
 
 
 _KEYS = {
-    "dp": "dp", "tp": "tp", "pp": "pp", "cp": "cp", "ep": "ep", "micro": "micro_batch",
-    "zero": "sharding", "shard": "shard_size", "sp": "sequence_parallel", "vpp": "virtual_stages",
-    "schedule": "schedule", "keep": "keep_gathered",
+    "dp": "dp", "tp": "tp", "pp": "pp", "cp": "cp", "ep": "ep", "etp": "etp",
+    "micro": "micro_batch", "zero": "sharding", "shard": "shard_size", "sp": "sequence_parallel",
+    "vpp": "virtual_stages", "schedule": "schedule", "keep": "keep_gathered",
     "vocab": "vocab_barriers",
 }  # fmt: skip
 
@@ -158,7 +168,8 @@ def check_layout(model: ModelSpec, recipe: Recipe, layout: Layout) -> list[str]:
         problems += _check_block(block, layout)
     if layout.ep > 1 and not model.is_moe:
         problems.append(f"ep={layout.ep}, but {model.name} has no experts")
-    if layout.pp * layout.virtual_stages > model.num_layers:
+    # Embedding and loss may stand in the place of a layer: 94 layers fill 96 virtual stages.
+    if layout.pp * layout.virtual_stages > model.num_layers + 2 * (layout.virtual_stages > 1):
         problems.append(
             f"{model.num_layers} layers do not fill {layout.pp * layout.virtual_stages} "
             "pipeline stages"
@@ -202,6 +213,7 @@ class Layouts:
     pp: IntArray
     cp: IntArray
     ep: IntArray
+    etp: IntArray  # never 0: resolved as in `Layout.expert_tp`
     micro_batch: IntArray
     sharding: IntArray  # Sharding codes
     shard_size: IntArray  # never 0: resolved to dp x cp
@@ -233,12 +245,14 @@ class Layouts:
         for name in columns:
             if name not in known:
                 raise UnknownName("layout column", name, known)
-        off = {"sharding": 0, "shard_size": 0, "sequence_parallel": 0, "gpipe": 0,
+        off = {"sharding": 0, "etp": 0, "shard_size": 0, "sequence_parallel": 0, "gpipe": 0,
                "keep_gathered": 0, "vocab_barriers": 0}  # fmt: skip
         given = [np.asarray(columns.get(name, off.get(name, 1)), dtype=np.int64) for name in known]
         arrays = dict(
             zip(known, np.broadcast_arrays(*[np.atleast_1d(a) for a in given]), strict=True)
         )
+        usual = np.where(arrays["ep"] == 1, arrays["tp"], 1)
+        arrays["etp"] = np.where(arrays["etp"] > 0, arrays["etp"], usual)
         all_ranks = arrays["dp"] * arrays["cp"]
         arrays["shard_size"] = np.where(arrays["shard_size"] > 0, arrays["shard_size"], all_ranks)
         return cls(**arrays)

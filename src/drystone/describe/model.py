@@ -123,6 +123,8 @@ class Experts:
     shared_ffn_size: int = 0  # of all shared experts together
     has_shared_gate: bool = False  # Qwen: a sigmoid gate on the shared expert
     router_bias: bool = False
+    num_groups: int = 1  # groups of experts that lie together (DeepSeek) ...
+    top_groups: int = 1  # ... and how many of them the experts of one token may come from
 
     def __post_init__(self) -> None:
         _positive("experts", num_experts=self.num_experts, top_k=self.top_k, ffn_size=self.ffn_size)

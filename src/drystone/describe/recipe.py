@@ -26,9 +26,14 @@ class Precision(StrEnum):
     BF16_MIXED = "bf16-mixed"
     FP16 = "fp16"  # weights, gradients and states all 16 bit
     BF16 = "bf16"
-    FP8_MIXED = "fp8-mixed"  # matrix multiplications in fp8 over bf16-mixed
+    FP8_MIXED = "fp8-mixed"  # matrix multiplications in fp8 over bf16-mixed, one scale a tensor
+    MXFP8_MIXED = "mxfp8-mixed"  # the same with one scale for 32 numbers
+    NVFP4_MIXED = "nvfp4-mixed"  # in 4 bit, one scale for 16 numbers
     AMP_FP16 = "amp-fp16"  # fp32 weights, gradients and states; 16-bit compute by autocast
     AMP_BF16 = "amp-bf16"
+
+
+LOW_PRECISIONS = (Precision.FP8_MIXED, Precision.MXFP8_MIXED, Precision.NVFP4_MIXED)
 
 
 def auto_precision(gpus: Iterable[GpuSpec], *, is_emulated: bool = False) -> Precision:
@@ -77,6 +82,23 @@ class Loss(StrEnum):
     PLAIN = "plain"  # full logits, cross-entropy in fp32
     FUSED = "fused"  # logits kept, loss and its gradient in one kernel, in place
     CHUNKED = "chunked"  # logits exist one chunk at a time (Liger, linear-cross-entropy)
+
+
+class ExpertDispatch(StrEnum):
+    """How tokens travel to their experts and back."""
+
+    AUTO = "auto"  # as the launcher does it
+    ALLTOALL = "alltoall"  # each copy of a token on its own (NCCL)
+    FUSED = "fused"  # a token goes to each node and rank once (DeepEP, HybridEP)
+
+
+class CudaGraphs(StrEnum):
+    """What of a step is recorded once, so that the host no longer launches it."""
+
+    AUTO = "auto"  # as the launcher does it
+    NONE = "none"
+    LAYERS = "layers"  # attention and router of each layer, not what depends on token counts
+    FULL = "full"  # the whole step; experts then have a fixed capacity
 
 
 class Tuning(StrEnum):
@@ -178,6 +200,10 @@ class Recipe:
     weight_bits: float = 0.0  # of frozen weights under QLoRA, constants included; 0: by `tuning`
     offload: Offload = Offload.NONE
     compiled: bool = False  # torch.compile
+    expert_dispatch: ExpertDispatch = ExpertDispatch.AUTO
+    cuda_graphs: CudaGraphs = CudaGraphs.AUTO
+    overlap_dispatch: bool = False  # tokens of one micro-batch travel while another one computes
+    balanced_experts: bool = False  # every expert gets as many tokens, as benchmarks force it
     dropout: float = 0.0
     launcher: str = "drystone"  # whose conventions on bytes apply: see estimate/launchers.py
     decoder_seq_len: int = 0  # encoder-decoder only; 0: as seq_len

@@ -50,6 +50,15 @@ class LauncherEfficiency:
     send_host_seconds: float = 860e-6  # host time of one exchange with the next pipeline stage
     mean_sequence_tokens: float = float("inf")  # where padding is not computed: the mean length
     masked_head_share: float = 1.0  # of positions for which a masked-language head is computed
+    # Mixtures of experts, where the recipe leaves it to the launcher.
+    expert_dispatch: str = "alltoall"
+    cuda_graphs: str = "none"
+    # Host time to route, dispatch and combine in one layer and direction, on an H100 host.
+    dispatch_host_seconds: float = 3e-3  # all-to-all: counts to the host, which waits for them
+    fused_host_seconds: float = 2e-3
+    expert_hidden_share: float = 0.7  # of the dispatch, where it runs beside compute
+    routed_passes: float = 6.0  # reads and writes of a routed row: permuted, sent, weighed, added
+    fused_row_share: float = 0.5  # of those, where a graph over the step fuses them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +132,8 @@ _TORCH_SPEED = LauncherEfficiency(
     reduce_bytes=2,
     optimizer_bytes=40,  # counted: read and write weight and two moments, clip
     selective_share=0.5,  # published: torchtitan saves every second multiplication
+    # Counted: gathered, weighed in fp32, permuted for alignment, added back in fp32.
+    routed_passes=20,
 )
 # Norms in fp32 by single operations, rotations and masks unfused.
 _HUGGING_FACE_SPEED = replace(
@@ -145,8 +156,10 @@ _MEGATRON_SPEED = replace(
     ffn_passes=3,
     loss_bytes=22,
     fp8_passes=1.0,  # counted: Transformer Engine casts inside norms and activations
+    routed_passes=6,  # counted: permuted and weighed in one kernel each way
     send_hidden_share=0.7,  # assumed: overlap_p2p_comm is the default of interleaved schedules
-    layer_host_seconds=1.68e-3,  # calibrated, as the next two
+    layer_host_seconds=1.68e-3,  # calibrated, as the next three
+    dispatch_host_seconds=1.68e-3,
     step_host_seconds=21e-3,
     shard_host_share=0.87,
     overlap_share=0.0,  # published: gradients are reduced after the backward pass unless asked
@@ -189,6 +202,22 @@ _ROWS = (
     ),
     replace(_TORCH, name="torch-fsdp"),
     replace(_TORCH, name="torchtitan", speed=replace(_TORCH_SPEED, reduce_bytes=4)),
+    replace(
+        _TORCH,
+        name="automodel",
+        # NeMo AutoModel: FSDP2 around layers of Transformer Engine, DeepEP between experts.
+        speed=replace(
+            _TORCH_SPEED,
+            hidden_passes=14,  # counted: as Megatron's, which has the same layers
+            ffn_passes=3,
+            uses_cudnn_attention=True,
+            expert_dispatch="fused",
+            routed_passes=6,
+            won_back_share=0.7,  # assumed: as nemo, which has the same layers
+        ),
+        norm_is_fused=True,
+        gated_tensors=3.0,
+    ),
     replace(_HUGGING_FACE, name="accelerate", frozen_inputs_linger=True),
     _HUGGING_FACE,
     replace(_TORCH, name="litgpt", step_copies=1.0, norm_output_is_fp32=True, loads_whole=True),
@@ -226,6 +255,7 @@ _ROWS = (
             hidden_passes=8,
             ffn_passes=3,
             layer_host_seconds=20e-6,
+            dispatch_host_seconds=20e-6,
             uses_cudnn_attention=True,
             won_back_share=0.3,
         ),
@@ -245,6 +275,12 @@ _ROWS = (
             won_back_share=0.7,
             tensor_hidden_share=0.6,
             send_hidden_share=0.9,
+            expert_dispatch="fused",  # published: the recipes of 2026 (HybridEP)
+            cuda_graphs="layers",
+            # Calibrated on Megatron-Bridge's tables, releases 25.11 to 26.04, at one sequence a
+            # micro-batch (Qwen3-30B on B200: 8.8 ms a layer), and its cards of GPT-OSS.
+            dispatch_host_seconds=5.5e-3,
+            fused_host_seconds=3e-3,
         ),
     ),
     replace(
@@ -306,7 +342,9 @@ _ROWS = (
             hidden_passes=30,  # calibrated on BERT on A40 and A100; docs/speed.md
             ffn_passes=3,  # assumed: as maxtext
             loss_bytes=14,  # counted: 16-bit logits, biased, read three times; their gradient
-            layer_host_seconds=20e-6,  # assumed: as maxtext
+            layer_host_seconds=20e-6,  # assumed: as maxtext, as the next
+            dispatch_host_seconds=20e-6,
+            routed_passes=6,  # assumed: fused
             send_host_seconds=0.0,  # assumed: none shows
             overlap_share=0.0,  # assumed
         ),

@@ -25,7 +25,7 @@ from drystone.describe.machine import Machine
 from drystone.describe.model import ModelSpec, ModuleSpec, QkNorm, Side
 from drystone.describe.option import FloatArray, IntArray, OptionSet
 from drystone.describe.pool import GpuGroup, Pool, make_pool
-from drystone.describe.recipe import Offload, Precision, Recipe, Tuning
+from drystone.describe.recipe import LOW_PRECISIONS, Offload, Precision, Recipe, Tuning
 from drystone.describe.trainable import check_trainable
 from drystone.errors import NothingFits
 from drystone.plan.cells.search import Cells, cell_plan, search_cells
@@ -372,6 +372,7 @@ def _gaps(
     }
     of_all = {
         "pure fp16": recipe.precision is Precision.FP16,
+        "multiplications in 8 or 4 bit": recipe.precision in LOW_PRECISIONS,
         "quantised weights": recipe.tuning is Tuning.QLORA,
     }
     return of_layout | {words: np.full(len(tp), applies) for words, applies in of_all.items()}

@@ -84,12 +84,12 @@ def gpt_oss(reader: ConfigReader) -> ModelSpec:
 
 def deepseek_v2(reader: ConfigReader) -> ModelSpec:
     """DeepSeek V2: latent attention; the first layers are dense if the config says so."""
-    return _deepseek(reader, first_dense=0, num_shared=2)
+    return _deepseek(reader, first_dense=0, num_shared=2, groups=(1, 1))
 
 
 def deepseek_v3(reader: ConfigReader) -> ModelSpec:
     """DeepSeek V3 without its extra layer that predicts a second token."""
-    return _deepseek(reader, first_dense=3, num_shared=1)
+    return _deepseek(reader, first_dense=3, num_shared=1, groups=(8, 4))
 
 
 def _qwen_moe(reader: ConfigReader, habits: Habits, experts: Experts) -> ModelSpec:
@@ -103,7 +103,9 @@ def _qwen_moe(reader: ConfigReader, habits: Habits, experts: Experts) -> ModelSp
     return read_decoder(reader, qwen_habits(reader, habits), experts_at)
 
 
-def _deepseek(reader: ConfigReader, *, first_dense: int, num_shared: int) -> ModelSpec:
+def _deepseek(
+    reader: ConfigReader, *, first_dense: int, num_shared: int, groups: tuple[int, int]
+) -> ModelSpec:
     attention = _latent_attention(reader)
     if reader.flag("mlp_bias", default=False):
         raise InvalidSpec(
@@ -115,11 +117,14 @@ def _deepseek(reader: ConfigReader, *, first_dense: int, num_shared: int) -> Mod
     expert_size = reader.size("moe_intermediate_size")
     if reader.is_null("n_shared_experts"):
         num_shared = 0
+    num_groups = reader.size("n_group", default=groups[0])
     experts = Experts(
         num_experts=reader.size("n_routed_experts", "num_local_experts"),
         top_k=reader.size("num_experts_per_tok"),
         ffn_size=expert_size,
         shared_ffn_size=reader.count("n_shared_experts", default=num_shared) * expert_size,
+        num_groups=num_groups,
+        top_groups=min(num_groups, reader.size("topk_group", default=groups[1])),
     )
     first_sparse = reader.count("first_k_dense_replace", default=first_dense)
     every = reader.size("moe_layer_freq", default=1)

@@ -19,7 +19,6 @@ from drystone.describe.files.job_parts import (
     ALL_LINEAR,
     LEAVES_GPUS,
     JobPart,
-    TrainPart,
     TunePart,
     options_of,
 )
@@ -35,7 +34,16 @@ from drystone.describe.model_source import is_config_folder
 from drystone.describe.recipe import Lora
 from drystone.errors import InvalidSpec, RequestError, UnreadableFile
 
-_PATH_ENDINGS: Final = (".bin", ".u16", ".u32", ".txt")
+_PATH_ENDINGS: Final = (
+    ".bin",
+    ".u16",
+    ".u32",
+    ".txt",
+    ".jsonl",
+    ".ndjson",
+    ".parquet",
+    ".arrow",
+)
 _OPTIMIZERS: Final = {"adamw": "adam"}  # names that mean another one
 
 
@@ -94,7 +102,7 @@ def _check_whole(part: JobPart, document: Document) -> None:
         raise refuse(("train",), f"{' and '.join(amounts)} contradict each other", "Keep one")
     if not amounts:
         raise refuse(("train",), "does not say how much to train", "Write train: {steps: 1000}")
-    if part.train.epochs is not None and part.data == "synthetic":
+    if part.train.epochs is not None and part.data.train == "synthetic":
         raise refuse(("train", "epochs"), "made-up data has no epochs", "Give steps or tokens")
     if part.command is not None and part.train.steps is None:
         raise refuse(("train",), "a command needs a number of steps", "Write train: {steps: 1000}")
@@ -168,7 +176,7 @@ def _training_job(
         name=part.name or plain_name or "job",
         owner=part.owner or owner,
         model=_model_path(part.model or "", folder),
-        data=_data_path(part.data, folder, document),
+        data=_data_path(part.data.train, folder, document),
         num_steps=train.steps or 0,
         num_tokens=train.tokens or 0,
         num_epochs=train.epochs or 0.0,
@@ -179,7 +187,7 @@ def _training_job(
         tuning=part.tune.method if part.tune is not None else "full",
         lora=_lora(part.tune),
         from_scratch=part.start == "scratch",
-        train=_train_config(train),
+        train=_train_config(part, folder),
         priority=part.priority,
         deadline_after_seconds=after,
         deadline_at_seconds=at,
@@ -195,15 +203,18 @@ def _training_job(
     )
 
 
-def _train_config(train: TrainPart) -> TrainConfig:
+def _train_config(part: JobPart, folder: Path) -> TrainConfig:
     """What the sections say, under the names that their options have."""
     given: dict[str, Any] = {}
     for section, names in (
-        (train, options_of("train", "optimizer")),
-        (train.optimizer, options_of("optimizer")),
+        (part.train, options_of("train", "optimizer")),
+        (part.train.optimizer, options_of("optimizer")),
+        (part.data, options_of("data")),
     ):
         found = {name: getattr(section, key) for key, name in names.items()}
         given |= {name: value for name, value in found.items() if value is not None}
+    if given.get("tokenizer"):
+        given["tokenizer"] = str(folder / given["tokenizer"])
     return TrainConfig(**given)
 
 
@@ -248,10 +259,11 @@ def _model_path(model: str, folder: Path) -> str:
 def _data_path(data: str, folder: Path, document: Document) -> str:
     if data == "synthetic":
         return data
-    if not data.endswith(_PATH_ENDINGS):
+    path = folder / data
+    if path.suffix and not data.endswith(_PATH_ENDINGS) and not path.is_dir():
         raise InvalidSpec(
             f"{data[:60]!r} is no known kind of data",
             where=document.place(("data",)),
-            hint="Give synthetic, or a file that ends in " + ", ".join(_PATH_ENDINGS),
+            hint="Give synthetic, a folder, or a file that ends in " + ", ".join(_PATH_ENDINGS),
         )
-    return str(folder / data)
+    return str(path)

@@ -127,6 +127,15 @@ class TrainPart(Part):
     optimizer: Annotated[OptimizerPart, _named("name")] = Field(default_factory=OptimizerPart)
 
 
+@_with_options("data")
+class DataPart(Part):
+    """What to train on; its path alone will do."""
+
+    # synthetic, or a file: tokens (.bin, .u16, .u32), text (.txt), records (.jsonl, .parquet,
+    # .arrow), or a folder of such files or of `datasets`
+    train: Line = "synthetic"
+
+
 class TunePart(Part):
     """What is trained: all weights, or adapters beside frozen ones."""
 
@@ -156,7 +165,8 @@ class JobPart(Part):
     model: Line | None = None  # a known name, a config.json, module.py:function; or a command below
     # scratch: begin anew, whatever weights are beside the config; the key is `from`
     start: Literal["scratch"] | None = Field(default=None, alias="from")
-    data: Line = "synthetic"  # or a file of tokens (.bin, .u16, .u32) or of text (.txt)
+    # made-up tokens where it is left out
+    data: Annotated[DataPart, _named("train")] = Field(default_factory=DataPart)
     train: TrainPart = Field(default_factory=TrainPart)  # how much, and how
     tune: Annotated[TunePart, _named("method")] | None = None  # what is trained; left out: full
     gpus: GpuPart = Field(default_factory=GpuPart)  # which may be used

@@ -63,15 +63,14 @@ def split_stage(
     tp = layouts.tp.astype(np.float64)
     start, end = equal_layers(terms.num_layers, pp, stage) if layers is None else layers
     num_micro = -(-recipe.global_batch // (layouts.dp * layouts.micro_batch))
-    copies = layouts.dp * layouts.cp
-    # Experts lie within dp x cp x tp ranks: past dp x cp they take the place of tensor parallelism.
-    ep = np.minimum(layouts.ep, copies)
+    # Experts lie within dp x cp x tp ranks; those that are left hold the same ones.
+    expert_parts = (layouts.ep * layouts.etp).astype(np.float64)
     return StageSplit(
         tp=tp,
         repeats_kv=_is_any(layouts.tp > terms.fewest_kv_heads),
         sp=np.where(layouts.sequence_parallel > 0, tp, 1.0),
-        expert_parts=ep * tp,
-        expert_ranks=np.maximum(1.0, layouts.shard_size / ep),
+        expert_parts=expert_parts,
+        expert_ranks=np.maximum(1.0, layouts.shard_size * tp / expert_parts),
         pp=pp,
         ranks=layouts.shard_size,
         is_shared=layouts.shard_size > 1,

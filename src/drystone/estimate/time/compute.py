@@ -28,7 +28,7 @@ import numpy.typing as npt
 from drystone.describe.generations import Generation
 from drystone.describe.gpu import GpuSpec
 from drystone.describe.model import Attention, Block, Experts, Head, ModelSpec
-from drystone.describe.recipe import AttentionKernel, Precision, Recipe
+from drystone.describe.recipe import LOW_PRECISIONS, AttentionKernel, Precision, Recipe
 from drystone.errors import InvalidSpec
 
 FloatArray = npt.NDArray[np.float64]
@@ -119,7 +119,7 @@ def make_device(gpu: GpuSpec, precision: Precision, efficiency: Generation) -> D
 
 
 def _plain_precision(precision: Precision) -> Precision:
-    return Precision.BF16_MIXED if precision is Precision.FP8_MIXED else precision
+    return Precision.BF16_MIXED if precision in LOW_PRECISIONS else precision
 
 
 def _peak(gpu: GpuSpec, precision: Precision, efficiency: Generation) -> tuple[float, float]:
@@ -132,12 +132,14 @@ def _peak(gpu: GpuSpec, precision: Precision, efficiency: Generation) -> tuple[f
             peak = gpu.tf32_flops
         case Precision.FP16 | Precision.FP16_MIXED | Precision.AMP_FP16:
             peak, measured = gpu.fp16_flops, gpu.measured_bf16_flops
-        case Precision.FP8_MIXED:
-            if not gpu.fp8_flops:
-                raise InvalidSpec(
-                    f"{gpu.name} cannot multiply in fp8", hint="Use bf16-mixed, or another GPU"
-                )
+        case Precision.FP8_MIXED | Precision.MXFP8_MIXED:
+            _refuse_without(gpu, precision, gpu.fp8_flops, can_scale=bool(gpu.fp4_flops))
             peak, measured = gpu.fp8_flops, gpu.measured_fp8_flops
+        case Precision.NVFP4_MIXED:
+            _refuse_without(gpu, precision, gpu.fp4_flops, can_scale=bool(gpu.fp4_flops))
+            peak = gpu.fp4_flops
+            # As near to its peak as fp8: nobody has published more.
+            measured = gpu.measured_fp8_flops * peak / gpu.fp8_flops
         case _:
             peak, measured = gpu.bf16_flops, gpu.measured_bf16_flops
     peak = peak or gpu.fp32_flops
@@ -147,6 +149,18 @@ def _peak(gpu: GpuSpec, precision: Precision, efficiency: Generation) -> tuple[f
         return peak, peak * _FP32_CEILING_SHARE
     power = min(1.0, gpu.power_watts / efficiency.reference_watts) if gpu.power_watts else 1.0
     return peak, peak * efficiency.ceiling_share * power**_POWER_EXPONENT
+
+
+def _refuse_without(gpu: GpuSpec, precision: Precision, flops: float, *, can_scale: bool) -> None:
+    """Scales for blocks of numbers came with the multipliers for 4 bit."""
+    if flops and (can_scale or precision is Precision.FP8_MIXED):
+        return
+    raise InvalidSpec(
+        f"{gpu.name} cannot multiply in {precision.removesuffix('-mixed')}",
+        hint="Use bf16-mixed"
+        + (" or fp8-mixed" if gpu.fp8_flops and precision is not Precision.FP8_MIXED else "")
+        + ", or another GPU",
+    )
 
 
 def forward_ramp(matmuls: Iterable[Matmul], device: Device, *, flops: float) -> Ramp:

@@ -37,6 +37,7 @@ class CommGroup:
     ring_seconds: FloatArray  # all the hops of a ring through all of them
     tree_seconds: FloatArray  # all the hops from a leaf to the root of a tree
     crosses: BoolArray  # whether it spans nodes
+    num_nodes: FloatArray  # that it spans
 
 
 def make_group(size: FloatArray, stride: FloatArray | float, machine: Machine) -> CommGroup:
@@ -54,6 +55,7 @@ def make_group(size: FloatArray, stride: FloatArray | float, machine: Machine) -
         tree_seconds=np.log2(inside) * intra.latency_seconds
         + np.log2(nodes) * inter.latency_seconds,
         crosses=crosses,
+        num_nodes=nodes,
     )
 
 
@@ -78,19 +80,41 @@ def allreduce_seconds(
     return np.where(group.size > 1, moved + num_calls * (hops + START_SECONDS), 0.0)
 
 
-def alltoall_seconds(num_bytes: FloatArray, group: CommGroup, machine: Machine) -> FloatArray:
-    """Every rank sends an equal part of its `num_bytes` to every other one.
+def alltoall_seconds(
+    row_bytes: FloatArray,
+    group: CommGroup,
+    machine: Machine,
+    *,
+    num_copies: float = 1.0,
+    fused: bool = False,
+    share_of_nodes: float = 1.0,
+) -> FloatArray:
+    """Every rank sends `num_copies` of each of its rows, `row_bytes` in all, to ranks at random.
 
-    Unlike a ring, what leaves a node does so over each rank's own card.
+    Unlike a ring, what leaves a node does so over each rank's own card, while what stays inside
+    travels over the link there. `fused`: a row goes to each node, and there to each rank, once;
+    `share_of_nodes`: the part of the nodes that the copies of one row may go to.
     """
-    apart = 1.0 - 1.0 / group.size
-    slowest = np.where(
-        group.crosses,
-        machine.inter.bandwidth_bytes_per_second,
-        group.bandwidth_bytes_per_second,
+    inside, nodes = group.size / group.num_nodes, group.num_nodes
+    if fused:
+        allowed = np.maximum(1.0, nodes * share_of_nodes)
+        beyond = allowed * _share_hit(allowed, num_copies) * (1.0 - 1.0 / nodes)
+        within = group.size * _share_hit(group.size, num_copies) * (1.0 - 1.0 / inside)
+    else:
+        beyond = num_copies * (1.0 - 1.0 / nodes)
+        within = num_copies * (inside - 1.0) / group.size
+    moved = np.maximum(
+        beyond / machine.inter.bandwidth_bytes_per_second,
+        within / machine.intra.bandwidth_bytes_per_second,
     )
-    seconds = num_bytes * apart / slowest + group.tree_seconds + START_SECONDS
+    seconds = row_bytes * moved + group.tree_seconds + START_SECONDS
     return np.where(group.size > 1, seconds, 0.0)
+
+
+def _share_hit(num_places: FloatArray, num_copies: float) -> FloatArray:
+    """Share of the places that at least one of so many copies goes to."""
+    share: FloatArray = 1.0 - (1.0 - 1.0 / num_places) ** num_copies
+    return share
 
 
 def send_seconds(

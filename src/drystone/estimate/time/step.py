@@ -15,12 +15,18 @@ from drystone.describe.generations import Generation
 from drystone.describe.layout import Layouts, Sharding
 from drystone.describe.machine import Machine
 from drystone.describe.model import ModelSpec
-from drystone.describe.recipe import Offload, Precision, Recipe, Tuning
+from drystone.describe.recipe import LOW_PRECISIONS, Offload, Recipe, Tuning
 from drystone.estimate.launchers import LauncherEfficiency
-from drystone.estimate.time.compute import PADDING_TOKENS, Device, make_device
+from drystone.estimate.time.compute import Device, make_device
+from drystone.estimate.time.experts import (
+    ExpertHabits,
+    dispatch_seconds,
+    expert_habits,
+    fullest_rank,
+    routed_tokens,
+)
 from drystone.estimate.time.network import (
     allreduce_seconds,
-    alltoall_seconds,
     make_group,
     send_seconds,
 )
@@ -39,7 +45,6 @@ _HOST_BYTES_PER_SECOND = 25e9
 _BACKWARD_HOST_SHARE = 1.0  # host time of a layer's backward pass over its forward pass
 _ADAPTER_HOST_SECONDS = 1.2e-3  # at most, to enqueue a layer with adapters; calibrated
 _FP8_HOST_SHARE = 0.55  # host time that quantising adds to a layer
-_HOST_MOE_SHARE = 1.0  # host time that routing to experts adds to a layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +56,7 @@ class Prepared:
     machine: Machine
     recipe: Recipe
     launcher: LauncherEfficiency
+    experts: ExpertHabits
     host_slowness: float
 
     @property
@@ -98,6 +104,7 @@ def prepare_step(
         machine=machine,
         recipe=recipe,
         launcher=launcher,
+        experts=expert_habits(recipe, launcher),
         host_slowness=gpu.host_slowness,
     )
 
@@ -111,6 +118,7 @@ class StepSplit:
     dp: FloatArray
     pp: FloatArray
     ep: FloatArray
+    etp: FloatArray
     micro: FloatArray
     inverse_tp: FloatArray
     row_share: FloatArray  # of a hidden row that a rank holds outside of attention and mlp
@@ -118,6 +126,8 @@ class StepSplit:
     sequences: FloatArray  # the same as attention sees it: micro / cp
     num_micro: FloatArray
     layer_share: FloatArray  # of all layers, in the fullest stage
+    routed_share: FloatArray  # of a micro-batch's tokens that one rank sends to experts
+    fullest: FloatArray  # load of the fullest expert-parallel rank over the mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +147,7 @@ def split_layouts(layouts: Layouts, recipe: Recipe, work: Work) -> StepSplit:
     tp, pp = layouts.tp.astype(np.float64), layouts.pp.astype(np.float64)
     dp, cp = layouts.dp.astype(np.float64), layouts.cp.astype(np.float64)
     micro = layouts.micro_batch.astype(np.float64)
+    ep, etp = layouts.ep.astype(np.float64), layouts.etp.astype(np.float64)
     inverse_tp = 1.0 / tp
     sequences = micro / cp
     return StepSplit(
@@ -144,7 +155,8 @@ def split_layouts(layouts: Layouts, recipe: Recipe, work: Work) -> StepSplit:
         cp=cp,
         dp=dp,
         pp=pp,
-        ep=layouts.ep.astype(np.float64),
+        ep=ep,
+        etp=etp,
         micro=micro,
         inverse_tp=inverse_tp,
         row_share=np.where(layouts.sequence_parallel, inverse_tp, 1.0),
@@ -152,6 +164,8 @@ def split_layouts(layouts: Layouts, recipe: Recipe, work: Work) -> StepSplit:
         sequences=sequences,
         num_micro=np.maximum(1.0, np.ceil(recipe.global_batch / (dp * micro))),
         layer_share=np.ceil(work.num_layers / pp) / work.num_layers,
+        routed_share=etp * inverse_tp,
+        fullest=fullest_rank(recipe, work.num_experts, ep),
     )
 
 
@@ -245,15 +259,17 @@ def _pass_seconds(
     """Multiplications, attention and memory-bound work of all layers in one direction."""
     matmul = direction.matmul.seconds(split.tokens, split.inverse_tp)
     if prepared.work.num_moe_layers:
-        padding = PADDING_TOKENS * prepared.work.num_experts / split.ep
-        routed = split.tokens * prepared.work.top_k + padding
-        matmul = matmul + direction.experts.seconds(routed, split.inverse_tp)
+        rows = routed_tokens(prepared, split)
+        matmul = matmul + direction.experts.seconds(rows, 1.0 / split.etp)
     attention = split.sequences * split.inverse_tp * direction.attention_seconds
     per_second = 1.0 / prepared.device.bandwidth_bytes_per_second
     memory = split.tokens * (
         split.row_share * (direction.hidden_bytes * per_second)
         + split.inverse_tp * (direction.split_bytes * per_second)
     )
+    if direction.routed_bytes:
+        moved = split.tokens * split.inverse_tp * split.fullest
+        memory = memory + moved * (direction.routed_bytes * per_second)
     if direction.weight_bytes:
         memory = memory + split.inverse_tp * (direction.weight_bytes * per_second)
     return matmul, attention, memory
@@ -290,7 +306,7 @@ def layer_communication(
     layers = split.layer_share * work.num_layers
     passes = 2.0 + work.recompute_share
     row_bytes = split.tokens * (work.hidden_size * work.element_bytes)
-    tensor = context = expert = zero
+    tensor = context = zero
     if (split.tp > 1.0).any():
         group = make_group(split.tp, 1.0, machine)
         shown = 1.0 - prepared.launcher.tensor_hidden_share
@@ -304,12 +320,7 @@ def layer_communication(
             layers * moved - once * work.forward.attention_seconds, 0.2 * layers * moved
         )
         context = np.where(split.cp > 1.0, 3.0 * there, 0.0)
-    if work.num_moe_layers and (split.ep > 1.0).any():
-        group = make_group(split.ep, split.tp, machine)
-        moe = split.layer_share * work.num_moe_layers
-        routed = row_bytes * split.row_share * work.top_k
-        expert = moe * (2.0 * passes) * alltoall_seconds(routed, group, machine)
-    return tensor, context, expert
+    return tensor, context, dispatch_seconds(prepared, split)
 
 
 def _send_seconds(prepared: Prepared, layouts: Layouts, split: StepSplit) -> FloatArray:
@@ -338,7 +349,7 @@ def _local_params(work: Work, split: StepSplit) -> FloatArray:
     """Parameters of the fullest stage that one rank works on, before any sharding."""
     dense = (work.layer_params - work.expert_params) * split.layer_share * split.inverse_tp
     outer = work.outer_params * split.inverse_tp / np.minimum(split.pp, 2.0)
-    return dense + outer + work.expert_params * split.layer_share / np.maximum(split.ep, split.tp)
+    return dense + outer + work.expert_params * split.layer_share / (split.ep * split.etp)
 
 
 def optimizer_seconds(prepared: Prepared, num_params: FloatArray | float) -> FloatArray:
@@ -367,7 +378,6 @@ def host_seconds(prepared: Prepared, split: StepSplit, layouts: Layouts) -> Floa
     """What the host needs to enqueue one micro-batch of the fullest stage."""
     work = prepared.work
     passes = 1.0 + _BACKWARD_HOST_SHARE + work.recompute_memory_share
-    moe_share = _HOST_MOE_SHARE * work.num_moe_layers / work.num_layers
     launcher = prepared.launcher
     sharded = layouts.sharding == Sharding.ZERO3
     extra = (
@@ -375,13 +385,16 @@ def host_seconds(prepared: Prepared, split: StepSplit, layouts: Layouts) -> Floa
         + launcher.tensor_host_share * (split.tp > 1.0)
         + launcher.context_host_share * (split.cp > 1.0)
         + launcher.shard_host_share * sharded
-        + _FP8_HOST_SHARE * (prepared.recipe.precision is Precision.FP8_MIXED)
+        + _FP8_HOST_SHARE * (prepared.recipe.precision in LOW_PRECISIONS)
     )
     layers = split.layer_share * work.num_layers * extra + 1.0  # one for what is around them
     sends = 2.0 * layouts.virtual_stages * launcher.send_host_seconds * (split.pp > 1.0)
     layer_seconds = launcher.layer_host_seconds
     if prepared.recipe.tuning is not Tuning.FULL:  # no hooks on gradients that are never made
         layer_seconds = min(layer_seconds, _ADAPTER_HOST_SECONDS)
-    per_layer = layer_seconds * passes * (1.0 + moe_share)
-    seconds: FloatArray = (layers * per_layer + sends) * prepared.host_slowness
+    experts = prepared.experts
+    per_layer = layer_seconds * passes * experts.layer_host_share
+    moe_layers = split.layer_share * work.num_moe_layers
+    routing = moe_layers * passes * experts.host_seconds
+    seconds: FloatArray = (layers * per_layer + routing + sends) * prepared.host_slowness
     return seconds

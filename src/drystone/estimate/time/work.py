@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from drystone.describe.model import Attention, Block, Experts, Head, Mlp, ModelSpec, Side
+from drystone.describe.model import Block, Experts, Head, ModelSpec, Side
 from drystone.describe.recipe import (
+    LOW_PRECISIONS,
     AttentionKernel,
     Loss,
     Optimizer,
@@ -33,6 +34,7 @@ from drystone.estimate.time.compute import (
     input_gradient_ramp,
     weight_gradient_ramp,
 )
+from drystone.estimate.time.traffic import adapter_bytes, kv_width, layer_traffic, lora_shapes
 
 # Bytes that an optimizer step moves per parameter, over those of Adam with fp32 states.
 _OPTIMIZER_SHARE = {
@@ -58,6 +60,7 @@ class Pass:
     attention_seconds: float  # per sequence
     hidden_bytes: float  # moved per token; sequence parallelism divides it, else nothing does
     split_bytes: float  # moved per token; tensor parallelism divides it
+    routed_bytes: float = 0.0  # moved per token for its copies at experts, all `top_k` of them
     weight_bytes: float = 0.0  # moved per micro-batch, however many tokens: casts, dequantising
 
 
@@ -77,6 +80,7 @@ class Work:
     hidden_size: int
     top_k: float
     num_experts: int
+    group_share: float  # of the groups of experts that those of one token may come from
     kv_bytes_per_token: float  # keys and values of one layer
     layer_params: float  # of all layers
     outer_params: float  # embedding and head
@@ -123,7 +127,8 @@ def make_work(
         hidden_size=model.hidden_size,
         top_k=float(moe[0][0].top_k) if moe else 0.0,
         num_experts=moe[0][0].num_experts if moe else 0,
-        kv_bytes_per_token=element * _kv_width(model.blocks[0].attention),
+        group_share=moe[0][0].top_groups / moe[0][0].num_groups if moe else 1.0,
+        kv_bytes_per_token=element * kv_width(model.blocks[0].attention),
         layer_params=float(params.blocks),
         outer_params=float(params.around_blocks),
         expert_params=float(sum(block.expert * count for block, count in params.runs)),
@@ -160,7 +165,7 @@ def _layer_passes(
     attention_share = launcher.attention_share if fused else 1.0
     if fused and launcher.uses_cudnn_attention:
         attention_share *= device.cudnn_attention_gain
-    forward_attention = backward_attention = hidden = split = 0.0
+    forward_attention = backward_attention = hidden = split = routed = 0.0
     for block, count in model.stack:
         seq_len = _side_len(model, recipe, block)
         share = seq_len / _tokens(model, recipe) if model.is_encoder_decoder else 1.0
@@ -176,10 +181,13 @@ def _layer_passes(
             )
             forward_attention += count * there / attention_share
             backward_attention += count * back / attention_share
-        layer_hidden, layer_split = _traffic(block, model.hidden_size, recipe, launcher)
+        layer_hidden, layer_split, layer_routed = layer_traffic(
+            block, model.hidden_size, recipe, launcher
+        )
         hidden += count * share * layer_hidden
         split += count * share * layer_split
-        adapters += count * share * _adapter_bytes(block, model.hidden_size, recipe)
+        routed += count * share * layer_routed
+        adapters += count * share * adapter_bytes(block, model.hidden_size, recipe)
     flops = device.matmul_flops * device.won_back(launcher.won_back_share)
     tuned = recipe.tuning is not Tuning.FULL
     weight_bytes = _weight_bytes(model, recipe)
@@ -189,6 +197,7 @@ def _layer_passes(
         attention_seconds=forward_attention,
         hidden_bytes=hidden,
         split_bytes=split + adapters,
+        routed_bytes=routed,
         weight_bytes=weight_bytes,
     )
     gradients = [input_gradient_ramp(plain, device, flops=flops)]
@@ -202,6 +211,7 @@ def _layer_passes(
         attention_seconds=backward_attention,
         hidden_bytes=2.0 * hidden,
         split_bytes=2.0 * (split + adapters),
+        routed_bytes=2.0 * routed,
         weight_bytes=weight_bytes if recipe.tuning is Tuning.QLORA else 0.0,
     )
     return forward, backward
@@ -228,71 +238,10 @@ def _scale(ramp: Ramp, share: float) -> Ramp:
     return Ramp(ramp.work * share, ramp.rows * share, ramp.split, ramp.fixed)
 
 
-def _kv_width(attention: Attention) -> int:
-    return attention.num_kv_heads * (attention.head_dim + attention.v_dim)
-
-
-def _traffic(
-    block: Block, hidden_size: int, recipe: Recipe, launcher: LauncherEfficiency
-) -> tuple[float, float]:
-    """Bytes that norms, residuals, rotations and activations of one layer move per token."""
-    element = 4.0 if recipe.precision in (Precision.FP32, Precision.TF32) else 2.0
-    shape = block.feed_forward
-    if isinstance(shape, Mlp):
-        width = float(shape.ffn_size)
-    else:
-        # Each token is copied to its experts and gathered back, besides the activations.
-        width = float(shape.top_k * (shape.ffn_size + 2 * hidden_size) + shape.shared_ffn_size)
-    hidden_passes, ffn_passes = launcher.hidden_passes, launcher.ffn_passes
-    if recipe.compiled:
-        # One kernel reads the residual stream, adds, normalises and writes; rotations fuse too.
-        hidden_passes, ffn_passes = min(hidden_passes, 8.0), min(ffn_passes, 3.0)
-    elif recipe.loss is not Loss.PLAIN:
-        # Kernel collections that bring a fused loss (Liger, foak) fuse norms and rotations as well.
-        hidden_passes, ffn_passes = min(hidden_passes, 18.0), min(ffn_passes, 4.0)
-    if recipe.dropout:
-        hidden_passes += 2.0
-    ffn_passes *= 1.0 if shape.gated else 0.6  # no product with a gate
-    if recipe.precision is Precision.FP8_MIXED:
-        extra = min(launcher.fp8_passes, 2.5) if recipe.compiled else launcher.fp8_passes
-        hidden_passes += 2.0 * extra
-        ffn_passes += extra
-    norms = max(1, block.num_norms) / 2
-    attention = block.attention
-    heads_width = attention.num_heads * attention.head_dim + _kv_width(attention)
-    hidden = element * hidden_passes * hidden_size * (0.6 + 0.4 * norms)
-    return hidden, element * (ffn_passes * width + 2.0 * heads_width)
-
-
-def _adapter_bytes(block: Block, hidden_size: int, recipe: Recipe) -> float:
-    """Bytes that low-rank adapters move per token: read the input, add to the output."""
-    if recipe.tuning is Tuning.FULL:
-        return 0.0
-    return sum(2.0 * (3.0 * k + 3.0 * n) for n, k in _lora_shapes(block, hidden_size, recipe))
-
-
-def _lora_shapes(block: Block, hidden_size: int, recipe: Recipe) -> list[tuple[int, int]]:
-    attention, shape = block.attention, block.feed_forward
-    queries = attention.num_heads * attention.head_dim
-    values = attention.num_heads * attention.v_dim
-    keys = attention.num_kv_heads * attention.head_dim
-    known = {
-        "q": (queries, hidden_size),
-        "k": (keys, hidden_size),
-        "v": (attention.num_kv_heads * attention.v_dim, hidden_size),
-        "o": (hidden_size, values),
-        "up": (shape.ffn_size, hidden_size),
-        "down": (hidden_size, shape.ffn_size),
-    }
-    if shape.gated:
-        known["gate"] = known["up"]
-    return [known[name] for name in recipe.lora.targets if name in known]
-
-
 def _lora_params(model: ModelSpec, recipe: Recipe) -> float:
     total = 0.0
     for block, count in model.stack:
-        shapes = _lora_shapes(block, model.hidden_size, recipe)
+        shapes = lora_shapes(block, model.hidden_size, recipe)
         total += count * recipe.lora.rank * sum(n + k for n, k in shapes)
     if recipe.lora.train_embeddings:
         total += 2.0 * model.vocab_size * model.hidden_size
@@ -368,7 +317,7 @@ def _model_flops(model: ModelSpec, recipe: Recipe) -> float:
 def _reduce_bytes(recipe: Recipe, launcher: LauncherEfficiency) -> float:
     if recipe.precision in _FP32_WEIGHTS:
         return 4.0
-    mixed = recipe.precision in (Precision.BF16_MIXED, Precision.FP8_MIXED)
+    mixed = recipe.precision in (Precision.BF16_MIXED, *LOW_PRECISIONS)
     return launcher.reduce_bytes if mixed else 2.0
 
 

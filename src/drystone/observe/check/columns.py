@@ -25,6 +25,7 @@ from drystone.describe.recipe import (
     Tuning,
 )
 from drystone.errors import RequestError, UnknownName
+from drystone.observe.check.expert_columns import expert_fields
 
 Row = Mapping[str, str]
 # Parameters as stated and as counted that are no further apart than this are the same model.
@@ -75,6 +76,7 @@ def parse_layout(row: Row, model: ModelSpec) -> Layout:
         pp=pp,
         cp=cp,
         ep=whole_number_of(row, "ep", 1),
+        etp=_expert_tensor(row, tp=tp, ranks=dp * cp),
         micro_batch=whole_number_of(row, "micro_batch"),
         sharding=_sharding(row["sharding"]),
         shard_size=_shard_size(row["sharding"], dp * cp, tp),
@@ -84,6 +86,20 @@ def parse_layout(row: Row, model: ModelSpec) -> Layout:
         keep_gathered=row["sharding"].startswith("fsdp-grad-op"),
         vocab_barriers=_vocab_barriers(row.get("notes", ""), pp),
     )
+
+
+def _expert_tensor(row: Row, *, tp: int, ranks: int) -> int:
+    """Tensor parallelism of experts: stated, or as its launcher has it unless told otherwise.
+
+    Megatron-LM divides experts as it divides everything else, where that leaves room for `ep`, and
+    its tests state it in their names; what is built on it sets 1.
+    """
+    if row.get("etp"):
+        return whole_number_of(row, "etp")
+    if stated := re.search(r"_etp(\d+)", row.get("model", "")):
+        return int(stated.group(1))
+    is_plain = row["framework"].startswith("Megatron-LM core")
+    return tp if is_plain and ranks % whole_number_of(row, "ep", 1) == 0 else 0
 
 
 def _ulysses(text: str) -> int:
@@ -162,6 +178,7 @@ def parse_recipe(row: Row, layout: Layout) -> Recipe:
         # Megatron's own tests and the BLOOM runs keep its default; others train without dropout.
         dropout=0.1 if re.search(r"Megatron-LM core|Megatron.*DeepSpeed", framework) else 0.0,
         launcher=launcher,
+        **expert_fields(row),
     )
 
 
@@ -170,6 +187,7 @@ _LAUNCHERS = (
     (r"Megatron-LM core.*transformer_engine", "megatron-te"),
     (r"Megatron-LM core.*local", "megatron-local"),
     (r"Galvatron", "galvatron"),
+    (r"AutoModel", "automodel"),
     (r"NeMo|Megatron-Bridge", "nemo"),
     (r"MaxText", "maxtext"),
     (r"accelerate FSDP", "accelerate"),
@@ -197,7 +215,9 @@ def launcher_of(framework: str) -> str:
 
 def _precision(text: str) -> Precision:
     rules = (
-        (r"fp8|mxfp8|nvfp4", Precision.FP8_MIXED),
+        (r"nvfp4", Precision.NVFP4_MIXED),
+        (r"^(?!.*cs).*(mxfp8|fp8-?mx)", Precision.MXFP8_MIXED),
+        (r"fp8", Precision.FP8_MIXED),
         (r"^amp fp16", Precision.AMP_FP16),
         (r"^amp bf16", Precision.AMP_BF16),
         (r"^tf32", Precision.TF32),
@@ -208,7 +228,7 @@ def _precision(text: str) -> Precision:
         (r"^(float16|fp16)", Precision.FP16),
     )
     for pattern, precision in rules:
-        if re.search(pattern, text):
+        if re.search(pattern, text.lower()):
             return precision
     raise UnknownName("precision", text, [known.value for known in Precision])
 

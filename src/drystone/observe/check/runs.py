@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import math
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +50,7 @@ REQUIRED_COLUMNS = (
 MEMORY_COLUMNS = ("mem_gib", "kind")
 SPEED_COLUMNS = ("tokens_per_s_per_gpu",)
 _GIGABIT_BYTES = 1e9 / 8
+_USUAL_GPUS_PER_NODE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +152,6 @@ def _parse_complete(row: dict[str, str], *, run_id: str, dataset: str) -> Publis
     if problems:
         raise RequestError("; ".join(problems))
     num_gpus = whole_number_of(row, "gpus", 0) or layout.num_gpus
-    nodes = whole_number_of(row, "nodes", 0) or math.ceil(num_gpus / 8)
     kind = row.get("kind", "")
     return PublishedRun(
         run_id=run_id,
@@ -160,7 +161,7 @@ def _parse_complete(row: dict[str, str], *, run_id: str, dataset: str) -> Publis
         recipe=recipe,
         layout=layout,
         gpu_name=row.get("gpu_spec_key") or row["gpu"],
-        gpus_per_node=max(1, num_gpus // nodes),
+        gpus_per_node=_gpus_per_node(row, num_gpus),
         interconnect=row.get("interconnect", ""),
         kind=kind,
         reports_last_stage="last rank" in row.get("notes", ""),
@@ -170,6 +171,18 @@ def _parse_complete(row: dict[str, str], *, run_id: str, dataset: str) -> Publis
         is_second_reading="same run as the preceding" in row.get("notes", ""),
         notes=row.get("notes", ""),
     )
+
+
+def _gpus_per_node(row: dict[str, str], num_gpus: int) -> int:
+    """As stated; else nodes of eight, or as large as the domain that the GPU's NVLink joins."""
+    nodes = whole_number_of(row, "nodes", 0)
+    if not nodes:
+        usual = _USUAL_GPUS_PER_NODE
+        with suppress(DrystoneError):
+            gpu = find_gpu(row.get("gpu_spec_key") or row["gpu"])
+            usual = max(usual, default_machine(gpu).gpus_per_node)
+        nodes = math.ceil(num_gpus / usual)
+    return max(1, num_gpus // nodes)
 
 
 def _measured_pace(row: dict[str, str], recipe: Recipe, num_gpus: int) -> float:

@@ -229,6 +229,7 @@ def layout_at(layouts: Layouts, index: int) -> Layout:
     virtual = int(layouts.virtual_stages[index])
     ranks = int(layouts.dp[index] * layouts.cp[index])
     shard = int(layouts.shard_size[index])
+    usual_etp = int(layouts.tp[index]) if layouts.ep[index] == 1 else 1
     if layouts.gpipe[index]:
         schedule = Schedule.GPIPE
     else:
@@ -239,6 +240,7 @@ def layout_at(layouts: Layouts, index: int) -> Layout:
         pp=int(layouts.pp[index]),
         cp=int(layouts.cp[index]),
         ep=int(layouts.ep[index]),
+        etp=0 if int(layouts.etp[index]) == usual_etp else int(layouts.etp[index]),
         micro_batch=int(layouts.micro_batch[index]),
         sharding=Sharding(int(layouts.sharding[index])),
         shard_size=0 if shard == ranks else shard,

@@ -71,7 +71,8 @@ def _shapes(
                 if pp > num_layers or dp > global_batch:
                     continue
                 virtual = virtual_stages(num_layers, pp)
-                shapes += [(dp, tp, pp, cp, ep, virtual) for ep in expert_degrees(model, dp * cp)]
+                degrees = expert_degrees(model, dp * cp * tp)
+                shapes += [(dp, tp, pp, cp, ep, virtual) for ep in degrees]
     return shapes
 
 
@@ -165,7 +166,7 @@ def context_degrees(seq_len: int) -> tuple[int, ...]:
 
 
 def expert_degrees(model: ModelSpec, ranks: int) -> tuple[int, ...]:
-    """Expert-parallel degrees: they divide the experts and the data-parallel ranks."""
+    """Expert-parallel degrees: they divide the experts and the ranks of a stage."""
     if not model.is_moe:
         return (1,)
     common = ranks

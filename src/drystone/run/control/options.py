@@ -83,7 +83,7 @@ class OptionBook:
         return self._shapes[named]
 
     def looked_at(self, job: TrainingJob) -> TrainingJob:
-        """The job with what a look at its Python function tells, where its model is one.
+        """The job with what a look tells at its Python function, if it has one, and at its data.
 
         It takes seconds, so nobody should wait for it: call it without the journal's lock.
         """

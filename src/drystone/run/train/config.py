@@ -17,8 +17,7 @@ class RankConfig(TrainConfig):
     """All that a plan leaves open. Each field is a flag of `python -m drystone.run.train`."""
 
     num_steps: int = option(10, "in all, resumed ones included", flag="steps", ge=0)
-    data: str = option("synthetic", "synthetic, .bin, .u16, .u32 or .txt")
-    tokenizer: Path | None = option(None, "tokenizer.json of a text; left out: its bytes")
+    data: str = option("synthetic", "synthetic, a file of tokens, text or records, or a folder")
     checkpoints: Path | None = option(None, "folder to save to and to resume from")
     keep: int = option(3, "checkpoints that stay")
     waits_for_saves: bool = option(

@@ -22,7 +22,7 @@ from drystone.run.train.cells.engine import CellTrainer
 from drystone.run.train.cells.layout import cell_layout, is_cell
 from drystone.run.train.collectives import Wire
 from drystone.run.train.config import RankConfig
-from drystone.run.train.data import open_tokens, rank_works
+from drystone.run.train.data import DataRequest, open_source, rank_works
 from drystone.run.train.emulate import VARIABLE, EmulatedDevice, rank_gpus, read_emulation
 from drystone.run.train.export import export_plan
 from drystone.run.train.models.huggingface import exported_model
@@ -53,13 +53,7 @@ def train(plan: Plan, config: RankConfig, wire: Wire, stream: TextIO) -> None:
 
 
 def _run(trainer: Trainer, plan: Plan, config: RankConfig, stream: TextIO) -> None:
-    source = open_tokens(
-        config.data,
-        seq_len=plan.recipe.seq_len,
-        vocab_size=plan.model.vocab_size,
-        seed=config.seed,
-        tokenizer=config.tokenizer,
-    )
+    source = open_source(data_request(plan, config, config.data))
     best_interval = checkpoint_interval(plan).num_steps
     trainer.leave_on_sigterm()
     trainer.resume()
@@ -90,8 +84,7 @@ def _run(trainer: Trainer, plan: Plan, config: RankConfig, stream: TextIO) -> No
 
 def _export(plan: Plan, config: RankConfig) -> Path:
     """What was trained, as `transformers` or PEFT reads it, beside the checkpoints."""
-    if config.checkpoints is None:
-        raise InvalidSpec("nothing was saved to export from", hint="Give --checkpoints FOLDER")
+    assert config.checkpoints is not None  # `_check_export`
     out = config.checkpoints.absolute().parent / "export"
     shutil.rmtree(out, ignore_errors=True)  # of an attempt before
     is_bf16 = plan.recipe.precision is Precision.BF16_MIXED
@@ -103,6 +96,22 @@ def _export(plan: Plan, config: RankConfig) -> Path:
         is_adapter=config.export == "peft",
     )
     return out
+
+
+def data_request(plan: Plan, config: RankConfig, name: str) -> DataRequest:
+    """What is read from the data of that name."""
+    is_module = isinstance(plan.model, ModuleSpec)
+    return DataRequest(
+        name=name,
+        seq_len=plan.recipe.seq_len,
+        vocab_size=plan.model.vocab_size,
+        seed=config.seed,
+        format=config.data_format,
+        column=config.column,
+        tokenizer=config.tokenizer,
+        model="" if isinstance(plan.model, ModuleSpec) else plan.model.source,
+        is_plain=is_module,
+    )
 
 
 def prepare(
@@ -155,6 +164,8 @@ def _check_export(plan: Plan, config: RankConfig) -> None:
     """What cannot be written at the end is refused at the beginning."""
     if config.export == "none":
         return
+    if config.checkpoints is None:
+        raise InvalidSpec("nothing is saved to export from", hint="Give --checkpoints FOLDER")
     if config.export == "peft" and plan.recipe.tuning is Tuning.FULL:
         raise InvalidSpec("export: peft, but there are no adapters", hint="Write huggingface")
     if isinstance(plan.model, ModuleSpec):

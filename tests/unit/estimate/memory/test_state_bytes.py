@@ -235,9 +235,11 @@ def test_a_spread_vocabulary_is_divided_by_the_stages(is_tied):
         (Layout(dp=8), 1),
         (Layout(dp=8, ep=4), 4),
         (Layout(dp=8, ep=8), 8),
-        (Layout(dp=4, tp=2, ep=4), 8),
-        (Layout(dp=1, tp=4, ep=2), 4),  # experts take the place of tensor parallelism
+        (Layout(dp=4, tp=2, ep=4), 4),  # experts are not divided by tp ...
+        (Layout(dp=4, tp=2, ep=4, etp=2), 8),  # ... unless asked
+        (Layout(dp=1, tp=4, ep=2), 2),  # they take the place of tensor parallelism
         (Layout(dp=2, tp=4, ep=8), 8),
+        (Layout(dp=2, tp=4), 4),  # without expert parallelism tp divides them
     ],
 )
 def test_experts_are_cut_by_the_ranks_there_are(layout, parts):

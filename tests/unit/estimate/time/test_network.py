@@ -64,8 +64,31 @@ def test_a_gather_moves_each_byte_almost_once_and_starts_every_call():
     assert seconds == pytest.approx(7 / 8 * 1e9 / 200e9 + 4 * (7 * 2e-6 + START_SECONDS))
 
 
-def test_an_exchange_of_all_with_all_across_nodes_is_bound_by_each_card():
-    assert alltoall_seconds(array(1e9), group(16), MACHINE) > 15 / 16 * 1e9 / 20e9
+def test_an_exchange_across_nodes_sends_over_each_card_what_leaves_the_node():
+    """Two nodes of eight: half of the copies leave, the rest travels inside at the same time."""
+    seconds = alltoall_seconds(array(1e9), group(16), MACHINE)
+    inside = alltoall_seconds(array(1e9), group(8), MACHINE)
+
+    assert seconds == pytest.approx(0.5 * 1e9 / 20e9, rel=0.01)
+    assert inside == pytest.approx(7 / 8 * 1e9 / 200e9, rel=0.01)
+
+
+def test_a_plain_exchange_sends_every_copy_and_a_fused_one_a_row_to_each_node_once():
+    plain = alltoall_seconds(array(1e9), group(16), MACHINE, num_copies=8)
+    fused = alltoall_seconds(array(1e9), group(16), MACHINE, num_copies=8, fused=True)
+
+    assert plain == pytest.approx(8 * 0.5 * 1e9 / 20e9, rel=0.01)
+    assert fused == pytest.approx((1 - 0.5**8) * 1e9 / 20e9, rel=0.01)
+
+
+def test_experts_of_one_token_that_lie_on_few_nodes_send_it_to_those_only():
+    everywhere = alltoall_seconds(array(1e9), group(64), MACHINE, num_copies=8, fused=True)
+    limited = alltoall_seconds(
+        array(1e9), group(64), MACHINE, num_copies=8, fused=True, share_of_nodes=0.5
+    )
+
+    assert everywhere == pytest.approx(7 * (1 - (7 / 8) ** 8) * 1e9 / 20e9, rel=0.01)
+    assert limited == pytest.approx(4 * (1 - (3 / 4) ** 8) * 7 / 8 * 1e9 / 20e9, rel=0.01)
 
 
 def test_nobody_waits_for_himself():

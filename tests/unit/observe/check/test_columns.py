@@ -8,6 +8,8 @@ from drystone.describe.layout import Layout, Schedule, Sharding
 from drystone.describe.model import Experts, Head, Mlp, Norm, QkNorm
 from drystone.describe.recipe import (
     AttentionKernel,
+    CudaGraphs,
+    ExpertDispatch,
     Loss,
     Offload,
     Optimizer,
@@ -234,7 +236,7 @@ def test_the_global_batch_is_stated_or_follows():
         ("float16 weights, no amp", Precision.FP16),
         ("bf16 weights and states (bf16-true)", Precision.BF16),
         ("fp8 (tensorwise) over bf16-mixed", Precision.FP8_MIXED),
-        ("mxfp8", Precision.FP8_MIXED),
+        ("mxfp8", Precision.MXFP8_MIXED),
         ("tf32", Precision.TF32),
         ("fp32", Precision.FP32),
         ("amp bf16", Precision.AMP_BF16),
@@ -434,3 +436,51 @@ def test_no_word_in_any_column_is_met_with_anything_but_an_error_of_ours(name, t
 )
 def test_an_architecture_nobody_knows_is_built_like_its_family(arch, gated, like):
     assert style_of(arch.lower(), gated=gated) == style_of(like, gated=gated)
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"notes": "forced balance; EP overlap"}, (ExpertDispatch.AUTO, True, True)),
+        ({"notes": "HybridEP"}, (ExpertDispatch.FUSED, False, False)),
+        ({"dispatch": "alltoall, overlap"}, (ExpertDispatch.ALLTOALL, True, False)),
+        ({"framework": "AutoModel (FSDP2 + TE + DeepEP)"}, (ExpertDispatch.FUSED, False, False)),
+        ({"routing": "forced"}, (ExpertDispatch.AUTO, False, True)),
+    ],
+)
+def test_how_experts_were_run_is_read_from_columns_or_notes(changes, found):
+    read = recipe(**changes)
+
+    assert (read.expert_dispatch, read.overlap_dispatch, read.balanced_experts) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "graphs"),
+    [("full", CudaGraphs.FULL), ("", CudaGraphs.AUTO), ("layers", CudaGraphs.LAYERS)],
+)
+def test_graphs_are_read_from_their_column(text, graphs):
+    assert recipe(graphs=text).cuda_graphs is graphs
+    assert recipe(notes="full-iteration CUDA graph").cuda_graphs is CudaGraphs.FULL
+
+
+@pytest.mark.parametrize(
+    ("text", "precision"),
+    [
+        ("MXFP8", Precision.MXFP8_MIXED),
+        ("FP8-MX", Precision.MXFP8_MIXED),
+        ("NVFP4", Precision.NVFP4_MIXED),
+        ("FP8-CS (FP8-MX)", Precision.FP8_MIXED),
+        ("fp8 tensorwise", Precision.FP8_MIXED),
+    ],
+)
+def test_narrow_formats_are_told_apart(text, precision):
+    assert recipe(precision=text).precision is precision
+
+
+def test_tensor_parallelism_of_experts_is_stated_or_as_megatron_has_it():
+    plain = {"framework": "Megatron-LM core (dev image)", "tp": "2", "dp": "4", "ep": "4"}
+
+    assert layout(**plain).expert_tp == 2
+    assert layout(**plain | {"model": "moe:gpt3_tp2_ep4_etp1_te"}).expert_tp == 1
+    assert layout(**plain | {"framework": "Megatron-Bridge"}).expert_tp == 1
+    assert layout(**plain | {"framework": "Megatron-Bridge", "etp": "2"}).expert_tp == 2

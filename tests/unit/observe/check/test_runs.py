@@ -178,6 +178,14 @@ def test_gpus_stand_in_nodes_of_eight_unless_stated(gpus, nodes, expected):
     assert parsed(gpus=gpus, nodes=nodes, dp=gpus).gpus_per_node == expected
 
 
+def test_gpus_of_an_nvlink_domain_stand_in_one_node():
+    row = ROW | {"gpus": "64", "dp": "64", "gpu": "GB200-186GB", "gpu_spec_key": ""}
+    run = parse_run(row, measure="memory")
+
+    assert isinstance(run, PublishedRun)
+    assert run.gpus_per_node == 64
+
+
 def test_a_table_keeps_its_order_and_its_skipped_rows(tmp_path):
     rows = [ROW, ROW | {"run_id": "mine-0002", "layers": ""}, ROW | {"run_id": "mine-0003"}]
     runs = load_runs(write(tmp_path / "runs.csv", rows), measure="memory")

@@ -1,0 +1,1 @@
+"""Verification of a machine: does everything that Drystone does work on these devices?"""

@@ -196,6 +196,7 @@ def job_file_page() -> Iterator[str]:
         ("train.", parts.TrainPart, "train"),
         ("train.optimizer.", parts.OptimizerPart, "optimizer"),
         ("tune.", parts.TunePart, "-"),
+        ("evaluate.", parts.EvaluatePart, "evaluate"),
         ("gpus.", parts.GpuPart, "-"),
     ):
         title = f"`{prefix.rstrip('.')}`" if prefix else "Keys"

@@ -169,6 +169,37 @@ class TrainConfig:
     tokenizer: str = option(
         "", "tokenizer.json or its folder; left out: the one beside the model", section="data"
     )
+    eval_data: str = option("", "held-out data, of the same kind", section="data", key="eval")
+    evaluate_every: int = option(
+        0,
+        "steps; left out: only after the last one",
+        section="evaluate",
+        key="every",
+        is_count=True,
+        ge=0,
+    )
+    keep_best: bool = option(
+        False, "keep the checkpoint of the lowest evaluation, and export it", section="evaluate"
+    )
+    stop_after: int = option(
+        0,
+        "end after so many evaluations without a lower one; left out: never",
+        section="evaluate",
+        is_count=True,
+        ge=0,
+    )
+    evaluate_samples: int = option(
+        0,
+        "of the held-out data, the first so many; left out: all",
+        section="evaluate",
+        key="samples",
+        is_count=True,
+        ge=0,
+    )
+    report: str = option("", "tensorboard, wandb, mlflow", section="report")
+    on_bad_loss: Literal["stop", "skip"] = option(
+        "stop", "when a loss or gradient is no number: stop the job, or pass over the step"
+    )
     seed: int = option(0, "of weights and data", ge=0, le=2**31 - 1)
     checkpoint_every: int = option(
         0, "steps; left out: by what a save costs and how often machines fail", is_count=True, ge=0

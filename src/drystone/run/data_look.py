@@ -26,6 +26,7 @@ _TIMEOUT_SECONDS: Final = 1800.0
 
 def look_at_data(job: TrainingJob, shape: Shape | None) -> TrainingJob:
     """The job with the number of its samples; raises where its data cannot be trained on."""
+    _check_reports(job)
     if job.is_command or job.data == "synthetic" or shape is None:
         return job
     if not Path(job.data).exists():
@@ -33,6 +34,10 @@ def look_at_data(job: TrainingJob, shape: Shape | None) -> TrainingJob:
     if find_spec("torch") is None:  # what is wrong is told by the ranks
         return job
     answer = _ask(job, shape, job.data)
+    if job.train.eval_data:
+        if not Path(job.train.eval_data).exists():
+            raise UnreadableFile("is not there", where=job.train.eval_data[:300])
+        _ask(job, shape, job.train.eval_data)
     if job.num_epochs and not answer["num_samples"]:
         raise InvalidSpec(
             f"{answer['num_bytes'] / 1e9:.0f} GB are too much to count the samples of an epoch",
@@ -40,6 +45,16 @@ def look_at_data(job: TrainingJob, shape: Shape | None) -> TrainingJob:
             hint="Write train: {tokens: ...} or {steps: ...} instead of epochs",
         )
     return replace(job, num_rows=answer["num_samples"])
+
+
+def _check_reports(job: TrainingJob) -> None:
+    """What `report` names must be installed."""
+    for name in filter(None, job.train.report.split(",")):
+        if find_spec(name) is None:
+            raise InvalidSpec(
+                f"report: {name} is not installed here",
+                hint=f"pip install {name}, or leave it out of report",
+            )
 
 
 def _ask(job: TrainingJob, shape: Shape, name: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from drystone.describe.files.amounts import parse_duration, parse_instant
 from drystone.describe.files.job_parts import (
     ALL_LINEAR,
     LEAVES_GPUS,
+    EvaluatePart,
     JobPart,
     TunePart,
     options_of,
@@ -25,6 +26,7 @@ from drystone.describe.files.job_parts import (
 from drystone.describe.files.reader import (
     Document,
     Key,
+    Part,
     load_yaml,
     parse_yaml,
     read_part,
@@ -118,6 +120,7 @@ def _check_whole(part: JobPart, document: Document) -> None:
             "Keep that of the optimizer",
         )
     _check_tuning(part, document)
+    _check_evaluation(part, document)
     _check_limits(part, document)
 
 
@@ -143,6 +146,33 @@ def _check_tuning(part: JobPart, document: Document) -> None:
             "adapters are not put into a module of your own",
             "Add them in your function, and freeze what is not to be trained",
         )
+
+
+def _keys(part: Part) -> dict[str, Any]:
+    """A part as a table: mypy does not see the keys that options of `TrainConfig` add."""
+    return dict(part)
+
+
+def _check_evaluation(part: JobPart, document: Document) -> None:
+    def refuse(key: Key, message: str, hint: str) -> InvalidSpec:
+        return InvalidSpec(message, where=document.place(key), hint=hint)
+
+    given = [key for key in EvaluatePart.model_fields if getattr(part.evaluate, key)]
+    held_out: str | None = _keys(part.data)["eval"]
+    if part.command is not None:
+        for key, is_given in (("evaluate", given), ("report", part.report)):
+            if is_given:
+                raise refuse((key,), "is not for a command, which does it itself", "Leave it out")
+    if given and not held_out:
+        raise refuse(("evaluate",), "there is no held-out data", "Write data: {eval: FILE}")
+    every = _keys(part.evaluate)["every"]
+    for key in ("keep_best", "stop_after"):
+        if key in given and not every:
+            raise refuse(
+                ("evaluate", key), f"{key} needs evaluations on the way", "Write every: 100"
+            )
+    if held_out and part.data.train == "synthetic":
+        raise refuse(("data", "eval"), "made-up data has nothing held out", "Name data.train too")
 
 
 def _check_limits(part: JobPart, document: Document) -> None:
@@ -210,11 +240,14 @@ def _train_config(part: JobPart, folder: Path) -> TrainConfig:
         (part.train, options_of("train", "optimizer")),
         (part.train.optimizer, options_of("optimizer")),
         (part.data, options_of("data")),
+        (part.evaluate, options_of("evaluate")),
     ):
         found = {name: getattr(section, key) for key, name in names.items()}
         given |= {name: value for name, value in found.items() if value is not None}
-    if given.get("tokenizer"):
-        given["tokenizer"] = str(folder / given["tokenizer"])
+    for path in ("tokenizer", "eval_data"):
+        if given.get(path):
+            given[path] = str(folder / given[path])
+    given["report"] = ",".join(dict.fromkeys(part.report))
     return TrainConfig(**given)
 
 

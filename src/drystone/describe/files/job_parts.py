@@ -136,6 +136,11 @@ class DataPart(Part):
     train: Line = "synthetic"
 
 
+@_with_options("evaluate")
+class EvaluatePart(Part):
+    """When to look at the held-out data, and what follows."""
+
+
 class TunePart(Part):
     """What is trained: all weights, or adapters beside frozen ones."""
 
@@ -169,6 +174,10 @@ class JobPart(Part):
     data: Annotated[DataPart, _named("train")] = Field(default_factory=DataPart)
     train: TrainPart = Field(default_factory=TrainPart)  # how much, and how
     tune: Annotated[TunePart, _named("method")] | None = None  # what is trained; left out: full
+    # when to look at the held-out data
+    evaluate: EvaluatePart = Field(default_factory=EvaluatePart)
+    # where curves go besides: files beside the checkpoints
+    report: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = Field(default=(), strict=False)
     gpus: GpuPart = Field(default_factory=GpuPart)  # which may be used
     name: Name | None = None  # left out: that of the file
     owner: Name | None = None  # left out: the user

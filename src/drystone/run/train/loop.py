@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any, TextIO
 
 import torch
@@ -24,12 +22,13 @@ from drystone.run.train.collectives import Wire
 from drystone.run.train.config import RankConfig
 from drystone.run.train.data import DataRequest, open_source, rank_works
 from drystone.run.train.emulate import VARIABLE, EmulatedDevice, rank_gpus, read_emulation
-from drystone.run.train.export import export_plan
-from drystone.run.train.models.huggingface import exported_model
+from drystone.run.train.export import check_export, export_at_end
+from drystone.run.train.judgement import Evaluation, LossWatch, keep_best
 from drystone.run.train.models.lora import add_adapters
 from drystone.run.train.models.module import UserModule, build_user_module
 from drystone.run.train.models.transformer import Transformer, build_model
-from drystone.run.train.step_report import write_event, write_report
+from drystone.run.train.reporters import Curves, open_curves
+from drystone.run.train.step_report import StepReport, write_event, write_report
 from drystone.run.train.trainer import MakeOptimizer, Trainer
 
 _DTYPES = {
@@ -49,56 +48,105 @@ def train(plan: Plan, config: RankConfig, wire: Wire, stream: TextIO) -> None:
     with (device.make_ledger() if device else None) or nullcontext():
         seconds = emulation.seconds if emulation else {}
         trainer = prepare(plan, config, wire, emulated=device, section_seconds=seconds)
-        _run(trainer, plan, config, stream)
+        _Training(trainer, plan, config, stream).run()
 
 
-def _run(trainer: Trainer, plan: Plan, config: RankConfig, stream: TextIO) -> None:
-    source = open_source(data_request(plan, config, config.data))
-    best_interval = checkpoint_interval(plan).num_steps
-    trainer.leave_on_sigterm()
-    trainer.resume()
-    wire = trainer.engine.wire
-    is_speaker = wire.rank == 0
-    if is_speaker:
-        write_event(stream, "started", step=trainer.progress.step, ranks=wire.num_ranks)
-    model = trainer.model
-    read = model.read_from(source) if isinstance(model, UserModule) else source.read
-    for batches in trainer.iterate(read, num_steps=config.num_steps):
-        check_lease()  # a process that was given up stops itself
-        report = trainer.step(batches)
-        if is_speaker:
-            write_report(stream, report)
-        is_last = trainer.is_leaving or report.step == config.num_steps
-        if is_last or config.saves_after(report.step, best_interval=best_interval):
+class _Training:
+    """One launch of a job: steps, evaluations, checkpoints, and what is told of them."""
+
+    def __init__(self, trainer: Trainer, plan: Plan, config: RankConfig, stream: TextIO) -> None:
+        self._trainer, self._config, self._stream = trainer, config, stream
+        self._plan = plan
+        self._wire = trainer.engine.wire
+        self._source = open_source(data_request(plan, config, config.data))
+        self._evaluation: Evaluation | None = None
+        if config.eval_data:
+            held_out = open_source(data_request(plan, config, config.eval_data, is_shuffled=False))
+            self._evaluation = Evaluation(trainer, held_out, config)
+        self._best_interval = checkpoint_interval(plan).num_steps
+        self._watch = LossWatch(stops_at_once=config.on_bad_loss == "stop")
+        self._curves: Curves | None = None
+        self._reason = ""  # to end before the last step
+
+    def run(self) -> None:
+        """To the last step, or until there is a reason to end, or somebody asks to leave."""
+        trainer, config = self._trainer, self._config
+        trainer.leave_on_sigterm()
+        trainer.resume()
+        self._tell("started", step=trainer.progress.step, ranks=self._wire.num_ranks)
+        if self._wire.rank == 0:
+            self._curves = open_curves(config, first_step=trainer.progress.step)
+        if self._evaluation is not None:
+            self._reason = self._evaluation.reason_to_end
+        model, source = trainer.model, self._source
+        read = model.read_from(source) if isinstance(model, UserModule) else source.read
+        for batches in trainer.iterate(read, num_steps=0 if self._reason else config.num_steps):
+            check_lease()  # a process that was given up stops itself
+            report = trainer.step(batches)
+            self._tell_step(report)
+            self._watch.see(report, scales_loss=trainer.scales_loss)
+            has_saved = self._evaluate(report.step)
+            self._save(report.step, has_saved=has_saved)
+            if self._reason:
+                break
+        self._end()
+
+    def _evaluate(self, step: int) -> bool:
+        """Look at the held-out data, if that is due; whether this step was saved as the best."""
+        if self._evaluation is None or not self._evaluation.is_due(step):
+            return False
+        loss, is_best = self._evaluation.run()
+        self._reason = self._evaluation.reason_to_end
+        self._tell("evaluated", step=step, loss=loss, is_best=is_best)
+        if self._curves is not None:
+            self._curves.write(step, {"eval/loss": loss})
+        if not (is_best and self._config.keep_best):
+            return False
+        path = self._trainer.save()
+        if path is None:
+            return False
+        if self._wire.rank == 0:
+            keep_best(path)
+        self._wire.barrier()
+        self._tell("checkpoint", step=step, path=str(path))
+        return True
+
+    def _save(self, step: int, *, has_saved: bool) -> None:
+        """Start a checkpoint where one is due, and tell of those that are whole."""
+        trainer, config = self._trainer, self._config
+        is_last = trainer.is_leaving or step == config.num_steps or bool(self._reason)
+        is_due = is_last or config.saves_after(step, best_interval=self._best_interval)
+        if is_due and self._watch.is_calm and not has_saved:
             trainer.start_save()
-        for step, path in trainer.take_saved(wait=is_last or config.waits_for_saves):
-            if is_speaker:
-                write_event(stream, "checkpoint", step=step, path=str(path))
-    is_left = trainer.progress.step < config.num_steps
-    if is_speaker:
-        if not is_left and config.export != "none":
-            write_event(stream, "exported", path=str(_export(plan, config)))
-        event = "left" if is_left else "finished"
-        write_event(stream, event, step=trainer.progress.step)
+        for saved, path in trainer.take_saved(wait=is_last or config.waits_for_saves):
+            self._tell("checkpoint", step=saved, path=str(path))
+
+    def _end(self) -> None:
+        if self._curves is not None:
+            self._curves.close()
+        step = self._trainer.progress.step
+        is_over = bool(self._reason) or step >= self._config.num_steps
+        if is_over and self._config.export != "none" and self._wire.rank == 0:
+            self._tell("exported", path=str(export_at_end(self._plan, self._config)))
+        if self._reason:
+            self._tell("finished", step=step, reason=self._reason)
+        else:
+            self._tell("left" if step < self._config.num_steps else "finished", step=step)
+
+    def _tell_step(self, report: StepReport) -> None:
+        if self._wire.rank == 0:
+            write_report(self._stream, report)
+        if self._curves is not None:
+            self._curves.write_step(report)
+
+    def _tell(self, event: str, **values: object) -> None:
+        if self._wire.rank == 0:
+            write_event(self._stream, event, **values)
 
 
-def _export(plan: Plan, config: RankConfig) -> Path:
-    """What was trained, as `transformers` or PEFT reads it, beside the checkpoints."""
-    assert config.checkpoints is not None  # `_check_export`
-    out = config.checkpoints.absolute().parent / "export"
-    shutil.rmtree(out, ignore_errors=True)  # of an attempt before
-    is_bf16 = plan.recipe.precision is Precision.BF16_MIXED
-    export_plan(
-        config.checkpoints,
-        plan,
-        out,
-        dtype=torch.bfloat16 if is_bf16 else torch.float32,
-        is_adapter=config.export == "peft",
-    )
-    return out
-
-
-def data_request(plan: Plan, config: RankConfig, name: str) -> DataRequest:
+def data_request(
+    plan: Plan, config: RankConfig, name: str, *, is_shuffled: bool = True
+) -> DataRequest:
     """What is read from the data of that name."""
     is_module = isinstance(plan.model, ModuleSpec)
     return DataRequest(
@@ -111,6 +159,7 @@ def data_request(plan: Plan, config: RankConfig, name: str) -> DataRequest:
         tokenizer=config.tokenizer,
         model="" if isinstance(plan.model, ModuleSpec) else plan.model.source,
         is_plain=is_module,
+        is_shuffled=is_shuffled,
     )
 
 
@@ -125,7 +174,7 @@ def prepare(
     """Everything that the plan says, checked and built."""
     recipe = plan.recipe
     _check_recipe(recipe)
-    _check_export(plan, config)
+    check_export(plan, config)
     model = _build(plan, config)
     given: dict[str, Any] = {
         "optimizer": choose_optimizer(recipe.optimizer, config, kernel=recipe.step_kernel),
@@ -158,19 +207,6 @@ def _build(plan: Plan, config: RankConfig) -> Transformer | UserModule:
     if plan.recipe.tuning is Tuning.LORA:
         add_adapters(model, plan.recipe.lora, seed=config.seed)
     return model
-
-
-def _check_export(plan: Plan, config: RankConfig) -> None:
-    """What cannot be written at the end is refused at the beginning."""
-    if config.export == "none":
-        return
-    if config.checkpoints is None:
-        raise InvalidSpec("nothing is saved to export from", hint="Give --checkpoints FOLDER")
-    if config.export == "peft" and plan.recipe.tuning is Tuning.FULL:
-        raise InvalidSpec("export: peft, but there are no adapters", hint="Write huggingface")
-    if isinstance(plan.model, ModuleSpec):
-        raise InvalidSpec("export: no format is known for a module of your own")
-    exported_model(plan.model)
 
 
 def _check_recipe(recipe: Recipe) -> None:

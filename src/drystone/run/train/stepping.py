@@ -63,6 +63,17 @@ class Stepper:
         """Forward and backward over this rank's micro-batches: each owned piece gets its `grad`."""
         raise NotImplementedError
 
+    def compute_loss(self, batches: Sequence[Batch]) -> tuple[float, float]:
+        """Losses summed over this step's samples of all ranks, and their weight; no gradients."""
+        raise NotImplementedError
+
+    def _summed(self, loss_sum: torch.Tensor, weight: float) -> tuple[float, float]:
+        """Both over all ranks."""
+        mine = torch.tensor([float(loss_sum), weight], dtype=torch.float64, device=self.device)
+        self.wire.sum(mine).wait()
+        loss, total = self.wire.read(mine)
+        return loss, total
+
     def parameter_groups(self, *, weight_decay: float = 0.0) -> list[dict[str, object]]:
         """For a torch optimizer: matrices decay, vectors do not. Either list may be empty."""
         trained = [one for one in self.owned if one.value.requires_grad]

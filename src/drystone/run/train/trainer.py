@@ -78,6 +78,11 @@ class Trainer:
         self._started = time.perf_counter()
 
     @property
+    def scales_loss(self) -> bool:
+        """Whether steps are passed over until the factor of the loss fits (fp16)."""
+        return self._scale is not None
+
+    @property
     def global_batch(self) -> int:
         """Samples in a step, over all ranks."""
         return sum(work.batch for work in self.works)
@@ -158,9 +163,24 @@ class Trainer:
         self._num_steps = num_steps
         while self.progress.step < num_steps and not self.is_leaving:
             self._started = time.perf_counter()
-            batches = [_to_device(read(run), self.engine.device) for run in self._runs()]
+            batches = [
+                _to_device(read(run), self.engine.device)
+                for run in self._runs(self.progress.position)
+            ]
             self._data_seconds = time.perf_counter() - self._started
             yield batches
+
+    def evaluate(self, read: Callable[[Sequence[int]], Batch], *, num_samples: int) -> float:
+        """The mean loss of the samples from 0 on, in rounds of a whole batch; nothing is changed.
+
+        The last round reads beyond `num_samples` where they do not fill it.
+        """
+        loss_sum = total = 0.0
+        for position in range(0, num_samples, self.global_batch):
+            batches = [_to_device(read(run), self.engine.device) for run in self._runs(position)]
+            summed, weight = self.engine.compute_loss(batches)
+            loss_sum, total = loss_sum + summed, total + weight
+        return loss_sum / total if total else math.nan
 
     def step(self, batches: Sequence[Batch]) -> StepReport:
         """Gradients over all ranks, clipped by their true norm; then the optimizer."""
@@ -171,7 +191,7 @@ class Trainer:
         result = self.engine.compute_gradients(batches)
         if self._pacer is not None and self._pacer.is_measuring:
             self._pacer.adopt({k: SLOWDOWN * v for k, v in result.section_seconds.items()})
-        is_skipped = self._scale is not None and not math.isfinite(result.gradient_norm)
+        is_skipped = not (math.isfinite(result.gradient_norm) and math.isfinite(result.loss))
         if self._scale is not None:
             self._scale = self._scale.after(result.gradient_norm)
         if self.config.clip and not is_skipped:
@@ -186,10 +206,10 @@ class Trainer:
         now = time.perf_counter()
         self.is_leaving = result.stop_asked
         taken = tuple(work.batch for work in self.works)
-        self.progress = Progress(
+        self.progress = replace(
+            self.progress,
             step=self.progress.step + 1,
             position=self.progress.position + self.global_batch,
-            seed=self.progress.seed,
         )
         whole = now - self._started
         stragglers = self._look_for_stragglers(taken, result)
@@ -229,9 +249,9 @@ class Trainer:
             pacer=self._pacer,
         )
 
-    def _runs(self) -> list[range]:
-        """The global sample numbers of each micro-batch of this rank, in the next step."""
-        return micro_batches(self.works, self.engine.wire.rank, self.progress.position)
+    def _runs(self, position: int) -> list[range]:
+        """The global sample numbers of each micro-batch of this rank, in the step from there."""
+        return micro_batches(self.works, self.engine.wire.rank, position)
 
     def _look_for_stragglers(
         self, batches: tuple[int, ...], result: StepResult

@@ -61,7 +61,7 @@ environment: {A: "1"}
 def test_every_training_option_is_a_key_of_the_file_with_the_one_default():
     names = {option.name for option in fields(TrainConfig)}
 
-    assert names == set(options_of("train", "optimizer", "data").values())
+    assert names == set(options_of("train", "optimizer", "data", "evaluate", "report").values())
     assert job("model: gpt2\ntrain: {steps: 1}").train == TrainConfig()
     given = job("model: gpt2\ntrain: {steps: 1, clip: 0, weight_decay: 2, checkpoint_every: 1k}")
     assert given.train == TrainConfig(clip=0.0, weight_decay=2.0, checkpoint_every=1000)

@@ -119,6 +119,26 @@ class CellEngine(Stepper):
         self.num_steps += 1
         return self._result(self._losses, self._total)
 
+    def compute_loss(self, batches: Sequence[Batch]) -> tuple[float, float]:
+        """Losses summed over the samples of all ranks, and the tokens predicted; no gradients."""
+        self._seconds = dict.fromkeys(_PARTS, 0.0)
+        self._losses.zero_()
+        total = self._count_predicted(batches)
+        incoming: dict[Action, Incoming] = {}
+        for action in self._order:
+            if not action.is_forward:
+                continue
+            if not self._is_mine(action):
+                self._expect(_next(action), incoming)
+                continue
+            given = incoming.pop(action).wait() if action in incoming else None
+            self._take(action, given, batches)
+            self._runs[action.chunk].forget(action.micro)
+        for part in self._parts:
+            part.end_step()
+        self._groups.forward_mail.finish()
+        return self._summed(self._losses, 0.0)[0], total
+
     def _count_predicted(self, batches: Sequence[Batch]) -> float:
         """Over all ranks: each sample is counted by one rank of the last stage."""
         counts = self.seat.stage == self.layout.chunks[-1].stage and self.seat.tp_index == 0
@@ -264,11 +284,11 @@ class CellTrainer(Trainer):
             pacer=self._pacer,
         )
 
-    def _runs(self) -> list[range]:
+    def _runs(self, position: int) -> list[range]:
         assert isinstance(self.engine, CellEngine)
         if not self.engine.reads_samples:
             return []
-        return self.layout.samples(self.engine.seat, self.progress.position)
+        return self.layout.samples(self.engine.seat, position)
 
 
 def layout_works(layout: CellLayout) -> list[RankWork]:

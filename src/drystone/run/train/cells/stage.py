@@ -170,6 +170,10 @@ class ChunkRun:
             segment.part.leave()
         return None if is_empty else hidden
 
+    def forget(self, micro: int) -> None:
+        """Nothing of this micro-batch goes backward."""
+        del self._kept[micro], self._batches[micro]
+
     def backward(
         self, micro: int, gradient: torch.Tensor | None, *, is_last: bool
     ) -> torch.Tensor | None:

@@ -54,6 +54,10 @@ class Progress:
     # Of fp16: the factor of the loss, and the steps since it last changed.
     loss_scale: float = 0.0
     scale_steps: int = 0
+    # Of evaluations: the lowest loss, its step, and how many have not been lower since.
+    best_loss: float | None = None
+    best_step: int = 0
+    num_worse: int = 0
 
 
 def save_checkpoint(

@@ -180,6 +180,30 @@ class Engine(Stepper):
         self.num_steps += 1
         return self._result(loss, total_weight)
 
+    def compute_loss(self, batches: Sequence[Batch]) -> tuple[float, float]:
+        """Losses summed over the micro-batches of all ranks, and their weight; no gradients."""
+        self._seconds = dict.fromkeys(("forward", "backward", "gather", "reduce"), 0.0)
+        self._order = [self._front, *self._blocks, self._back]
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
+        self.model.module.eval()
+        with torch.no_grad():
+            unit = self._gather_next()
+            entered = [self.model.embed(batch) for batch in batches]
+            unit.free()
+            for layer in range(len(self._blocks)):
+                unit = self._gather_next()
+                entered = [
+                    (self.model.run_block(layer, hidden, extras), extras)
+                    for hidden, extras in entered
+                ]
+                unit.free()
+            unit = self._gather_next()
+            for batch, (hidden, _) in zip(batches, entered, strict=True):
+                loss_sum += self.model.loss_sum(hidden, batch)
+            unit.free()
+        self.model.module.train()
+        return self._summed(loss_sum, sum(self.model.weight(batch) for batch in batches))
+
     def _gather_order(self) -> list[Layer]:
         """Layers in the order in which they are gathered; the last block stays for its backward."""
         again = [self._front] if self._front.is_trained else []

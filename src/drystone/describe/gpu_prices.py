@@ -66,7 +66,9 @@ def find_prices(gpu_name: str) -> tuple[Price, ...]:
     """The prices of one GPU type, cheapest on demand first; empty if none is known."""
     name = find_gpu(gpu_name).name
     prices = [price for price in load_prices() if price.gpu == name]
-    return tuple(sorted(prices, key=lambda one: (one.on_demand_dollars_per_gpu_hour, one.cloud)))
+    return tuple(
+        sorted(prices, key=lambda price: (price.on_demand_dollars_per_gpu_hour, price.cloud))
+    )
 
 
 def cheapest_price(gpu_name: str) -> Price | None:

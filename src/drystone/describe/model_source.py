@@ -102,9 +102,9 @@ def _load_zoo() -> _Zoo:
     by_key: dict[str, str] = {}
     by_loose_key: dict[str, set[str]] = {}
     for name, entry in entries.items():
-        for one in (name, *entry.get("aliases", ())):
-            by_key.setdefault(_key(one), name)
-            for loose in (_spaced(one), _letters(one)):
+        for spelling in (name, *entry.get("aliases", ())):
+            by_key.setdefault(_key(spelling), name)
+            for loose in (_spaced(spelling), _letters(spelling)):
                 by_loose_key.setdefault(loose, set()).add(name)
     return _Zoo(entries, by_key, {key: frozenset(names) for key, names in by_loose_key.items()})
 

@@ -60,7 +60,7 @@ class Pool:
 def parse_pool(text: str, *, between: Link | None = None, gpus_per_node: int | None = None) -> Pool:
     """A pool from `8xA100-80G,4xV100-32G`; a type without a count is one GPU."""
     counts: dict[str, int] = {}
-    for part in filter(None, (one.strip() for one in text.split(","))):
+    for part in filter(None, (word.strip() for word in text.split(","))):
         match = re.fullmatch(r"(?:(\d+)\s*[xX*]\s*)?(.+)", part)
         count, name = (match.group(1), match.group(2)) if match else (None, part)
         gpu = _find_gpu(name)

@@ -198,6 +198,8 @@ class Recipe:
     tuning: Tuning = Tuning.FULL
     lora: Lora = field(default_factory=Lora)
     weight_bits: float = 0.0  # of frozen weights under QLoRA, constants included; 0: by `tuning`
+    # QLoRA: embeddings, head and norms stay in 16 bit, also where the launcher would upcast them.
+    keeps_16_bit: bool = False
     offload: Offload = Offload.NONE
     compiled: bool = False  # torch.compile
     expert_dispatch: ExpertDispatch = ExpertDispatch.AUTO

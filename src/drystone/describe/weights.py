@@ -124,7 +124,7 @@ def _read_indexed(folder: Path) -> dict[str, Tensor]:
     where = str(folder / INDEX)
     table = _parsed((folder / INDEX).read_bytes(), where)
     places = table.get("weight_map")
-    if not isinstance(places, dict) or not all(isinstance(one, str) for one in places.values()):
+    if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
         raise UnreadableFile("has no weight_map of tensors to files", where=where)
     tensors: dict[str, Tensor] = {}
     for file in sorted(set(places.values())):
@@ -161,8 +161,8 @@ def _read_header(file: Path) -> dict[str, Tensor]:
 
 def _tensor(file: Path, name: str, entry: Any) -> Tensor:
     try:
-        dtype, shape = str(entry["dtype"]), tuple(int(one) for one in entry["shape"])
-        start, end = (int(one) for one in entry["data_offsets"])
+        dtype, shape = str(entry["dtype"]), tuple(int(size) for size in entry["shape"])
+        start, end = (int(offset) for offset in entry["data_offsets"])
     except (KeyError, TypeError, ValueError):
         raise UnreadableFile(f"its header is damaged at {name[:100]!r}", where=str(file)) from None
     if dtype in _BYTES and end - start != prod(shape) * _BYTES[dtype]:

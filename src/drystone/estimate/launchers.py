@@ -103,6 +103,8 @@ class Launcher:
     pipeline_buffers: float = 0.0
     # FSDP1 hooks on the inputs of frozen layers hold inputs and their gradients until the end.
     frozen_inputs_linger: bool = False
+    # QLoRA: embeddings, head and norms become fp32, and with them all that runs between layers.
+    upcasts_quantised: bool = False
     # Plain data parallelism copies gradients into buckets instead of viewing them.
     copies_buckets: bool = True
     # Every rank loads the whole model onto its GPU before sharding it.
@@ -219,7 +221,7 @@ _ROWS = (
         gated_tensors=3.0,
     ),
     replace(_HUGGING_FACE, name="accelerate", frozen_inputs_linger=True),
-    _HUGGING_FACE,
+    replace(_HUGGING_FACE, upcasts_quantised=True),
     replace(_TORCH, name="litgpt", step_copies=1.0, norm_output_is_fp32=True, loads_whole=True),
     replace(
         _TORCH,
@@ -331,6 +333,7 @@ _ROWS = (
         keeps_master=True,
         gradients_persist=True,
         logits_bytes=14.0,
+        upcasts_quantised=True,
     ),
     replace(
         _TORCH,

@@ -92,7 +92,7 @@ def checkpoint_bytes(plan: Plan) -> float:
     if recipe.tuning is Tuning.FULL:
         return total * trained_bytes
     adapters = sum(
-        num_layers * adapter_parameters(block, model.hidden_size, recipe)
+        num_layers * adapter_parameters(block, model.hidden_size, recipe.lora)
         for block, num_layers in model.stack
     )
     return total * _FROZEN_BYTES + adapters * trained_bytes

@@ -1,4 +1,4 @@
-"""What is a plan? One way to run one job: who computes what, who holds what, at what cost."""
+"""A plan: one way to run one job, with who computes what, who holds what, and at what cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""May this process still write for its job? Epochs and leases, checked where it counts.
+"""Fencing: epochs and leases that decide whether a process may still write for its job.
 
 Every launch of a job has an epoch, which only grows. Two files tell a training process whether it
 is still the one: the lease that the agent of its node renews (`DRYSTONE_LEASE`), and the epoch of

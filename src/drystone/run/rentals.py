@@ -1,4 +1,4 @@
-"""Which nodes are rented, which are on their way, and what has been paid? Folded from events.
+"""Rentals: nodes that are rented or on their way, and what was paid, folded from events.
 
 A node is billed from the moment it joins until it leaves (released or taken back), for just that
 time at the price of its offer; a new price holds from its second on, for nodes that are rented

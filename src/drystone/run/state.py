@@ -1,4 +1,4 @@
-"""What is the state of the cluster? A fold over events: the log replays to the same state.
+"""State of the cluster: a fold over events, so that the log replays to the same state.
 
 Nothing else changes the state, so a world that keeps its log can be started again from it.
 """

@@ -1,4 +1,4 @@
-"""What may a policy see, given what teams may hold? Quotas and budgets as a narrower view.
+"""Quotas and budgets of teams, as a narrower view of what a policy sees.
 
 A quota is in GPUs of the most valuable type: each GPU counts `values[k]`, as fair shares count it.
 A policy sees a job of a team with a quota only with the options that the quota has room for, and

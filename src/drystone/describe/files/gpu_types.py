@@ -149,9 +149,9 @@ def _gpu_of(document: Document, name: str, part: GpuTypePart, key: Key) -> GpuSp
     like = _named(document, part.like, (*key, "like"))
     values: dict[str, Any] = dict(_NOTHING)
     if like is not None:
-        values = {one.name: getattr(like, one.name) for one in fields(like)}
+        values = {field.name: getattr(like, field.name) for field in fields(like)}
     values |= _rates(part) | _link(part, values)
-    values |= {one: told for one in _WORDS if (told := getattr(part, one)) is not None}
+    values |= {word: told for word in _WORDS if (told := getattr(part, word)) is not None}
     for needed, what in (
         ("memory_bandwidth_bytes_per_second", "memory_bandwidth_gb_s"),
         ("fp32_flops", "tflops.fp32"),
@@ -182,7 +182,7 @@ def _gpu_of(document: Document, name: str, part: GpuTypePart, key: Key) -> GpuSp
 def _check_kin(part: GpuTypePart) -> None:
     """A type that is like no other must say what generation it is of, and what joins its nodes."""
     if part.architecture is None:
-        known = ", ".join(one.name for one in load_generations())
+        known = ", ".join(generation.name for generation in load_generations())
         raise InvalidSpec(
             "`architecture` is missing", hint=f"Name the generation it behaves like: {known}"
         )
@@ -203,13 +203,15 @@ def _named_generation(document: Document, name: str, key: Key) -> str:
 
 def _rates(part: GpuTypePart) -> dict[str, float]:
     """What is given of rates, in base units."""
-    given = {f"{one}_flops": rate for one, rate in part.tflops if rate is not None}
-    for one, rate in part.measured_tflops:
+    given = {f"{precision}_flops": rate for precision, rate in part.tflops if rate is not None}
+    for precision, rate in part.measured_tflops:
         if rate is not None:
-            given[f"measured_{one}_flops"] = rate
-        elif f"{one}_flops" in given:  # another peak: what was measured elsewhere says nothing here
-            given[f"measured_{one}_flops"] = 0.0
-    rates = {one: rate * TERA for one, rate in given.items()}
+            given[f"measured_{precision}_flops"] = rate
+        elif (
+            f"{precision}_flops" in given
+        ):  # another peak: what was measured elsewhere says nothing here
+            given[f"measured_{precision}_flops"] = 0.0
+    rates = {precision: rate * TERA for precision, rate in given.items()}
     if part.memory_bandwidth_gb_s is not None:
         rates["memory_bandwidth_bytes_per_second"] = part.memory_bandwidth_gb_s * GB
     if part.power_w is not None:

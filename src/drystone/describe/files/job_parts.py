@@ -50,7 +50,7 @@ def _check_target(text: str) -> str:
     """`q_proj`, as `transformers` has it, and `q`, as the recipe has it, are the same."""
     short = text.removesuffix("_proj")
     if short not in (*Lora.KNOWN_TARGETS, ALL_LINEAR):
-        known = [ALL_LINEAR, *(f"{one}_proj" for one in Lora.KNOWN_TARGETS)]
+        known = [ALL_LINEAR, *(f"{target}_proj" for target in Lora.KNOWN_TARGETS)]
         raise Refused(UnknownName("target of adapters", text, known))
     return short
 

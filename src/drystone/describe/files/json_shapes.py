@@ -20,13 +20,15 @@ Shape = TypeVar("Shape")
 def to_plain(value: Any) -> Any:
     """Dicts, lists, numbers and strings only."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {one.name: to_plain(getattr(value, one.name)) for one in dataclasses.fields(value)}
+        return {
+            field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)
+        }
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, (list, tuple)):
-        return [to_plain(one) for one in value]
+        return [to_plain(item) for item in value]
     if isinstance(value, dict):
-        return {key: to_plain(one) for key, one in value.items()}
+        return {key: to_plain(item) for key, item in value.items()}
     return value
 
 
@@ -43,14 +45,14 @@ def _read(kind: Any, plain: Any, where: str) -> Any:
         return _read_tuple(kind, plain, where)
     if origin is dict:
         _expect(plain, dict, where)
-        return {key: _read(typing.get_args(kind)[1], one, where) for key, one in plain.items()}
+        return {key: _read(typing.get_args(kind)[1], item, where) for key, item in plain.items()}
     if dataclasses.is_dataclass(kind):
         return _read_dataclass(kind, plain, where)
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         try:
             return kind(plain)
         except ValueError:
-            raise UnknownName(kind.__name__, str(plain), [str(one.value) for one in kind],
+            raise UnknownName(kind.__name__, str(plain), [str(member.value) for member in kind],
                               where=where) from None  # fmt: skip
     if kind is float and isinstance(plain, int) and not isinstance(plain, bool):
         return float(plain)
@@ -62,14 +64,15 @@ def _read(kind: Any, plain: Any, where: str) -> Any:
 def _read_dataclass(kind: Any, plain: Any, where: str) -> Any:
     _expect(plain, dict, where)
     hints = typing.get_type_hints(kind)
-    known = {one.name: one for one in dataclasses.fields(kind)}
+    known = {field.name: field for field in dataclasses.fields(kind)}
     for key in plain:
         if key not in known:
             raise UnknownName("key", str(key), known, where=where)
-    values = {key: _read(hints[key], one, f"{where}.{key}") for key, one in plain.items()}
-    for name, one in known.items():
+    values = {key: _read(hints[key], item, f"{where}.{key}") for key, item in plain.items()}
+    for name, field in known.items():
         has_default = (
-            one.default is not dataclasses.MISSING or one.default_factory is not dataclasses.MISSING
+            field.default is not dataclasses.MISSING
+            or field.default_factory is not dataclasses.MISSING
         )
         if name not in values and not has_default:
             raise InvalidSpec(f"{name} is missing", where=where)
@@ -80,10 +83,10 @@ def _read_tuple(kind: Any, plain: Any, where: str) -> tuple[Any, ...]:
     _expect(plain, list, where)
     inner = typing.get_args(kind)
     if len(inner) == 2 and inner[1] is Ellipsis:
-        return tuple(_read(inner[0], one, f"{where}[{i}]") for i, one in enumerate(plain))
+        return tuple(_read(inner[0], item, f"{where}[{i}]") for i, item in enumerate(plain))
     if len(inner) != len(plain):
         raise InvalidSpec(f"has {len(plain)} parts, must have {len(inner)}", where=where)
-    return tuple(_read(one, part, where) for one, part in zip(inner, plain, strict=True))
+    return tuple(_read(kind, part, where) for kind, part in zip(inner, plain, strict=True))
 
 
 def _read_union(kind: Any, plain: Any, where: str) -> Any:

@@ -131,7 +131,7 @@ def _build(node: yaml.Node, key: Key, lines: dict[Key, int], seen: set[int], whe
         raise UnreadableFile("is nested too deeply", where=place)
     if isinstance(node, yaml.SequenceNode):
         return [
-            _build(one, (*key, index), lines, seen, where) for index, one in enumerate(node.value)
+            _build(item, (*key, index), lines, seen, where) for index, item in enumerate(node.value)
         ]
     if isinstance(node, yaml.MappingNode):
         table: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Which formats of traces are there, by which columns is each known, and what does a row mean?
+"""Formats of traces: the columns that each is known by, and what a row of it means.
 
 Public traces come in a few shapes. Research artifacts (Arena, Pollux, Sia, Gavel and Shockwave,
 ElasticFlow, Rubick, Tiresias) share one table here: source, trace, job_id, submit_time_s, model,

@@ -1,4 +1,4 @@
-"""With which wishes is a trace read, and what has to be said about it afterwards?"""
+"""Options and warnings for reading a trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which GPUs of this cluster did the owner of a job mean?
+"""GPU requests of a trace, translated to the GPU types of a cluster.
 
 A trace names types in its own way (`a100`, `A800-80GB`), or only a number of GPUs. Policies that
 change nothing about a job need one type of the cluster; nobody else looks at it.
@@ -59,13 +59,13 @@ def _jobs(number: int) -> str:
 
 def _match(name: str, types: Sequence[str]) -> str:
     """The type of the cluster that a name means; nothing where none or several could be meant."""
-    lowered = {one.lower(): one for one in types}
+    lowered = {gpu.lower(): gpu for gpu in types}
     if name.lower() in lowered:
         return lowered[name.lower()]
-    by_gpu = {found: one for one in types if (found := _catalogue_name(one))}
+    by_gpu = {found: gpu for gpu in types if (found := _catalogue_name(gpu))}
     if (found := _catalogue_name(name)) in by_gpu:
         return by_gpu[found]
-    near = [one for one in types if one.lower().startswith(f"{name.lower()}-")]
+    near = [gpu for gpu in types if gpu.lower().startswith(f"{name.lower()}-")]
     return near[0] if len(near) == 1 else ""
 
 
@@ -88,6 +88,6 @@ def _fair_type(
     ]
     if not fits:
         return ""
-    gpu = min(fits, key=lambda one: (taken[one] + count) / totals[one])
+    gpu = min(fits, key=lambda gpu_type: (taken[gpu_type] + count) / totals[gpu_type])
     taken[gpu] += count
     return gpu

@@ -1,4 +1,4 @@
-"""How is one line of a table read? Cells by column, and every bad line of a file named at once."""
+"""Rows of a CSV table: cells by column, and every bad line of a file named at once."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def read_table(path: Path, what: str) -> tuple[list[Row], list[str]]:
         header = text.partition("\n")[0]
         delimiter = "|" if header.count("|") > header.count(",") else ","
         reader = csv.reader(io.StringIO(text), strict=delimiter == ",", delimiter=delimiter)
-        columns = [one.strip() for one in next(reader, [])]
+        columns = [header.strip() for header in next(reader, [])]
         lines = [line for line in reader if line]
     except (OSError, EOFError, ValueError, csv.Error, lzma.LZMAError, zlib.error) as error:
         reason = reason_of(error)

@@ -1,4 +1,4 @@
-r"""What did Slurm run? Jobs from the output of `sacct`.
+r"""Jobs that Slurm ran, from the output of `sacct`.
 
     sacct --allusers --parsable2 --starttime 2026-10-01 \
       --format=JobID,User,Submit,Start,End,ElapsedRaw,State,AllocTRES,ReqTRES

@@ -1,4 +1,4 @@
-"""How fast do the models of a trace run? Measured seconds a step, by model, batch and GPUs.
+"""Measured speeds of the models of a trace: seconds a step, by model, batch and GPUs.
 
 A CSV with the columns model, global_batch, gpu_type, num_gpus, num_nodes, iter_time_s. A time that
 is not above 0 says that the run was tried and failed. A file that gathers several sources (column
@@ -50,7 +50,7 @@ def load_speeds(path: Path, *, source: str = "") -> tuple[MeasuredStep, ...]:
     sources = (
         {row.text("source") for row in rows if not row.problem} if "kind" in columns else set()
     )
-    mine = {one for one in sources if source and one.startswith(source)}
+    mine = {name for name in sources if source and name.startswith(source)}
     if len(sources) > 1 and not mine:
         raise UnreadableFile(
             f"the file has speeds of {', '.join(sorted(sources))}, none of them of this trace",
@@ -90,21 +90,21 @@ def fill_batches(
     which just its batch is missing are filled too.
     """
     known = tuple(steps)
-    measured = {(one.model, one.global_batch) for one in known}
+    measured = {(row.model, row.global_batch) for row in known}
     wanted = {(job.model, job.global_batch) for job in jobs}
     by_place: dict[tuple[str, str, int, int], list[MeasuredStep]] = defaultdict(list)
-    for one in known:
-        if one.succeeded:
-            by_place[one.model, one.gpu, one.num_gpus, one.num_nodes].append(one)
+    for row in known:
+        if row.succeeded:
+            by_place[row.model, row.gpu, row.num_gpus, row.num_nodes].append(row)
     filled = []
     for model, batch in sorted(wanted if at_every_size else wanted - measured):
         for place, found in by_place.items():
             if place[0] == model:
-                near = min(found, key=lambda one: abs(one.global_batch - batch))
+                near = min(found, key=lambda row: abs(row.global_batch - batch))
                 if near.global_batch != batch:
                     seconds = near.step_seconds * batch / near.global_batch
                     filled.append(replace(near, global_batch=batch, step_seconds=seconds))
-    return (*known, *filled), len({(one.model, one.global_batch) for one in filled})
+    return (*known, *filled), len({(row.model, row.global_batch) for row in filled})
 
 
 # Arena's models by size, and what it assumes for a size that was not measured: a model one step
@@ -123,8 +123,8 @@ def fill_sizes(steps: Iterable[MeasuredStep]) -> tuple[MeasuredStep, ...]:
     Times are rounded to the millisecond by way of rounded speeds, as its simulator does.
     """
     known = {
-        (one.model, one.global_batch, one.gpu, one.num_gpus, one.num_nodes): one.step_seconds
-        for one in steps
+        (row.model, row.global_batch, row.gpu, row.num_gpus, row.num_nodes): row.step_seconds
+        for row in steps
     }
     shapes = sorted({key[1:] for key in known})
     filled = []

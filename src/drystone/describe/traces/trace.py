@@ -1,4 +1,4 @@
-"""Which jobs arrived when? Loads traces: a documented CSV of our own, `sacct`, and public ones.
+"""Traces of jobs: a documented CSV of our own, `sacct`, and public formats.
 
 Our own CSV has one row a job; the first four columns are needed, the rest may be left out:
 
@@ -93,7 +93,7 @@ def settle_trace(
 
 def render_trace(jobs: Sequence[JobSpec]) -> str:
     """Jobs as our own CSV, without the columns in which every job has the usual."""
-    usual = {one.name: one.default for one in fields(JobSpec)}
+    usual = {field.name: field.default for field in fields(JobSpec)}
     columns = [
         name
         for position, name in enumerate(OWN_COLUMNS)
@@ -115,22 +115,20 @@ def _cell(value: object) -> str:
 
 
 def _recognise(columns: Sequence[str], path: Path) -> TraceFormat:
-    for one in FORMATS:
-        if one.knows(columns):
-            break
-    else:
-        known = "; ".join(f"{one.name} ({one.says})" for one in FORMATS)
+    found = next((trace_format for trace_format in FORMATS if trace_format.knows(columns)), None)
+    if found is None:
+        known = "; ".join(f"{known.name} ({known.says})" for known in FORMATS)
         told = f"the columns {', '.join(columns[:8])} are of no known trace"
         raise UnreadableFile(
             told if columns else "the file is empty: a trace begins with a line of column names",
             where=str(path),
             hint=f"Known formats: {known}",
         )
-    if one.name == "drystone":
+    if found.name == "drystone":
         for column in columns:
             if column not in OWN_COLUMNS:
                 raise UnknownName("column", column, OWN_COLUMNS, where=str(path))
-    return one
+    return found
 
 
 def _part_of(rows: list[Row], columns: Sequence[str], part: str, path: Path) -> list[Row]:

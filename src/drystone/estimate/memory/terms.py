@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from drystone.describe.model import Attention, Block, Head, Mlp, ModelSpec, Side
-from drystone.describe.recipe import Loss, Optimizer, Precision, Recipe, StepKernel, Tuning
+from drystone.describe.recipe import Lora, Loss, Optimizer, Precision, Recipe, StepKernel, Tuning
 from drystone.estimate.launchers import Launcher, find_launcher
 from drystone.estimate.memory.activations import (
     BlockActivations,
@@ -145,6 +145,7 @@ class MemoryTerms:
 def memory_terms(model: ModelSpec, recipe: Recipe) -> MemoryTerms:
     """The numbers of one model under one recipe."""
     launcher = find_launcher(recipe.launcher)
+    recipe = _upcast(recipe, launcher)
     counted = count_model(model)
     width = activation_width(recipe.precision)
     of_block = {block: _layer_terms(block, model, recipe, launcher) for block in model.blocks}
@@ -182,7 +183,7 @@ def quantised_bytes(recipe: Recipe) -> float:
     return (recipe.weight_bits or _QLORA_BITS) / 8
 
 
-def adapter_parameters(block: Block, hidden_size: int, recipe: Recipe) -> int:
+def adapter_parameters(block: Block, hidden_size: int, lora: Lora) -> int:
     """Parameters that LoRA adds to one layer: rank x (inputs + outputs) of each target."""
     attention, ffn = block.attention, block.feed_forward
     sizes = {
@@ -195,7 +196,7 @@ def adapter_parameters(block: Block, hidden_size: int, recipe: Recipe) -> int:
         sizes |= {"up": hidden_size + ffn.ffn_size, "down": hidden_size + ffn.ffn_size}
         if ffn.gated:
             sizes["gate"] = hidden_size + ffn.ffn_size
-    return recipe.lora.rank * sum(sizes.get(target, 0) for target in recipe.lora.targets)
+    return lora.rank * sum(sizes.get(target, 0) for target in lora.targets)
 
 
 def _trained(recipe: Recipe) -> Recipe:
@@ -204,6 +205,19 @@ def _trained(recipe: Recipe) -> Recipe:
     if recipe.tuning is Tuning.FULL or recipe.lora.dtype_bytes not in formats:
         return recipe
     return replace(recipe, precision=formats[recipe.lora.dtype_bytes])
+
+
+def _upcast(recipe: Recipe, launcher: Launcher) -> Recipe:
+    """QLoRA as PEFT prepares it: what is not quantised is fp32, and so is what layers hand on.
+
+    `prepare_model_for_kbit_training` of PEFT (`utils/other.py`) turns every 16-bit parameter that
+    is not quantised into fp32; `Linear4bit` of bitsandbytes (`nn/modules.py`) computes in 16 bit
+    and returns what it was given, so that activations between the layers are fp32 as well.
+    """
+    is_prepared = launcher.upcasts_quantised and not recipe.keeps_16_bit
+    if recipe.tuning is Tuning.QLORA and is_prepared and recipe.precision in _PURE:
+        return replace(recipe, precision=Precision.FP32)
+    return recipe
 
 
 def _counts_before(order: IntArray, num_kinds: int) -> IntArray:
@@ -242,7 +256,7 @@ def _layer_terms(block: Block, model: ModelSpec, recipe: Recipe, launcher: Launc
         parameters=parameters,
         activations=block_activations(block, hidden, recipe, launcher),
         token_share=_token_share(block, model, recipe),
-        adapter=float(adapter_parameters(block, hidden, recipe)) if is_frozen else 0.0,
+        adapter=float(adapter_parameters(block, hidden, recipe.lora)) if is_frozen else 0.0,
         unquantised=float(parameters.norms + parameters.router),
         kv=float(_kv_parameters(block, hidden)),
         num_kv_heads=min(attention.num_kv_heads for attention in _attentions(block)),
@@ -273,5 +287,6 @@ def _logits_bytes(recipe: Recipe, launcher: Launcher) -> float:
     fused = recipe.loss is Loss.FUSED
     num_bytes = launcher.fused_logits_bytes if fused else launcher.logits_bytes
     # In fp32 the logits are twice as wide and need no fp32 copy: at most logits, log-softmax and
-    # gradient stand beside each other.
-    return num_bytes if width == 2 else min(num_bytes + 2, _FP32_LOGITS_BYTES)
+    # gradient stand beside each other, and where 14 bytes did (transformers), one gradient more.
+    most = _FP32_LOGITS_BYTES + 4 * (num_bytes >= 14)
+    return num_bytes if width == 2 else min(num_bytes + 2, most)

@@ -25,6 +25,7 @@ from drystone.describe.recipe import (
     Tuning,
 )
 from drystone.errors import RequestError, UnknownName
+from drystone.estimate.memory.terms import adapter_parameters
 from drystone.observe.check.expert_columns import expert_fields
 
 Row = Mapping[str, str]
@@ -154,14 +155,14 @@ def _sharding(text: str) -> Sharding:
 # --- the recipe ------------------------------------------------------------------------------
 
 
-def parse_recipe(row: Row, layout: Layout) -> Recipe:
+def parse_recipe(row: Row, layout: Layout, model: ModelSpec) -> Recipe:
     """How the model was trained."""
     framework = row["framework"]
     launcher = launcher_of(framework)
     global_batch = whole_number_of(row, "global_batch", 0) or (
         layout.dp * layout.micro_batch * whole_number_of(row, "grad_accum", 1)
     )
-    tuning, lora, weight_bits = _parse_tuning(row)
+    tuning, lora, weight_bits = _parse_tuning(row, model)
     return Recipe(
         seq_len=whole_number_of(row, "seq_len"),
         global_batch=global_batch,
@@ -173,6 +174,7 @@ def parse_recipe(row: Row, layout: Layout) -> Recipe:
         tuning=tuning,
         lora=lora,
         weight_bits=weight_bits,
+        keeps_16_bit=_keeps_16_bit(row, layout),
         offload=_offload(row.get("offload", "")),
         compiled=row.get("compile", "") not in ("", "no", "eager"),
         # Megatron's own tests and the BLOOM runs keep its default; others train without dropout.
@@ -288,7 +290,7 @@ def _loss(framework: str, model: str) -> Loss:
     return Loss.FUSED if "foak" in framework or "cross_entropy_loss_fusion" in model else Loss.PLAIN
 
 
-def _parse_tuning(row: Row) -> tuple[Tuning, Lora, float]:
+def _parse_tuning(row: Row, model: ModelSpec) -> tuple[Tuning, Lora, float]:
     text = row["tuning"].lower()
     if text.startswith("full"):
         return Tuning.FULL, Lora(), 0.0
@@ -296,11 +298,49 @@ def _parse_tuning(row: Row) -> tuple[Tuning, Lora, float]:
         raise RequestError(f"tuning method {row['tuning']!r} has no formula")
     lora = Lora(
         rank=round(number_of(row, "lora_rank")) or 16,
+        targets=_lora_targets(row, model),
         train_embeddings="trainable embedding" in text,
     )
     if not text.startswith("q"):
         return Tuning.LORA, lora, 0.0
+    if re.search(r"8.?bit|int8", text):
+        return Tuning.QLORA, lora, 8.0
     return Tuning.QLORA, lora, 4.127 if "dq" in text else 4.5
+
+
+# The sets of matrices that people put adapters beside, all of them first.
+_TARGET_SETS = (
+    Lora.KNOWN_TARGETS,
+    ("q", "k", "v", "o"),
+    ("q", "v"),
+    ("q", "k", "v"),
+    ("q", "k", "v", "o", "up", "down"),
+    ("gate", "up", "down"),
+)
+
+
+def _lora_targets(row: Row, model: ModelSpec) -> tuple[str, ...]:
+    """The matrices that the row names, or whose number of parameters it states; else all."""
+    text = f"{row['tuning']}; {row.get('notes', '')}".lower()
+    if re.search(r"(adapters?|lora)\b.{0,20}attention only", text):
+        return ("q", "k", "v", "o")
+    if named := [name for name in Lora.KNOWN_TARGETS if re.search(rf"\b{name}_proj\b", text)]:
+        return tuple(named)
+    stated, rank = number_of(row, "trainable_params"), round(number_of(row, "lora_rank"))
+    for targets in _TARGET_SETS if stated and rank else ():
+        lora = Lora(rank=rank, targets=targets)
+        counted = sum(
+            adapter_parameters(block, model.hidden_size, lora) for block in model.layers()
+        )
+        if abs(counted / stated - 1) < _SAME_PARAMS:
+            return targets
+    return Lora().targets
+
+
+def _keeps_16_bit(row: Row, layout: Layout) -> bool:
+    """PEFT upcasts nothing of a GPTQ model, and the Trainer prepares nothing under FSDP."""
+    is_gptq = re.search(r"gptq|awq", row["tuning"].lower()) is not None
+    return is_gptq or layout.sharding is Sharding.ZERO3
 
 
 def _offload(text: str) -> Offload:

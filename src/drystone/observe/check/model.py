@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from drystone.describe.model import Attention, Block, Experts, Head, Mlp, ModelSpec, Norm, QkNorm
-from drystone.errors import RequestError
+from drystone.describe.model_source import find_model
+from drystone.errors import DrystoneError, RequestError
 from drystone.estimate.parameters import count_model
 from drystone.observe.check.columns import Row, number_of, whole_number_of
 
@@ -85,6 +87,8 @@ def parse_shape(row: Row) -> ModelSpec:
         raise RequestError("the architecture is not stated")
     if re.search(r"mamba|rwkv|resnet|transformer-xl|unet|lstm|diffusion", arch):
         raise RequestError(f"architecture {arch!r} has no formula")
+    if row.get("moe_experts") and (known := _known_experts(row)) is not None:
+        return known
     style = style_of(arch, gated=row.get("gated_mlp", "") == "yes")
     hidden, heads = whole_number_of(row, "hidden"), whole_number_of(row, "heads")
     num_layers = whole_number_of(row, "layers")
@@ -118,6 +122,30 @@ def parse_shape(row: Row) -> ModelSpec:
         head=Head.MASKED if arch == "bert" else Head.LANGUAGE,
     )
     return _with_stated_experts(model, number_of(row, "params"))
+
+
+def _known_experts(row: Row) -> ModelSpec | None:
+    """The model of that name, where the row's numbers are its own, perhaps with fewer layers.
+
+    A table has no columns for latent attention, shared experts and leading dense layers.
+    """
+    try:
+        model = find_model(row.get("model", ""))
+    except DrystoneError:
+        return None
+    block, num_layers = model.stack[-1][0], whole_number_of(row, "layers")
+    experts = block.feed_forward
+    stated = (whole_number_of(row, name, 0) for name in ("hidden", "heads", "moe_experts"))
+    if not isinstance(experts, Experts) or num_layers > model.num_layers:
+        return None
+    if (model.hidden_size, block.attention.num_heads, experts.num_experts) != tuple(stated):
+        return None
+    layers = tuple(model.layers())[:num_layers]
+    stack = tuple((one, len(tuple(some))) for one, some in groupby(layers))
+    model = replace(model, stack=stack, vocab_size=whole_number_of(row, "vocab"))
+    stated_params = number_of(row, "params")
+    counted = count_model(model).total
+    return model if abs(counted / (stated_params or counted) - 1) < _SAME_PARAMS else None
 
 
 def _feed_forward(row: Row, style: _Style, hidden: int) -> Mlp | Experts:

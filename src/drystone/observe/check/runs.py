@@ -146,7 +146,7 @@ def _refuse_marked(row: dict[str, str], *, measure: str) -> None:
 def _parse_complete(row: dict[str, str], *, run_id: str, dataset: str) -> PublishedRun:
     model = parse_shape(row)
     layout = parse_layout(row, model)
-    recipe = parse_recipe(row, layout)
+    recipe = parse_recipe(row, layout, model)
     problems = check_layout(model, recipe, layout)
     problems = [problem for problem in problems if "global batch" not in problem]
     if problems:

@@ -1,4 +1,4 @@
-"""Who may start now? Quotas and budgets of teams, between the state and the policy.
+"""Admission: quotas and budgets of teams, between the state and the policy.
 
 The arithmetic is in `schedule/teams.py`; here is what it needs to know: which team a job is
 of, what GPUs count, and what each team has spent in the running day, week or month.

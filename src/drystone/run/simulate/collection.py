@@ -1,4 +1,4 @@
-"""How often does Python look for garbage in cycles? Rarely, while a simulation runs.
+"""Garbage collection during a simulation: rarely, because it takes a share of the time.
 
 A simulation makes events and records by the hundred thousand, keeps them all, and makes no cycles
 worth looking for; looking through them again and again only takes time.

@@ -1,4 +1,4 @@
-"""How do jobs go on in virtual time? Starts, phases and ends, at the speeds that are true."""
+"""Jobs in virtual time: starts, phases and ends, at their true speeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes break or slow down, and when are they well again?"""
+"""Simulated faults of nodes: when they break or slow down, and when they recover."""
 
 from __future__ import annotations
 

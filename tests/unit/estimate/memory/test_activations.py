@@ -386,7 +386,7 @@ def test_offloaded_activations_leave_one_layer_on_the_gpu():
         ({"precision": Precision.FP32}, 8.0),
         ({"precision": Precision.TF32, "loss": Loss.FUSED}, 12.0),
         ({"launcher": "hf-trainer"}, 14.0),
-        ({"launcher": "hf-trainer", "precision": Precision.FP32}, 12.0),
+        ({"launcher": "hf-trainer", "precision": Precision.FP32}, 16.0),
     ],
 )
 def test_logits_take_what_the_launcher_and_the_loss_keep(changes, per_element):

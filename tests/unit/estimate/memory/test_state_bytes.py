@@ -281,14 +281,14 @@ def test_adapters_have_two_factors_beside_each_target():
     attention = replace(LORA, lora=Lora(rank=8, targets=("q", "v")))
     plain = replace(block, feed_forward=Mlp(ffn_size=2048, gated=False))
 
-    assert adapter_parameters(block, 512, attention) == 8 * ((512 + 512) + (512 + 128))
-    every = adapter_parameters(block, 512, LORA)
-    assert every - adapter_parameters(plain, 512, LORA) == 16 * (512 + 2048)
+    assert adapter_parameters(block, 512, attention.lora) == 8 * ((512 + 512) + (512 + 128))
+    every = adapter_parameters(block, 512, LORA.lora)
+    assert every - adapter_parameters(plain, 512, LORA.lora) == 16 * (512 + 2048)
 
 
 def test_only_adapters_have_gradients_and_moments():
     model = dense_model()
-    adapters = 4 * adapter_parameters(model.blocks[0], 512, LORA)
+    adapters = 4 * adapter_parameters(model.blocks[0], 512, LORA.lora)
     found = state(model, Layout(), LORA)
 
     assert found.weights.item() == 2 * count_model(model).total + 2 * adapters
@@ -322,8 +322,8 @@ def test_frozen_weights_are_as_wide_as_the_precision_says():
 def test_quantised_weights_take_few_bits_and_norms_stay():
     model = dense_model()
     counted = count_model(model)
-    recipe = replace(LORA, tuning=Tuning.QLORA)
-    adapters = 4 * adapter_parameters(model.blocks[0], 512, recipe)
+    recipe = replace(LORA, tuning=Tuning.QLORA, keeps_16_bit=True)
+    adapters = 4 * adapter_parameters(model.blocks[0], 512, recipe.lora)
     matrices = counted.blocks - 4 * 2 * 512
     found = state(model, Layout(), recipe)
 
@@ -332,6 +332,25 @@ def test_quantised_weights_take_few_bits_and_norms_stay():
     )
     fewer = state(model, Layout(), replace(recipe, weight_bits=4.127))
     assert found.weights.item() - fewer.weights.item() == pytest.approx(matrices * 0.373 / 8)
+
+
+def test_peft_turns_what_is_not_quantised_into_fp32():
+    """PEFT's prepare_model_for_kbit_training; not under accelerate's FSDP, where nothing is."""
+    model = dense_model()
+    counted = count_model(model)
+    recipe = replace(LORA, tuning=Tuning.QLORA)
+    adapters = 4 * adapter_parameters(model.blocks[0], 512, recipe.lora)
+    matrices = counted.blocks - 4 * 2 * 512
+
+    assert state(model, Layout(), recipe).weights.item() == pytest.approx(
+        matrices * 4.5 / 8 + 4 * (counted.total - matrices) + 4 * adapters
+    )
+    kept, plain = (
+        memory_terms(model, replace(recipe, keeps_16_bit=flag)).boundary for flag in (False, True)
+    )
+    assert kept == 2 * plain  # bitsandbytes returns what it was given: fp32 between the layers
+    sharded = replace(recipe, launcher="accelerate")
+    assert memory_terms(model, sharded).boundary == plain
 
 
 @pytest.mark.parametrize("layout", [Layout(dp=8, ep=8), Layout(tp=4), Layout(dp=4, tp=2, ep=4)])

@@ -10,6 +10,7 @@ from drystone.describe.recipe import (
     AttentionKernel,
     CudaGraphs,
     ExpertDispatch,
+    Lora,
     Loss,
     Offload,
     Optimizer,
@@ -51,7 +52,8 @@ ROW = {
 
 def recipe(**changes: str) -> Recipe:
     row = ROW | changes
-    return parse_recipe(row, parse_layout(row, parse_shape(row)))
+    model = parse_shape(row)
+    return parse_recipe(row, parse_layout(row, model), model)
 
 
 def layout(**changes: str) -> Layout:
@@ -436,6 +438,59 @@ def test_no_word_in_any_column_is_met_with_anything_but_an_error_of_ours(name, t
 )
 def test_an_architecture_nobody_knows_is_built_like_its_family(arch, gated, like):
     assert style_of(arch.lower(), gated=gated) == style_of(like, gated=gated)
+
+
+@pytest.mark.parametrize(
+    ("changes", "targets"),
+    [
+        ({"notes": "adapters on attention only"}, ("q", "k", "v", "o")),
+        ({"tuning": "lora (q_proj, v_proj)"}, ("q", "v")),
+        ({"lora_rank": "32", "trainable_params": "9175040"}, ("q", "v")),
+        ({"lora_rank": "64", "trainable_params": "97255424"}, Lora.KNOWN_TARGETS),
+        ({}, Lora.KNOWN_TARGETS),
+    ],
+)
+def test_the_matrices_with_adapters_are_named_or_counted(changes, targets):
+    shape = {
+        "layers": "28", "hidden": "3072", "heads": "24", "kv_heads": "8", "head_dim": "128",
+        "ffn": "8192", "gated_mlp": "yes", "vocab": "128256", "arch": "llama",
+    }  # fmt: skip
+    found = recipe(**(shape | {"tuning": "lora"} | changes))
+
+    assert found.lora.targets == targets
+
+
+@pytest.mark.parametrize(
+    ("changes", "keeps"),
+    [
+        ({"tuning": "qlora nf4"}, False),
+        ({"tuning": "qlora 4bit gptq"}, True),
+        ({"tuning": "qlora nf4", "sharding": "fsdp-full"}, True),
+    ],
+)
+def test_peft_upcasts_neither_gptq_nor_under_fsdp(changes, keeps):
+    assert recipe(**changes).keeps_16_bit is keeps
+
+
+def test_eight_bits_are_read_as_eight():
+    assert recipe(tuning="qlora 8bit").weight_bits == 8.0
+
+
+def test_experts_known_by_name_come_with_what_no_column_says():
+    """Latent attention, a dense first layer, shared experts; also with fewer layers."""
+    row = ROW | {
+        "model": "deepseek-v2-lite", "arch": "deepseek_v2", "layers": "27", "hidden": "2048",
+        "heads": "16", "kv_heads": "16", "head_dim": "192", "ffn": "1408", "gated_mlp": "yes",
+        "vocab": "102400", "moe_experts": "64", "moe_topk": "6",
+    }  # fmt: skip
+    model = parse_shape(row | {"params": "15706484224"})
+
+    assert count_model(model).total == 15_706_484_224
+    assert model.stack[0][0].attention.is_latent
+    assert isinstance(model.stack[0][0].feed_forward, Mlp)
+    assert parse_shape(row | {"layers": "4"}).num_layers == 4
+    # Other numbers under the same name are another model.
+    assert not parse_shape(row | {"hidden": "4096"}).stack[0][0].attention.is_latent
 
 
 @pytest.mark.parametrize(

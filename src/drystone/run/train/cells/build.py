@@ -1,4 +1,4 @@
-"""What does one rank of a split job hold and compute? Its groups, weights and segments."""
+"""One rank of a split job: the groups it is in, the weights it holds, the segments it computes."""
 
 from __future__ import annotations
 

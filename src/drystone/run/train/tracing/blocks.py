@@ -1,4 +1,4 @@
-"""Which blocks of a module repeat, which of them are alike, and which few stand for all?
+"""Repeated blocks of a module: which are alike, and which few stand for all.
 
 A run is a list of modules (ModuleList, Sequential, ModuleDict) with many like children. The
 outermost lists win: the experts inside a block are part of the block. Two blocks are alike when

@@ -42,8 +42,8 @@ def user_line(error: BaseException, path: str) -> str:
     file = Path(path).resolve()
     own = [frame for frame in frames if Path(frame.filename).resolve() == file]
     beside = [frame for frame in frames if file.parent in Path(frame.filename).resolve().parents]
-    for one in reversed(own or beside):
-        return f"{one.filename}:{one.lineno}"
+    for frame in reversed(own or beside):
+        return f"{frame.filename}:{frame.lineno}"
     return path
 
 
@@ -100,7 +100,11 @@ def build_module(source: ModuleType, function: str, path: str) -> nn.Module:
     builder = getattr(source, function, None)
     if not callable(builder):
         here = [value for value in vars(source).values() if callable(value)]
-        own = [one.__name__ for one in here if getattr(one, "__module__", "") == source.__name__]
+        own = [
+            function.__name__
+            for function in here
+            if getattr(function, "__module__", "") == source.__name__
+        ]
         hint = "It has: " + (", ".join(own[:8]) or "no function at all")
         raise TraceFailure(f"no function {function!r}", where=path, hint=hint)
     try:
@@ -133,21 +137,21 @@ def materialise(module: nn.Module, dtype: torch.dtype) -> None:
             made[id(tensor)] = new
         return made[id(tensor)]
 
-    for one in module.modules():
-        for table in (one._parameters, one._buffers):
+    for part in module.modules():
+        for table in (part._parameters, part._buffers):
             for name, tensor in table.items():
                 if tensor is not None:
                     table[name] = fresh(tensor, cast=True)
-        for name, value in list(vars(one).items()):  # tensors that are neither, as rotary tables
+        for name, value in list(vars(part).items()):  # tensors that are neither, as rotary tables
             if not name.startswith("_"):
-                vars(one)[name] = _replaced(value, lambda tensor: fresh(tensor, cast=False))
+                vars(part)[name] = _replaced(value, lambda tensor: fresh(tensor, cast=False))
 
 
 def _replaced(value: Any, fresh: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         return fresh(value)
-    if type(value) in (list, tuple) and any(isinstance(one, torch.Tensor) for one in value):
-        return type(value)(_replaced(one, fresh) for one in value)
+    if type(value) in (list, tuple) and any(isinstance(item, torch.Tensor) for item in value):
+        return type(value)(_replaced(item, fresh) for item in value)
     return value
 
 
@@ -229,7 +233,7 @@ def make_batch(module: nn.Module, source: ModuleType, request: TraceRequest) -> 
         return Batch({names[0]: tokens, **targets})
     if isinstance(first, nn.Linear):
         shape = [request.micro_batch, first.in_features]
-        if any("attention" in type(one).__name__.lower() for one in module.modules()):
+        if any("attention" in type(part).__name__.lower() for part in module.modules()):
             shape.insert(1, request.seq_len)
         return Batch(torch.zeros(shape, dtype=getattr(torch, request.dtype)))
     raise TraceFailure(
@@ -309,7 +313,7 @@ def _argument_names(module: nn.Module) -> list[str]:
 
 def _first_layer(module: nn.Module) -> nn.Module | None:
     layers = (nn.Embedding, nn.Conv2d, nn.Linear)
-    return next((one for one in module.modules() if isinstance(one, layers)), None)
+    return next((part for part in module.modules() if isinstance(part, layers)), None)
 
 
 def _as_compute_dtype(given: Any, request: TraceRequest) -> Any:
@@ -319,5 +323,5 @@ def _as_compute_dtype(given: Any, request: TraceRequest) -> Any:
     if isinstance(given, Mapping):
         return {key: _as_compute_dtype(value, request) for key, value in given.items()}
     if isinstance(given, tuple | list):
-        return tuple(_as_compute_dtype(one, request) for one in given)
+        return tuple(_as_compute_dtype(item, request) for item in given)
     return given

@@ -138,7 +138,7 @@ def measure_step(
 ) -> StepBytes:
     """Run one step over the parameters that have a gradient, and measure it."""
     trained = [param for param in params if param.grad is not None]
-    updated = [_master(one) for one in trained] if request.has_master else trained
+    updated = [_master(tensor) for tensor in trained] if request.has_master else trained
     optimizers = _optimizers(updated, request)
     live.peak_bytes = live.live_bytes
     for optimizer in optimizers:
@@ -160,11 +160,11 @@ def _master(param: nn.Parameter) -> nn.Parameter:
 
 def _state_size(state: dict[str, Any], live: LiveBytes) -> int:
     flat = [
-        one
+        tensor
         for value in state.values()
-        for one in (value if isinstance(value, tuple | list) else (value,))
+        for tensor in (value if isinstance(value, tuple | list) else (value,))
     ]
-    return sum(live.size_bytes(one) for one in flat if isinstance(one, torch.Tensor))
+    return sum(live.size_bytes(tensor) for tensor in flat if isinstance(tensor, torch.Tensor))
 
 
 def _optimizers(params: list[nn.Parameter], request: TraceRequest) -> list[Optimizer]:

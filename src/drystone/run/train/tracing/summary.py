@@ -49,8 +49,8 @@ def count_full_depth(
         for tensor in _tensors(block.module):
             owners.setdefault(id(tensor), set()).add(index)
     inside = {id(block.module) for block in blocks.every}
-    for one in _tensors_outside(module, inside):
-        owners.setdefault(id(one), set()).add(OUTSIDE)
+    for tensor in _tensors_outside(module, inside):
+        owners.setdefault(id(tensor), set()).add(OUTSIDE)
     tensors = {id(tensor): tensor for tensor in _tensors(module)}
     held: dict[int, list[torch.Tensor]] = {}
     for key, owner in owners.items():
@@ -82,7 +82,7 @@ def summarise(
     for kind, own in owned.items():
         omitted = len(blocks.of_kind(kind)) - len(blocks.of_kind(kind, kept=True))
         if omitted:
-            ids = {id(one) for one in own}
+            ids = {id(tensor) for tensor in own}
             without = measure_step([p for p in params if id(p) not in ids], request, recorder.live)
             temporaries += omitted * (whole_step.temporaries_bytes - without.temporaries_bytes)
     stretched = stretch(recorder.spans, blocks)
@@ -194,9 +194,9 @@ def _tensors_outside(module: nn.Module, inside: set[int]) -> Iterable[torch.Tens
 
 
 def _counts(tensors: list[torch.Tensor], dtype: torch.dtype, live: LiveBytes) -> Counts:
-    def size(one: torch.Tensor) -> int:
-        wide = one.is_floating_point() and one.element_size() > 1
-        return live.rounded(one.numel() * (dtype.itemsize if wide else one.element_size()))
+    def size(tensor: torch.Tensor) -> int:
+        wide = tensor.is_floating_point() and tensor.element_size() > 1
+        return live.rounded(tensor.numel() * (dtype.itemsize if wide else tensor.element_size()))
 
     params = [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
     return Counts(

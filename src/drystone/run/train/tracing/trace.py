@@ -69,9 +69,9 @@ def user_sources(path: str) -> list[str]:
     """The user's file and what was imported from beside it."""
     folder = Path(path).resolve().parent
     loaded = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    files = {Path(one).resolve() for one in loaded if one}
+    files = {Path(file).resolve() for file in loaded if file}
     near = {file for file in files if folder in file.parents and "site-packages" not in file.parts}
-    return sorted(str(one) for one in near | {Path(path).resolve()})
+    return sorted(str(file) for file in near | {Path(path).resolve()})
 
 
 def trace(request: TraceRequest, source: ModuleType | None = None) -> ModuleTrace:

@@ -59,7 +59,7 @@ def export(
     max_restarts: Annotated[int, typer.Option(help="From the checkpoint.", min=0)] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON list instead of YAML.")] = False,
 ) -> None:
-    """Write Kubernetes manifests for a saved plan, or what it trained as model files.
+    """Write a saved plan for Kubernetes, or trained model files.
 
     One replicated job for each GPU type, torchrun's variables, a volume for checkpoints and the
     plan as a ConfigMap. Nothing is sent to a cluster: kubectl apply -f FILE does that.

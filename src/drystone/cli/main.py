@@ -34,6 +34,7 @@ VERBS: Final = MappingProxyType(
         "simulate": "Run scheduling policies on a trace of jobs and compare them.",
         "frontier": "Draw mean completion time against budget.",
         "trace": "Make, convert and look at traces of jobs.",
+        "run": "Train a job here and now, without a service.",
         "serve": "Run the controller on this machine.",
         "submit": "Show what a job would get and cost, and submit it.",
         "jobs": "List the jobs: state, GPUs, progress, end, cost, reason.",

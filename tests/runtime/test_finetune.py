@@ -27,8 +27,12 @@ from drystone.run.train.data import DataRequest, open_source
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 
-TOKENIZER = {"tokenizer.json": "{}", "tokenizer_config.json": '{"a": 1}', "merges.txt": "a b",
-             "generation_config.json": '{"temperature": 0.5}'}  # fmt: skip
+TOKENIZER = {
+    "tokenizer.json": "{}",
+    "tokenizer_config.json": '{"a": 1}',
+    "merges.txt": "a b",
+    "generation_config.json": '{"temperature": 0.5}',
+}
 
 
 def a_folder_plan(name: str, folder: Path, **recipe) -> Plan:

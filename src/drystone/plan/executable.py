@@ -177,5 +177,6 @@ def _gaps(
         f"optimizer {Optimizer.LAMB.value}": recipe.optimizer is Optimizer.LAMB,
         "quantised weights": recipe.tuning is Tuning.QLORA,
         "offloaded state": recipe.offload in (Offload.OPTIMIZER, Offload.STATE),
+        "recomputation of single modules": bool(recipe.recompute.modules),
     }
     return of_layout | {words: np.full(len(tp), applies) for words, applies in of_all.items()}

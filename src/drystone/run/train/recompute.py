@@ -36,7 +36,7 @@ _ATTENTION: Final = tuple(
 
 def kind_of_block(recompute: Recompute, index: int) -> RecomputeKind:
     """What is recomputed of one block: every `every`-th is, the others keep all."""
-    return recompute.kind if index % recompute.every == 0 else RecomputeKind.NONE
+    return recompute.kind if index % recompute.every < 1 else RecomputeKind.NONE
 
 
 def recomputing(run: Run, kind: RecomputeKind) -> Run:

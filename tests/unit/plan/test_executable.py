@@ -1,13 +1,15 @@
 """What the runtime would do on equal GPUs: the estimate of all counts at once, and the plans."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from drystone.describe.layout import Sharding
 from drystone.describe.model_source import find_model
 from drystone.describe.pool import GpuGroup, make_pool, parse_pool
-from drystone.describe.recipe import Offload, Precision, Recipe
-from drystone.plan.executable import equal_ways, executable_cells
+from drystone.describe.recipe import Offload, Precision, Recipe, Recompute
+from drystone.plan.executable import equal_ways, executable_cells, marked
 from drystone.plan.options import enumerate_options
 from drystone.plan.plan import Plan, Way
 from drystone.plan.search import plan_executable
@@ -75,3 +77,13 @@ def test_only_what_the_runtime_executes_is_split():
     offloads = Recipe(seq_len=2048, global_batch=64, offload=Offload.ACTIVATIONS)
     assert not len(executable_cells(find_model("llama-3-8b"), offloads, machine, (2, 4, 8)))
     assert not len(executable_cells(find_model("mixtral-8x7b"), recipe, machine, (8,)))
+
+
+def test_recomputation_of_single_modules_is_marked():
+    recipe = Recipe(seq_len=1024, global_batch=8)
+    plan = plan_executable(find_model("gpt2"), recipe, parse_pool("2xA100-80G"))
+    assert isinstance(plan, Plan)
+    single = replace(recipe, recompute=Recompute.parse("selective[mlp]"))
+
+    assert not marked(plan).not_executable
+    assert "single modules" in marked(replace(plan, recipe=single)).not_executable

@@ -17,20 +17,42 @@ import numpy as np
 from drystone.estimate.learned.residuals import (
     HIGH_QUANTILE,
     LOW_QUANTILE,
+    NUM_QUANTILES,
     RESIDUALS_FILE,
+    Cell,
     MemoryResiduals,
     memory_residuals,
+    residual_cells,
 )
-from drystone.observe.check.accuracy import MEMORY_TABLE, check_memory
+from drystone.observe.check.accuracy import MEMORY_TABLE, CheckReport, check_memory
 from drystone.observe.check.runs import load_runs
 from figures import print_figures
 
 TOLERANCE = 0.001
 
 
-def learn_residuals(*, date: str) -> MemoryResiduals:
+def learn_cells(report: CheckReport) -> tuple[Cell, ...]:
+    """What every source says of each kind of run, by estimates made without it."""
+    found: dict[tuple[str, str, str, str], list[float]] = {}
+    for run in report.runs:
+        key = (run.dataset, run.family, run.tuning, run.reading)
+        found.setdefault(key, []).append(float(np.log(run.measured / run.estimated_unseen)))
+    places = (np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES
+    return tuple(
+        Cell(
+            source=source,
+            family=family,
+            tuning=tuning,
+            reading=reading,
+            num_runs=len(ratios),
+            log_ratios=tuple(round(float(ratio), 4) for ratio in np.quantile(ratios, places)),
+        )
+        for (source, family, tuning, reading), ratios in sorted(found.items())
+    )
+
+
+def learn_residuals(report: CheckReport, *, date: str) -> MemoryResiduals:
     """The quantiles of measured over estimated memory in the table that ships."""
-    report = check_memory(load_runs(MEMORY_TABLE, measure="memory"))
     ratios = [run.measured / run.estimated for run in report.first_readings]
     low, high = np.quantile(ratios, [LOW_QUANTILE, HIGH_QUANTILE])
     return MemoryResiduals(
@@ -53,7 +75,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="write the file that ships")
     arguments = parser.parse_args()
-    learnt = learn_residuals(date=datetime.now(tz=UTC).date().isoformat())
+    report = check_memory(load_runs(MEMORY_TABLE, measure="memory"))
+    cells = learn_cells(report)
+    learnt = learn_residuals(report, date=datetime.now(tz=UTC).date().isoformat())
     print(f"{learnt.num_runs} runs: from {learnt.low} to {learnt.high} times the estimate")
     ships = memory_residuals()
     print_figures(
@@ -63,10 +87,10 @@ def main() -> None:
         }
     )
     if arguments.write:
-        content = {"memory": asdict(learnt)}
+        content = {"memory": asdict(learnt), "cells": [asdict(cell) for cell in cells]}
         RESIDUALS_FILE.parent.mkdir(exist_ok=True)
-        RESIDUALS_FILE.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    elif differ(learnt, ships):
+        RESIDUALS_FILE.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    elif differ(learnt, ships) or cells != residual_cells():
         sys.exit(f"{RESIDUALS_FILE.name} holds other factors; run this with --write")
 
 

@@ -49,10 +49,11 @@ def check(
     others are listed with the reason. A run that was read by two tools counts once as shipped.
 
     With --json: {measure, rows, evaluated, median_abs_error, p90_abs_error, bias, left_out:
-    {GROUP: {num_sources, median_abs_error, p90_abs_error, by_source}}, by_group, by_dataset,
-    by_dataset_kind, oom: {caught, missed, fits_accepted, fits_refused}, skipped: [{run_id,
-    dataset, reason}], results: [{run_id, dataset, group, kind, estimated, estimated_unseen,
-    measured, error, unseen_error}]}; errors are shares of the measurement.
+    {GROUP: {num_sources, median_abs_error, p90_abs_error, by_source}}, range: {num_sources,
+    inside, above}, by_group, by_dataset, by_dataset_kind, oom: {caught, missed, warned,
+    fits_accepted, fits_refused, by_group: {GROUP: [refused, runs]}}, skipped: [{run_id, dataset,
+    reason}], results: [{run_id, dataset, group, kind, family, estimated, estimated_unseen,
+    measured, error, unseen_error, unseen_range}]}; errors are shares of the measurement.
     """
     from drystone.cli.output import print_json, say_made
 
@@ -170,19 +171,33 @@ def _print_datasets(report: CheckReport) -> None:
 
 def _print_fits(report: CheckReport) -> None:
     counts, console = report.fit_counts, make_console()
+    cover = report.range_cover()
+    if cover.num_sources:
+        console.print(
+            Text.assemble(
+                (f"{cover.inside:.0%}", "bold"),
+                " of the readings of a left-out source lie inside the stated range (four of five "
+                f"should), {cover.above:.0%} above it",
+            )
+        )
     failed, fitted = counts.caught + counts.missed, counts.fits_accepted + counts.fits_refused
     if failed:
         console.print(
             Text.assemble(
                 (f"{counts.caught} of {failed}", "bold"),
-                f" runs that ran out of memory are caught ({counts.caught / failed:.1%})",
+                f" runs that ran out of memory are refused ({counts.caught / failed:.1%}); "
+                f"of {counts.warned} the upper end of the range does not fit",
             )
         )
     if fitted:
         console.print(
             Text.assemble(
                 (f"{counts.fits_accepted} of {fitted}", "bold"),
-                f" runs that fitted are accepted ({counts.fits_accepted / fitted:.1%})",
+                f" runs that fitted are accepted ({counts.fits_accepted / fitted:.1%}); refused: "
+                + ", ".join(
+                    f"{refused} of {number} {group}"
+                    for group, (refused, number) in counts.by_group.items()
+                ),
             )
         )
 

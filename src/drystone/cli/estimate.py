@@ -66,7 +66,7 @@ def estimate(
 
     With --json: {model, recipe, layout, gpu, fits, memory: {hungriest_stage, stages: [{stage,
     moment, items, allocated_bytes, reserved_bytes, device_bytes, required_bytes, low_bytes,
-    high_bytes, fits}], sources}, speed: {items_seconds, step_seconds, tokens_per_second,
+    high_bytes, fits, risk}], sources}, speed: {items_seconds, step_seconds, tokens_per_second,
     tokens_per_second_per_gpu, model_flops_utilisation, sources}, price}.
     """
     from drystone.cli.output import print_json

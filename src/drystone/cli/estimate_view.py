@@ -126,6 +126,8 @@ def _speed_table(estimate: Estimate, *, explain: bool) -> Table:
 def _print_summary(console: Console, estimate: Estimate) -> None:
     stage, gpu, speed = estimate.hungriest, estimate.machine.gpu, estimate.speed
     verdict = ("fits", "bold green") if estimate.fits else ("does not fit", "bold red")
+    if estimate.fits and stage.high_bytes > gpu.usable_bytes:
+        verdict = (f"may fit, {stage.risk:.0%} of such runs do not", "bold yellow")
     console.print(
         Text.assemble(
             verdict,

@@ -61,9 +61,10 @@ class StageEstimate:
     reserved_bytes: float
     device_bytes: float
     required_bytes: float
-    low_bytes: float  # the range of `required_bytes` that published runs make likely
+    low_bytes: float  # `required_bytes`: four of five published runs lie between these ends
     high_bytes: float
-    fits: bool
+    fits: bool  # `required_bytes` are there
+    risk: float  # the share of such runs that would run out of memory, by the published ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +177,8 @@ def estimate_stages(
     layouts = Layouts.of([layout] * layout.pp)
     gpu = machine.gpu
     memory = estimate_memory(model, recipe, layouts, stage=np.arange(layout.pp), gpu=gpu)
-    items, fits, ends = memory.items(), memory.fits(gpu), memory.required_range()
+    items, fits, ends = memory.items(), memory.fits(gpu), memory.likely_range()
+    risk = memory.risk(gpu)
     return tuple(
         StageEstimate(
             stage=stage,
@@ -189,6 +191,7 @@ def estimate_stages(
             low_bytes=float(ends.low[stage]),
             high_bytes=float(ends.high[stage]),
             fits=bool(fits[stage]),
+            risk=float(risk[stage]),
         )
         for stage in range(layout.pp)
     )

@@ -29,7 +29,8 @@ def test_the_json_has_the_documented_shape(capsys, tmp_path, measure, table):
     for key in ("median_abs_error", "p90_abs_error", "bias", "by_dataset", "evaluated"):
         assert key in report
     assert report["rows"] == number
-    assert set(report["oom"]) == {"caught", "missed", "fits_accepted", "fits_refused"}
+    assert {"caught", "missed", "warned", "fits_accepted", "fits_refused"} < set(report["oom"])
+    assert report["left_out"]["all full"]["num_sources"] >= 1
     assert all(one["reason"] for one in report["skipped"])
     judged = {one["run_id"] for one in report["results"]}
     assert judged.isdisjoint(one["run_id"] for one in report["skipped"])

@@ -31,9 +31,9 @@ from drystone.describe.generations import generation_of
 from drystone.describe.gpu import GpuSpec
 from drystone.describe.layout import Layouts
 from drystone.describe.model import ModelSpec
-from drystone.describe.recipe import Recipe
+from drystone.describe.recipe import Recipe, Tuning
 from drystone.estimate.launchers import Launcher
-from drystone.estimate.learned.residuals import memory_range
+from drystone.estimate.learned.residuals import exceeds_share, likely_range, memory_range
 from drystone.estimate.memory.kept import (
     NOTHING,
     Gathered,
@@ -97,6 +97,7 @@ class MemoryRange(NamedTuple):
 class MemoryEstimates:
     """Bytes on one rank, one entry per layout, at the peak moment of the asked-for stage."""
 
+    recipe: Recipe
     stage: IntArray  # which stage it is
     moment: IntArray  # index into MOMENTS
     weights: FloatArray
@@ -129,13 +130,29 @@ class MemoryEstimates:
         return self.allocated + self.context
 
     def required_range(self) -> MemoryRange:
-        """`required`, from the low to the high end of what published runs make likely."""
+        """`required` with the margin that the planner leaves."""
         low, high = memory_range()
         return MemoryRange(self.required * low, self.required * high)
 
+    def likely_range(self) -> MemoryRange:
+        """`required`, from the low to the high end between which four of five runs lie."""
+        low, high = likely_range(
+            self.recipe.launcher, is_full=self.recipe.tuning is Tuning.FULL, reading="allocated"
+        )
+        return MemoryRange(self.required * low, self.required * high)
+
     def fits(self, gpu: GpuSpec) -> npt.NDArray[np.bool_]:
-        """Whether the upper end of what it may take is on the GPU."""
-        return self.required_range().high <= gpu.usable_bytes
+        """Whether a run is not refused: what is not more than the GPU has may well run."""
+        return self.required <= gpu.usable_bytes
+
+    def risk(self, gpu: GpuSpec) -> FloatArray:
+        """The share of such runs that would run out of memory, by the published ones."""
+        is_full = self.recipe.tuning is Tuning.FULL
+        shares = [
+            exceeds_share(self.recipe.launcher, is_full=is_full, reading="allocated", room=room)
+            for room in gpu.usable_bytes / self.required
+        ]
+        return np.array(shares)
 
     def items(self) -> dict[str, FloatArray]:
         """Every item by name; they add up to `device`."""
@@ -174,12 +191,12 @@ def estimate_memory(
         if layers is not None:
             start, end = (np.atleast_1d(np.asarray(edge, dtype=np.int64))[None] for edge in layers)
             found = stage_memory(terms, layouts, stages, gpu, (start, end))
-            return _hungriest(found, stages)
+            return _hungriest(recipe, found, stages)
     elif np.count_nonzero(layouts.pp > 1) == 0:
         stages = np.zeros((1, 1), dtype=np.int64)
     else:
         stages = _candidates(terms, layouts.pp)
-    return _hungriest(stage_memory(terms, layouts, stages, gpu), stages)
+    return _hungriest(recipe, stage_memory(terms, layouts, stages, gpu), stages)
 
 
 def _candidates(terms: MemoryTerms, pp: IntArray) -> IntArray:
@@ -194,11 +211,12 @@ def _candidates(terms: MemoryTerms, pp: IntArray) -> IntArray:
     return np.stack(stages)
 
 
-def _hungriest(found: StageMemory, stages: IntArray) -> MemoryEstimates:
+def _hungriest(recipe: Recipe, found: StageMemory, stages: IntArray) -> MemoryEstimates:
     required = found.allocated
     pick = required.argmax(axis=0)
     columns = np.arange(len(pick))
     return MemoryEstimates(
+        recipe=recipe,
         stage=np.broadcast_to(stages, required.shape)[pick, columns],
         moment=found.moment[pick, columns],
         weights=found.weights[pick, columns],

@@ -2,14 +2,15 @@
 
 Like is compared with like: an `allocated` reading with the allocated estimate, `reserved` with
 reserved, everything else with what the device shows. A run that was read by two tools counts once
-in the summary. Whether a run fits is decided on the upper end of the estimate's range. Each run is
+in the summary. A run is refused where the estimate is more than the GPU has. Each run is
 estimated twice: as the package ships, and by what is known without the run's source (`left_out`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,12 +21,15 @@ from drystone.describe.gpu import GpuSpec
 from drystone.describe.layout import Layouts
 from drystone.describe.recipe import Tuning
 from drystone.errors import DrystoneError
+from drystone.estimate.learned.residuals import family_of, likely_range
 from drystone.estimate.memory.peak import estimate_memory
 from drystone.estimate.time.speed import estimate_speed
 from drystone.observe.check.left_out import (
     LeftOutErrors,
+    RangeCover,
     gpu_without,
     left_out_errors,
+    range_cover,
     recipe_without,
 )
 from drystone.observe.check.runs import PublishedRun, SkippedRun, machine_of
@@ -42,6 +46,7 @@ class CheckedRun:
     dataset: str
     group: str  # one of GROUPS
     kind: str  # of the reading
+    family: str  # of launchers
     estimated: float  # bytes, or tokens per second and GPU
     estimated_unseen: float  # the same by constants that were chosen without this source
     measured: float
@@ -51,6 +56,27 @@ class CheckedRun:
     def error(self) -> float:
         """Relative: +0.1 means that the estimate is a tenth above the measurement."""
         return self.estimated / self.measured - 1
+
+    @property
+    def tuning(self) -> str:
+        """What is trained: full or adapters."""
+        return "full" if self.group.endswith("full") else "adapters"
+
+    @property
+    def reading(self) -> str:
+        """The estimate that the kind of reading is compared with."""
+        return _reading_of(self.kind)
+
+    @property
+    def unseen_range(self) -> tuple[float, float]:
+        """Bytes between which the reading is likely, by what is known without this source."""
+        low, high = likely_range(
+            self.family,
+            is_full=self.tuning == "full",
+            reading=self.reading,
+            without=self.dataset,
+        )
+        return self.estimated_unseen * low, self.estimated_unseen * high
 
     @property
     def unseen_error(self) -> float:
@@ -88,8 +114,10 @@ class FitCounts:
 
     caught: int = 0
     missed: int = 0
+    warned: int = 0  # of those that failed: the upper end of the range is not there
     fits_accepted: int = 0
     fits_refused: int = 0
+    by_group: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # refused, of how many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +158,11 @@ class CheckReport:
             if any(run.group in some for run in self.runs)
         }
 
+    def range_cover(self) -> RangeCover:
+        """How many readings of left-out sources lie inside the stated range; none of speed."""
+        runs = self.runs if self.measure == "memory" else ()
+        return range_cover((run.dataset, run.measured, run.unseen_range) for run in runs)
+
     def to_json(self) -> dict[str, Any]:
         """The documented shape of `drystone check --json`."""
         total = asdict(Errors.of(self.first_readings))
@@ -139,6 +172,7 @@ class CheckReport:
             "rows": self.num_rows,
             **total,
             "left_out": {name: found.to_json() for name, found in self.left_out_by_group().items()},
+            "range": asdict(self.range_cover()),
             "by_group": groups,
             "by_dataset": {
                 name: asdict(errors)
@@ -150,7 +184,9 @@ class CheckReport:
             "oom": asdict(self.fit_counts),
             "skipped": [asdict(run) for run in self.skipped],
             "results": [
-                asdict(run) | {"error": run.error, "unseen_error": run.unseen_error}
+                asdict(run)
+                | {"error": run.error, "unseen_error": run.unseen_error}
+                | ({"unseen_range": run.unseen_range} if self.measure == "memory" else {})
                 for run in self.runs
             ],
         }
@@ -168,7 +204,7 @@ def check_memory(
     """Judge the memory estimates by published readings and by runs that failed."""
     checked: list[CheckedRun] = []
     skipped: list[SkippedRun] = []
-    fits = dict.fromkeys(("caught", "missed", "fits_accepted", "fits_refused"), 0)
+    fits = _FitCounter()
     num_rows = 0
     for run in runs:
         num_rows += 1
@@ -177,8 +213,7 @@ def check_memory(
             continue
         gpu = _known_gpu(run.gpu_name)
         if gpu is not None and not run.is_second_reading:
-            hungriest = estimate_memory(run.model, run.recipe, Layouts.of([run.layout]), gpu=gpu)
-            fits[_fit_outcome(run, predicted=bool(hungriest.fits(gpu)[0]))] += 1
+            fits.count(run, gpu)
         if run.measured_memory_bytes:
             checked.append(_checked(run, "memory"))
     return CheckReport(
@@ -186,7 +221,7 @@ def check_memory(
         num_rows=num_rows,
         runs=tuple(checked),
         skipped=tuple(skipped),
-        fit_counts=FitCounts(**fits),
+        fit_counts=fits.result(),
     )
 
 
@@ -196,7 +231,8 @@ def check_speed(
     """Judge the speed estimates by published readings; each of these runs also fitted."""
     checked: list[CheckedRun] = []
     skipped: list[SkippedRun] = []
-    accepted = refused = num_rows = 0
+    fits = _FitCounter()
+    num_rows = 0
     for run in runs:
         num_rows += 1
         if isinstance(run, SkippedRun):
@@ -207,18 +243,14 @@ def check_speed(
         except DrystoneError as error:
             skipped.append(_skipped(run, str(error)))
             continue
-        layouts = Layouts.of([run.layout])
-        if estimate_memory(run.model, run.recipe, layouts, gpu=machine.gpu).fits(machine.gpu)[0]:
-            accepted += 1
-        else:
-            refused += 1
+        fits.count(run, machine.gpu)
         checked.append(_checked(run, "speed"))
     return CheckReport(
         measure="speed",
         num_rows=num_rows,
         runs=tuple(checked),
         skipped=tuple(skipped),
-        fit_counts=FitCounts(fits_accepted=accepted, fits_refused=refused),
+        fit_counts=fits.result(),
     )
 
 
@@ -246,6 +278,7 @@ def _checked(run: PublishedRun, measure: str) -> CheckedRun:
         dataset=run.dataset,
         group=_group_of(run),
         kind=run.kind if run.kind != "fits" else "",
+        family=family_of(run.recipe.launcher),
         estimated=estimated,
         estimated_unseen=unseen,
         measured=measured,
@@ -270,10 +303,30 @@ def _reading_of(kind: str) -> str:
     return "reserved" if kind.startswith("reserved") else "device"
 
 
-def _fit_outcome(run: PublishedRun, *, predicted: bool) -> str:
-    if run.ran_out_of_memory:
-        return "missed" if predicted else "caught"
-    return "fits_accepted" if predicted else "fits_refused"
+class _FitCounter:
+    """Counts what is said of runs that failed and of runs that fitted."""
+
+    def __init__(self) -> None:
+        self._outcomes: Counter[str] = Counter()
+        self._by_group: dict[str, list[bool]] = {}
+
+    def count(self, run: PublishedRun, gpu: GpuSpec) -> None:
+        """One run on its GPU."""
+        memory = estimate_memory(run.model, run.recipe, Layouts.of([run.layout]), gpu=gpu)
+        fits = bool(memory.fits(gpu)[0])
+        if run.ran_out_of_memory:
+            self._outcomes["missed" if fits else "caught"] += 1
+            self._outcomes["warned"] += bool(memory.likely_range().high[0] > gpu.usable_bytes)
+        else:
+            self._outcomes["fits_accepted" if fits else "fits_refused"] += 1
+            self._by_group.setdefault(_group_of(run), []).append(not fits)
+
+    def result(self) -> FitCounts:
+        """All of them."""
+        by_group = {
+            group: (sum(refused), len(refused)) for group, refused in sorted(self._by_group.items())
+        }
+        return FitCounts(**self._outcomes, by_group=by_group)
 
 
 def _known_gpu(name: str) -> GpuSpec | None:

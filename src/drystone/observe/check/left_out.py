@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import mean, median
 from typing import Any, Protocol
 
 from drystone.describe.chosen import name_without
@@ -83,6 +83,32 @@ class LeftOutErrors:
                 for errors in self.sources
             },
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeCover:
+    """Readings of left-out sources against the stated range, a mean over sources."""
+
+    num_sources: int
+    inside: float
+    above: float
+
+
+def range_cover(readings: Iterable[tuple[str, float, tuple[float, float]]]) -> RangeCover:
+    """Of (source, measured, range): how many lie inside and above, sources counting alike."""
+    by_source: dict[str, list[tuple[bool, bool]]] = {}
+    for source, measured, (low, high) in readings:
+        lies = (low <= measured <= high, measured > high)
+        by_source.setdefault(source, []).append(lies)
+    shares = [
+        (mean(inside for inside, _ in some), mean(above for _, above in some))
+        for some in by_source.values()
+    ]
+    return RangeCover(
+        num_sources=len(shares),
+        inside=mean(inside for inside, _ in shares) if shares else 0.0,
+        above=mean(above for _, above in shares) if shares else 0.0,
+    )
 
 
 def left_out_errors(runs: Iterable[Judged]) -> LeftOutErrors:

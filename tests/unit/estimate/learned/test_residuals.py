@@ -5,11 +5,16 @@ import re
 import numpy as np
 import pytest
 
+from drystone.estimate.launchers import LAUNCHERS
 from drystone.estimate.learned.residuals import (
     HIGH_QUANTILE,
     LOW_QUANTILE,
+    exceeds_share,
+    family_of,
+    likely_range,
     memory_range,
     memory_residuals,
+    residual_cells,
 )
 from drystone.observe.check.accuracy import MEMORY_TABLE, check_memory
 from drystone.observe.check.runs import load_runs
@@ -19,6 +24,39 @@ def test_the_range_holds_the_estimate_itself():
     low, high = memory_range()
 
     assert 0.5 < low < 1 < high < 1.5
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("is_full", [True, False])
+def test_every_launcher_has_a_range_around_its_estimate(launcher, is_full):
+    low, high = likely_range(launcher, is_full=is_full, reading="allocated")
+
+    assert 0.5 <= low < 1 < high <= 2
+    assert family_of(launcher) in {"megatron", "hugging-face", "torch"}
+
+
+def test_a_source_that_is_left_out_says_nothing():
+    with_it, without = (
+        likely_range("torchtitan", is_full=True, reading="reserved", without=source)
+        for source in ("", "torchtitan")
+    )
+
+    assert with_it != without
+    assert {cell.source for cell in residual_cells()} > {"torchtitan", "mcoregold"}
+
+
+def test_the_risk_falls_with_room_and_never_vanishes():
+    rooms = (0.5, 0.9, 1.0, 1.1, 1.5, 10.0)
+    risks = [
+        exceeds_share("megatron-te", is_full=True, reading="allocated", room=room) for room in rooms
+    ]
+
+    assert risks == sorted(risks, reverse=True)
+    assert risks[0] > 0.9
+    assert 0 < risks[-1] < 0.1
+    _, high = likely_range("megatron-te", is_full=True, reading="allocated")
+    at_end = exceeds_share("megatron-te", is_full=True, reading="allocated", room=high)
+    assert at_end == pytest.approx(0.1, abs=0.02)
 
 
 def test_the_range_says_where_it_comes_from():

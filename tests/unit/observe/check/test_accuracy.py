@@ -14,6 +14,7 @@ from drystone.observe.check.accuracy import (
     SPEED_TABLE,
     CheckedRun,
     Errors,
+    FitCounts,
     check_memory,
     check_speed,
     dataset_and_kind,
@@ -37,6 +38,7 @@ def checked(measured: float, *, second: bool = False, group: str = "dense full")
         dataset="a",
         group=group,
         kind="allocated",
+        family="torch",
         estimated=1.0,
         estimated_unseen=1.0,
         measured=measured,
@@ -87,7 +89,7 @@ def test_a_run_read_by_two_tools_counts_once(run):
     assert shape["evaluated"] == 1
     assert shape["by_dataset"]["a"]["evaluated"] == 2
     assert shape["by_dataset_kind"]["a, full, nvidia-smi"]["evaluated"] == 1
-    assert sum(shape["oom"].values()) == 1
+    assert shape["oom"]["fits_accepted"] + shape["oom"]["fits_refused"] == 1
 
 
 def test_a_run_that_failed_is_caught_or_missed(run):
@@ -100,6 +102,8 @@ def test_a_run_that_failed_is_caught_or_missed(run):
     assert report.fit_counts.caught == 1
     assert report.fit_counts.fits_accepted == 1
     assert report.fit_counts.fits_refused == 1
+    assert report.fit_counts.warned == 2  # the smaller one is near what the GPU has
+    assert report.fit_counts.by_group == {"dense full": (1, 2)}
     assert len(report.runs) == 2  # a failure has no reading to compare
 
 
@@ -107,7 +111,7 @@ def test_a_gpu_nobody_knows_is_compared_but_not_asked_whether_it_fits(run):
     report = check_memory([replace(run, gpu_name="unstated")])
 
     assert len(report.runs) == 1
-    assert sum(report.to_json()["oom"].values()) == 0
+    assert report.fit_counts == FitCounts()
 
 
 def test_a_reading_of_the_last_stage_is_compared_with_the_last_stage(run):
@@ -147,7 +151,10 @@ def test_the_json_has_the_documented_keys(run):
         "rows", "evaluated", "skipped", "median_abs_error", "p90_abs_error", "bias", "by_dataset",
         "oom",
     } <= shape.keys()  # fmt: skip
-    assert shape["oom"].keys() == {"caught", "missed", "fits_accepted", "fits_refused"}
+    assert shape["oom"].keys() == {
+        "caught", "missed", "warned", "fits_accepted", "fits_refused", "by_group",
+    }  # fmt: skip
+    assert shape["range"].keys() == {"num_sources", "inside", "above"}
     assert shape["by_dataset"]["a"].keys() == {
         "evaluated", "median_abs_error", "p90_abs_error", "bias",
     }  # fmt: skip
@@ -166,4 +173,4 @@ def test_speed_is_judged_where_the_gpu_is_known():
     assert report.runs[0].measured == run.measured_tokens_per_second_per_gpu
     assert [one.reason for one in report.skipped] == ["the GPU is not stated", SKIPPED.reason]
     assert report.to_json()["measure"] == "speed"
-    assert sum(report.to_json()["oom"].values()) == 1
+    assert report.fit_counts.fits_accepted + report.fit_counts.fits_refused == 1

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from drystone.observe.check.accuracy import MEMORY_TABLE, check_memory, estimate_run
-from drystone.observe.check.left_out import left_out_errors
+from drystone.observe.check.left_out import left_out_errors, range_cover
 from drystone.observe.check.runs import PublishedRun, load_runs
 
 
@@ -57,3 +57,12 @@ def test_the_json_says_both():
     assert shape["left_out"]["all full"]["num_sources"] == 1
     assert set(shape["left_out"]["all full"]["by_source"]) == {run.dataset}
     assert {"estimated_unseen", "unseen_error"} <= shape["results"][0].keys()
+
+
+def test_the_range_is_judged_over_sources_too():
+    many = [("a", 1.0, (0.5, 2.0))] * 99
+    few = [("b", 3.0, (0.5, 2.0)), ("b", 0.1, (0.5, 2.0))]
+    found = range_cover([*many, *few])
+
+    assert (found.num_sources, found.inside, found.above) == (2, 0.5, 0.25)
+    assert range_cover([]).num_sources == 0

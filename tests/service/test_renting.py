@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -134,3 +135,42 @@ def test_a_controller_killed_around_a_rental_neither_loses_nor_doubles_a_node(tm
     for row in rows:
         audit = (tmp_path / "s" / "jobs" / row.id / "checkpoints" / "audit").read_text()
         assert "twice" not in audit
+
+
+class Forgetful:
+    """A cloud whose list is empty now and then, and that does not end a node when it is told to."""
+
+    def __init__(self, cloud) -> None:
+        self._cloud, self._offers, self.rates = cloud, cloud._offers, [0.0]
+        self.keeps: set[str] = set()
+
+    def __getattr__(self, name):
+        return getattr(self._cloud, name)
+
+    def release(self, token: str) -> None:
+        if token in self.keeps:
+            raise RuntimeError("boom on terminate")
+        self._cloud.release(token)
+
+    def status(self, fleet: str) -> list:
+        found = self._cloud.status(fleet)
+        live = [rental for rental in found if rental.stage in (Stage.STARTING, Stage.RUNNING)]
+        self.rates.append(sum(0.4 for _ in live))
+        is_blind = int(time.monotonic() * 2) % 4 == 0  # half a second in every two
+        return [] if is_blind else found
+
+
+@pytest.mark.slow
+def test_a_list_that_is_empty_and_a_node_that_stays_rent_nothing_above_the_cap(tmp_path):
+    cloud = Forgetful(open_cloud(tmp_path))
+    with renting(tmp_path / "s", cloud) as system:
+        jobs = [system.submit(steps=60, seconds=0.05) for _ in range(4)]
+        system.until(lambda: system.live.state.rentals.rented)
+        cloud.keeps = {cloud._cloud.status("drystone")[0].token}
+        assert system.wait_over(*jobs, seconds=120) == ["done"] * 4
+        assert all(system.controller.find(job).num_starts == 1 for job in jobs)
+        more = system.submit(steps=10)
+        assert system.wait_over(more, seconds=60) == ["done"]
+        cloud.keeps = set()
+        system.until(lambda: is_quiet(system.controller), seconds=60)
+    assert max(cloud.rates) <= HARD_CAP

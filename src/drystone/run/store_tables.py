@@ -1,4 +1,4 @@
-"""The tables of the database that holds the log."""
+"""The tables of the database that holds the log, and their format."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from typing import Final
 
 import sqlalchemy as sa
 
+from drystone.errors import UnreadableFile
+
 TABLES: Final = sa.MetaData()
+_FORMAT: Final = 2  # 1 had no column `actor`
 
 EVENTS = sa.Table(
     "events",
@@ -48,3 +51,31 @@ JOBS = sa.Table(
     sa.Column("reason", sa.Text, nullable=False),
 )
 FORMATS = sa.Table("format", TABLES, sa.Column("number", sa.Integer, primary_key=True))
+
+
+def upgrade(engine: sa.Engine) -> None:
+    """Bring a database of an earlier format to this one, in one transaction."""
+    if "format" not in sa.inspect(engine).get_table_names():
+        return
+    with engine.begin() as connection:
+        if connection.execute(sa.select(FORMATS.c.number)).scalar() != 1:
+            return
+        connection.execute(
+            sa.text("ALTER TABLE events ADD COLUMN actor VARCHAR(200) NOT NULL DEFAULT ''")
+        )
+        AUDIT_INDEX.create(connection)
+        connection.execute(FORMATS.update().values(number=_FORMAT))
+
+
+def check_format(engine: sa.Engine, *, where: str) -> None:
+    """Refuse a database of another format; note this one's in a new one."""
+    with engine.begin() as connection:
+        found = connection.execute(sa.select(FORMATS.c.number)).scalar()
+        if found is None:
+            connection.execute(FORMATS.insert().values(number=_FORMAT))
+        elif found != _FORMAT:
+            raise UnreadableFile(
+                f"is a database of format {found}, this version reads {_FORMAT}",
+                where=where,
+                hint="Install the version of drystone that wrote it; nothing was changed.",
+            )

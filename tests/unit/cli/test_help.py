@@ -19,8 +19,8 @@ COLUMNS = 80
 # What only makes sense beside a running service, takes minutes, or changes the home folder.
 NEEDS_MORE = {
     "run", "serve", "submit", "jobs", "show", "logs", "why", "cancel", "pause", "resume", "cluster",
-    "budget", "drain", "top", "token", "login", "team", "demo", "profile", "--install-completion",
-    "check", "frontier",  # seconds each, and run by the tests of the docs
+    "budget", "drain", "top", "token", "login", "team", "log", "demo", "profile",
+    "--install-completion", "check", "frontier",  # seconds each, and run by the tests of the docs
 }  # fmt: skip
 
 

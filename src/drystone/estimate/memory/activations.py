@@ -144,13 +144,20 @@ def _attention(
     keys_per_token: float,
 ) -> SavedBytes:
     width = activation_width(recipe.precision)
+    if mixer := attention.recurrence:
+        # Projections, the convolution's output, what the scan and the gate give, and the state of
+        # each chunk in fp32.
+        channels = mixer.in_width + mixer.conv_width + 2 * mixer.inner_width
+        states = 4.0 * mixer.inner_width * mixer.state_size / mixer.chunk
+        return SavedBytes(divided=width * channels + states)
     heads, kv_heads = attention.num_heads, attention.num_kv_heads
     query = heads * attention.head_dim
     if launcher.repeats_kv or attention.is_latent:
         kv_heads = heads
     key, value = kv_heads * attention.head_dim, kv_heads * attention.v_dim
     context = heads * attention.v_dim
-    divided = width * (query + keys_per_token * (key + value) + context)
+    gate = 2 * query * attention.has_output_gate  # and the context before it is gated
+    divided = width * (query + gate + keys_per_token * (key + value) + context)
     if attention.qk_norm is not QkNorm.NONE:
         normed = query + attention.num_kv_heads * attention.head_dim
         divided += norm_bytes(norm, normed, recipe, launcher)
@@ -189,7 +196,7 @@ def _experts(experts: Experts, hidden_size: int, recipe: Recipe, launcher: Launc
     router = 3 * 4.0 * experts.num_experts  # logits, probabilities, routing map
     return SavedBytes(
         whole=router,
-        gathered=2.0 * width * experts.top_k * hidden_size,
+        gathered=2.0 * width * experts.top_k * (experts.latent_size or hidden_size),
         divided=width * tensors * inner,
     )
 

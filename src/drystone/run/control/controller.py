@@ -40,7 +40,7 @@ from drystone.run.lifecycle import TERMINAL, IllegalTransition
 from drystone.run.loop import drive
 from drystone.run.renting.desk import RentalDesk
 from drystone.run.renting.joining import LocalJoiner
-from drystone.run.renting.provider import Renting, check_emulations
+from drystone.run.renting.provider import ProviderTrouble, Renting, check_emulations
 from drystone.run.state import JobRecord
 from drystone.schedule.decision import (
     Decision,
@@ -81,8 +81,9 @@ class Controller:
         folder = settings.folder
         keep_private(folder)  # jobs and the log may hold secrets
         self._lock = lock_folder(folder)
+        self._store: Store | None = None
         try:
-            self.store = Store(settings.database or f"sqlite:///{folder / 'log.db'}")
+            self.store = self._store = Store(settings.database or f"sqlite:///{folder / 'log.db'}")
             lease = self._take_lease()
             seconds = settings.pace.startup_seconds
             self.engine = settings.engine or LocalEngine(folder / "agents", settings.cluster)
@@ -98,6 +99,8 @@ class Controller:
                 clock=settings.clock,
             )
         except BaseException:
+            if self._store is not None:
+                self._store.close()
             os.close(self._lock)
             raise
         self.reconciler = Reconciler(
@@ -172,9 +175,13 @@ class Controller:
         """Let go of everything; with `ends_agents` nothing is left running."""
         if self.desk is not None:
             self.desk.close()
+        trouble: ProviderTrouble | None = None
         if ends_agents:
-            if self.desk is not None:
-                self.desk.end_all()
+            try:
+                if self.desk is not None:
+                    self.desk.end_all()
+            except ProviderTrouble as error:
+                trouble = error
             self.engine.quit()
         self.engine.close()
         try:
@@ -183,6 +190,8 @@ class Controller:
             self.health.round_failed(str(error))
         self.store.close()
         os.close(self._lock)
+        if trouble is not None:
+            raise trouble
 
     # --- what people ask ------------------------------------------------------------------------
 

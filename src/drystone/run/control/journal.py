@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import fields, replace
 
 import numpy as np
@@ -100,9 +100,8 @@ class Journal:
         # Jobs whose options cannot be worked out, such as for want of their model's config.json.
         self.unplannable = Troubles()
         self.renting = renting  # None: nothing can be rented
-        for sequence, event in store.read():
-            self.live.record(event)
-            self.sequence = sequence
+        with closing(store.read_needed()) as events:
+            self.sequence = self.live.record_all(events)
         if isinstance(clock, SteadyClock):
             clock.start_after(self.live.state.now_seconds)
         if recover is not None:  # with the nodes that are rented and still run

@@ -8,7 +8,7 @@ runs have taught. All of it comes from the log, so a controller that starts agai
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -31,6 +31,7 @@ from drystone.run.control.notes import (
     TokenRevoked,
     Undrained,
     job_of,
+    log_damage,
 )
 from drystone.run.events import (
     Event,
@@ -162,6 +163,17 @@ class LiveState:
         elif live is not None and record is not None:
             self._after(live, record, event)
         return record
+
+    def record_all(self, events: Iterable[tuple[int, Event]]) -> int:
+        """Fold a whole log; the last sequence number, 0 where it is empty."""
+        last = 0
+        for last, event in events:
+            self.ledger.num_events = last - 1  # debits name the event that they come from
+            try:
+                self.record(event)
+            except Exception as error:
+                raise log_damage(last, error) from error
+        return last
 
     def missing_rows(self, cluster: ClusterSpec) -> list[int]:
         """The nodes of the log that are not in a cluster any more."""

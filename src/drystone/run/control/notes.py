@@ -161,6 +161,21 @@ def parse(line: str) -> Event:
     return note
 
 
+def parse_numbered(sequence: int, line: str) -> Event:
+    """The same, of a line of the log; says which one it is that cannot be read."""
+    try:
+        return parse(line)
+    except Exception as error:  # whatever a damaged line makes of a reader
+        raise log_damage(sequence, error) from None
+
+
+def log_damage(sequence: int, error: Exception) -> UnreadableFile:
+    """An event that cannot be read, or cannot follow what came before: which, and what to do."""
+    text = f"event {sequence} of the log is damaged or impossible: {type(error).__name__}: {error}"
+    hint = "`drystone log check` names all such events, `drystone log repair` puts them aside"
+    return UnreadableFile(text, hint=hint)
+
+
 def _read_job(table: dict[str, Any]) -> TrainingJob:
     """A description, without the checks of `from_plain`: it is our own writing, and there are many.
 

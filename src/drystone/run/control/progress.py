@@ -34,6 +34,11 @@ class RunProgress:
     loss: float = math.nan
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
     curve: list[tuple[int, float, float]] = field(default_factory=list)  # step, loss, seconds
+    has_curve: bool = True  # else it is to be read from the launch's file
+
+    def drop_curve(self) -> None:
+        """Keep what is shown in lists: a curve is a third of a megabyte."""
+        self.curve, self.seconds, self.has_curve = [], deque(maxlen=1), False
 
     @property
     def step_seconds(self) -> float:
@@ -88,7 +93,7 @@ class RunProgress:
 Point = tuple[int, float, float]  # step, loss, seconds
 ReadReports = Callable[[str, int, int], tuple[str, int]]  # job, epoch, offset: text, next offset
 _MOST_LAUNCHES: Final = 40  # that are read, the last ones
-_MOST_KEPT: Final = 1000  # curves of launches that are over
+_MOST_KEPT: Final = 50  # curves of launches that are over
 
 
 class Curves:
@@ -110,7 +115,8 @@ class Curves:
             if epoch != epochs[-1]:
                 found = self._of_launch(job_id, epoch)
             else:
-                found = latest.curve if latest is not None else self._read_all(job_id, epoch)
+                is_known = latest is not None and latest.has_curve
+                found = latest.curve if latest and is_known else self._read_all(job_id, epoch)
             if found:
                 points = [one for one in points if one[0] < found[0][0]] + found
         while len(points) > MOST_POINTS:

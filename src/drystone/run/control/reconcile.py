@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final
 
 from drystone.run.control.admission import limit_reached
 from drystone.run.control.failures import Fault, FaultKind, ending_events
@@ -27,6 +28,8 @@ from drystone.run.engines.contract import Engine, Key, Poll, Seen
 from drystone.run.events import Progressed
 from drystone.run.lifecycle import TERMINAL, JobState
 from drystone.run.state import JobRecord
+
+_MAX_CURVES: Final = 50  # of launches that are over, kept in memory
 
 
 @dataclass(slots=True)
@@ -151,7 +154,11 @@ class Reconciler:
         for job_id, run in list(self.runs.items()):
             if not _is_wanted(run.key, wanted):
                 del self.runs[job_id]
-                self._past[job_id] = self._stale_launch(run.key).progress = run.progress
+                self._stale_launch(run.key).progress = run.progress
+                self._past.pop(job_id, None)  # so that it is the newest
+                self._past[job_id] = run.progress
+                if len(self._past) > _MAX_CURVES:
+                    list(self._past.values())[-_MAX_CURVES - 1].drop_curve()
 
     def _stop_stale_launches(self, wanted: Mapping[str, JobRecord], seen: Observation) -> None:
         state = self._journal.live.state

@@ -8,7 +8,7 @@ one is refused. The table of jobs is derived: it is written in the same transact
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -17,22 +17,21 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
 from drystone.errors import DrystoneError, MissingExtra, UnreadableFile
-from drystone.run.control.notes import Described, job_of, parse, render
-from drystone.run.events import Event
+from drystone.run.control.notes import Described, job_of, parse, parse_numbered, render
+from drystone.run.events import Event, Progressed
 from drystone.run.store_connections import postgresql_arguments, prepare_postgresql, prepare_sqlite
 from drystone.run.store_tables import (
-    AUDIT_INDEX,
     BY_PEOPLE,
     EVENTS,
-    FORMATS,
     JOBS,
     KEYS,
     LEASES,
     TABLES,
+    check_format,
+    upgrade,
 )
 
 CONTROLLER: Final = "controller"
-_FORMAT: Final = 2  # 1 had no column `actor`
 _BUSY_SECONDS: Final = 5.0
 
 
@@ -106,9 +105,9 @@ class Store:
                 prepare_sqlite(self._engine, busy_seconds)
             else:
                 prepare_postgresql(self._engine, busy_seconds)
-            self._upgrade()
+            upgrade(self._engine)
             TABLES.create_all(self._engine)
-            self._check_format()
+            check_format(self._engine, where=_shown(url))
         except ModuleNotFoundError as error:
             if error.name != "psycopg":
                 raise UnreadableFile(f"is no database: {error}", where=_shown(url)) from None
@@ -220,7 +219,24 @@ class Store:
             query = query.limit(most)
         with self._read() as connection:
             for sequence, body in connection.execute(query):
-                yield int(sequence), parse(body)
+                yield int(sequence), parse_numbered(sequence, body)
+
+    def read_needed(self) -> Generator[tuple[int, Event], None, None]:
+        """Events that a fold of the whole log needs: most are progress that more of it follows."""
+        following = sa.func.lead(EVENTS.c.kind).over(
+            partition_by=EVENTS.c.job_id, order_by=EVENTS.c.sequence
+        )
+        progress = Progressed.__name__
+        marked = sa.select(EVENTS.c.sequence, EVENTS.c.kind, following.label("next")).subquery()
+        passed = (
+            sa.select(marked.c.sequence)
+            .where(marked.c.kind == progress, marked.c.next == progress)
+            .scalar_subquery()
+        )
+        query = sa.select(EVENTS.c.sequence, EVENTS.c.body).where(EVENTS.c.sequence.not_in(passed))
+        with self._read() as connection:
+            for sequence, body in connection.execute(query.order_by(EVENTS.c.sequence)):
+                yield int(sequence), parse_numbered(sequence, body)
 
     def read_lines(
         self, *, after: int = 0, job_id: str = "", most: int = 0
@@ -352,32 +368,6 @@ class Store:
 
     def _last(self, connection: sa.Connection) -> int:
         return int(connection.execute(sa.select(sa.func.max(EVENTS.c.sequence))).scalar() or 0)
-
-    def _upgrade(self) -> None:
-        """Bring a database of an earlier format to this one, in one transaction."""
-        names = sa.inspect(self._engine).get_table_names()
-        if "format" not in names:
-            return
-        with self._engine.begin() as connection:
-            if connection.execute(sa.select(FORMATS.c.number)).scalar() != 1:
-                return
-            connection.execute(
-                sa.text("ALTER TABLE events ADD COLUMN actor VARCHAR(200) NOT NULL DEFAULT ''")
-            )
-            AUDIT_INDEX.create(connection)
-            connection.execute(FORMATS.update().values(number=_FORMAT))
-
-    def _check_format(self) -> None:
-        with self._engine.begin() as connection:
-            found = connection.execute(sa.select(FORMATS.c.number)).scalar()
-            if found is None:
-                connection.execute(FORMATS.insert().values(number=_FORMAT))
-            elif found != _FORMAT:
-                raise UnreadableFile(
-                    f"is a database of format {found}, this version reads {_FORMAT}",
-                    where=_shown(str(self._engine.url)),
-                    hint="Install the version of drystone that wrote it; nothing was changed.",
-                )
 
 
 def _trouble(error: DBAPIError, what: str) -> DrystoneError:

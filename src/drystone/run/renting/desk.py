@@ -35,10 +35,12 @@ from drystone.run.events import (
     RentalFailed,
     Stopped,
 )
+from drystone.run.renting.calls import ProviderCalls
 from drystone.run.renting.provider import (
+    OVER,
     NodeJoiner,
-    ProviderCalls,
     ProviderStatus,
+    ProviderTrouble,
     Rental,
     Renting,
     Stage,
@@ -47,7 +49,6 @@ from drystone.run.renting.provider import (
     rental_of,
 )
 
-_OVER: Final = (Stage.FAILED, Stage.ENDED)
 _ROUNDING: Final = 1e-9  # share by which sums of prices may be off
 
 
@@ -70,8 +71,8 @@ class RentalDesk:
 
     @property
     def trouble(self) -> str:
-        """Why the provider does not answer; empty where it does."""
-        return self._calls.trouble
+        """Why the provider does not answer, or not as asked; empty where it does."""
+        return self._calls.trouble or self._calls.call_trouble
 
     # --- beginning and end ----------------------------------------------------------------------
 
@@ -88,13 +89,22 @@ class RentalDesk:
             status = None
         for row, rented in live.state.rentals.rented.items():
             name = live.state.nodes[row].id
-            found = status.rentals.get(self._token(rented.rental)) if status else None
-            is_gone = status is not None and (found is None or found.stage in _OVER)
+            is_gone = status is not None and self._is_gone(status, self._token(rented.rental))
             if not is_gone and rented.offer in self._offers:
                 self._joiner.attach(name, self._offers[rented.offer])
         if status is not None and self._fleet:
             self._note_running(live, status)
         return self._engine.discover()
+
+    def _is_gone(self, status: ProviderStatus, token: str) -> bool:
+        """Whether a rental is over; one that is missing from the list is asked for by itself."""
+        found = status.rentals.get(token)
+        if found is None:
+            try:
+                found = self._calls.find(token)
+            except Exception:  # whatever a provider raises: then nobody knows
+                return False
+        return found is None or found.stage in OVER
 
     def open(self, journal: Journal) -> None:
         """The log is read: say what is on offer, and begin to look."""
@@ -123,9 +133,18 @@ class RentalDesk:
     def end_all(self) -> None:
         """Give everything back, now: the controller ends and nobody would."""
         self._calls.stop()
+        failures = []
         for rental in self.settings.provider.status(self._family):
-            if rental.stage not in _OVER:
-                self.settings.provider.release(rental.token)
+            if rental.stage not in OVER:
+                try:
+                    self.settings.provider.release(rental.token)
+                except Exception as error:  # the others are given back in any case
+                    failures.append(f"{rental.token}: {error}")
+        if failures:
+            raise ProviderTrouble(
+                f"could not be given back: {'; '.join(failures)}",
+                hint="It costs money until it is: start `drystone serve` again, or end it there",
+            )
 
     # --- what policies decide -------------------------------------------------------------------
 
@@ -197,7 +216,7 @@ class RentalDesk:
             self._joiner.attach(name, self._offers[running.offer])
         for row, rented in list(state.rentals.rented.items()):
             found = status.rentals.get(self._token(rented.rental))
-            if found is None or found.stage in _OVER:
+            if found is None or found.stage in OVER:
                 reason = found.reason if found else "the provider does not know it any more"
                 self._joiner.detach(state.nodes[row].id, reason)
         journal.commit(self._settlements(journal, status))
@@ -226,7 +245,7 @@ class RentalDesk:
         for rental, asked in journal.live.state.rentals.asked.items():
             found = status.rentals.get(self._token(rental))
             reason = ""
-            if found is not None and found.stage in _OVER:
+            if found is not None and found.stage in OVER:
                 reason = found.reason or "it ended before it could be used"
             elif now > asked.ready_seconds + self.settings.patience_seconds:
                 reason = f"it did not come within {now - asked.asked_seconds:.0f} s"
@@ -248,7 +267,7 @@ class RentalDesk:
             if rental is None or rental in open_rentals or rental >= rentals.num_asked:
                 continue
             billed = found.billed_micro_dollars
-            if found.stage in _OVER and billed is not None and rental not in rentals.settled:
+            if found.stage in OVER and billed is not None and rental not in rentals.settled:
                 events.append(
                     BillSettled(
                         time_seconds=now, rental=rental, offer=offers[rental], micro_dollars=billed
@@ -280,22 +299,43 @@ class RentalDesk:
     def _to_rent(self, journal: Journal, status: ProviderStatus) -> dict[str, Offer]:
         """Tokens that the provider does not know, as far as the hard cap has room for them now.
 
-        Nodes that are being given back count until they are gone.
+        Nodes that are being given back count until they are gone, and so does what was given up and
+        is still listed.
         """
-        rentals, found = journal.live.state.rentals, dict[str, Offer]()
-        rate, unasked = rentals.dollars_per_hour(), []
-        for rental, asked in rentals.asked.items():
+        found, requested = dict[str, Offer](), self._calls.requested
+        rate, unasked = self._possible_rate(journal, status), []
+        for rental, asked in journal.live.state.rentals.asked.items():
             token = self._token(rental)
-            price = self._price(journal, asked.offer)
-            if token in status.rentals:
-                rate += price
-            elif asked.offer in self._offers:
-                unasked.append((token, self._offers[asked.offer], price))
-        for token, offer, price in unasked:
-            rate += price
-            if rate <= self.settings.hard_cap_dollars_per_hour * (1 + _ROUNDING):
+            if token not in status.rentals and asked.offer in self._offers:
+                unasked.append((token, self._offers[asked.offer]))
+        for token, offer in sorted(unasked, key=lambda pair: pair[0] not in requested):
+            rate += self._price(journal, offer.name)
+            # What was requested might exist: it counts, and giving it up would not change that.
+            if token in requested or rate <= self._cap:
                 found[token] = offer
         return found
+
+    @property
+    def _cap(self) -> float:
+        return self.settings.hard_cap_dollars_per_hour * (1 + _ROUNDING)
+
+    def _possible_rate(self, journal: Journal, status: ProviderStatus) -> float:
+        """Dollars an hour of all that is there or might be, whether the log wants it or not."""
+        rentals = journal.live.state.rentals
+        by_token = {
+            self._token(rented.rental): rented.price_dollars_per_hour
+            for rented in rentals.rented.values()
+        }
+        for token, known in status.rentals.items():
+            rental = rental_of(token, self._fleet)
+            is_ours = rental is not None and rental < rentals.num_asked
+            offer = rentals.offers[rental] if rental is not None and is_ours else known.offer
+            if known.stage in OVER:
+                by_token.pop(token, None)
+            else:
+                price = max(known.price_dollars_per_hour, self._price(journal, offer))
+                by_token[token] = max(price, by_token.get(token, 0.0))
+        return sum(by_token.values())
 
     def _to_release(
         self, journal: Journal, status: ProviderStatus, busy: frozenset[str]
@@ -304,7 +344,7 @@ class RentalDesk:
         state, found = journal.live.state, set[str]()
         rented = {node.rental: row for row, node in state.rentals.rented.items()}
         for token, known in status.rentals.items():
-            if known.stage in _OVER:
+            if known.stage in OVER:
                 continue
             rental = rental_of(token, self._fleet)
             row = rented.get(rental) if rental is not None else None

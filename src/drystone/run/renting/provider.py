@@ -1,4 +1,4 @@
-"""Providers of rented nodes: the contract, the thread that calls them, the settings of renting.
+"""Providers of rented nodes: the contract, what they say, the settings of renting.
 
 Every rental has a token, which is in the log before the provider hears of it. A provider makes one
 node for a token, however often it is asked, so whoever was killed in between simply asks again. All
@@ -8,10 +8,9 @@ tokens of one system begin alike (its fleet): what begins so and is in no log is
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import partial
 from typing import Final, Protocol
 
 from drystone.describe.catalogue import find_gpu
@@ -19,7 +18,6 @@ from drystone.describe.cluster import NodeSpec
 from drystone.describe.files.cluster import ClusterSpec, Emulation
 from drystone.describe.market import Offer
 from drystone.errors import DrystoneError, InvalidSpec
-from drystone.run.engines.agents_on_nodes import ClusterWatch
 
 
 class Stage(StrEnum):
@@ -44,6 +42,9 @@ class Rental:
     billed_micro_dollars: int | None = None  # in all, once it is over; None: not said
 
 
+OVER: Final = (Stage.FAILED, Stage.ENDED)
+
+
 class ProviderTrouble(DrystoneError):
     """The provider does not answer, or not now; nothing is known to have changed."""
 
@@ -60,7 +61,10 @@ class Provider(Protocol):
         ...
 
     def status(self, fleet: str) -> Sequence[Rental]:
-        """All rentals whose tokens begin with this, those that are over included where known."""
+        """All rentals whose tokens begin with this, those that are over included where known.
+
+        A whole token asks for one rental.
+        """
         ...
 
     def release(self, token: str) -> None:
@@ -91,52 +95,6 @@ class ProviderStatus:
     asked: float = 0.0  # when it was asked, by the monotonic clock; 0: never
     rentals: Mapping[str, Rental] = field(default_factory=dict)  # by token
     prices: Mapping[str, float] = field(default_factory=dict)  # dollars an hour by offer
-
-
-class ProviderCalls(ClusterWatch[ProviderStatus]):
-    """Calls to a provider, in a thread of their own: a slow one delays no decision.
-
-    What is wanted may be said as often as one likes: what was requested since the last look is not
-    requested again.
-    """
-
-    def __init__(self, provider: Provider, *, family: str, look_seconds: float) -> None:
-        self._provider, self._family = provider, family
-        self._wanted: frozenset[str] = frozenset()
-        super().__init__(
-            "Provider",
-            self._status,
-            ProviderStatus(),
-            look_seconds=look_seconds,
-            retry_seconds=look_seconds,
-            passing=Exception,
-        )
-
-    def want(self, rents: Mapping[str, Offer], releases: Iterable[str]) -> None:
-        """Everything that is to be rented and given back; what is not named any more is not."""
-        calls: dict[str, Callable[[], None]] = {
-            f"release {token}": partial(self._provider.release, token) for token in releases
-        }
-        for token, offer in rents.items():
-            calls[f"rent {token}"] = partial(self._provider.rent, token, offer)
-        self._wanted = frozenset(calls)
-        unseen = self.unseen()
-        for tag, call in calls.items():
-            if tag not in unseen:
-                self.order(partial(self._call, tag, call), tag)
-
-    def stop(self) -> None:
-        """End; a call that is under way is waited for."""
-        self._wanted = frozenset()
-        self.close(wait_seconds=None)
-
-    def _call(self, tag: str, call: Callable[[], None]) -> None:
-        if tag in self._wanted:
-            call()
-
-    def _status(self, asked: float) -> ProviderStatus:
-        rentals = {rental.token: rental for rental in self._provider.status(self._family)}
-        return ProviderStatus(asked=asked, rentals=rentals, prices=dict(self._provider.quote()))
 
 
 MAX_RENTED_GPUS: Final = 64  # of one offer, that options are made for

@@ -105,7 +105,7 @@ def _still_there(turn: FloatArray, weights: FloatArray) -> FloatArray:
     ordered = weights.take(order)
     after = ordered[::-1].cumsum()[::-1]
     part: FloatArray = np.empty(len(order))
-    part[order] = after / after[0]
+    part[order] = after / after[:1]  # also where there is no job
     return part
 
 

@@ -295,3 +295,26 @@ def test_a_controller_starts_though_the_model_of_a_job_is_gone(tmp_path):
         assert "config.json" in second.reconciler.troubles.by_job["1"].text
     finally:
         second.close()
+
+
+def test_curves_of_jobs_that_ended_are_dropped_and_what_lists_show_is_kept(
+    journal, engine, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(reconcile, "_MAX_CURVES", 3)
+    made = Reconciler(journal, engine, tmp_path / "jobs", Patience())
+    step = json.dumps({"event": "step", "step": 1, "loss": 0.5}) + "\n"
+    for number in range(1, 9):
+        job_id = str(number)
+        journal.commit([*submission(job_id), started(job_id, 0)])
+        engine.told = Poll((), frozenset())
+        made.tick()
+        reports = report("started", 0) + step + report("finished", 100)
+        over = part(job_id, "a100-0", reports, is_over=True, exits={0: 0})
+        engine.told = Poll((over,), frozenset())
+        made.tick()
+        engine.told = Poll((replace(over, reports=""),), frozenset())
+        made.tick()
+    curves = [made.progress(str(number)).curve for number in range(1, 9)]
+    assert [len(curve) for curve in curves] == [0, 0, 0, 0, 0, 1, 1, 1]
+    assert [made.progress(str(number)).loss for number in range(1, 9)] == [0.5] * 8
+    assert not made.progress("1").has_curve

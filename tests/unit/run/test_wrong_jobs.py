@@ -20,11 +20,19 @@ from drystone.run.train.data import look
 pytestmark = pytest.mark.torch
 
 CONFIG = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 32,
-    "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 64, "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+}
 CHAT = {"messages": [{"role": "user", "content": "the"}, {"role": "assistant", "content": "cat"}]}
 GOOD = (
     "model: ./llama\nfrom: scratch\ndata: chats.jsonl\ntrain: {steps: 2, batch: 2, sequence: 16}\n"

@@ -207,6 +207,9 @@ class TrainConfig:
     checkpoint_every: int = option(
         0, "steps; left out: by what a save costs and how often machines fail", is_count=True, ge=0
     )
+    export: Literal["none", "huggingface", "peft"] = option(
+        "none", "at the end, for transformers, or the adapter alone; beside the checkpoints"
+    )
 
     def __post_init__(self) -> None:
         for option in fields(self):

@@ -22,6 +22,7 @@ from drystone.run.train.collectives import Wire
 from drystone.run.train.config import RankConfig
 from drystone.run.train.data import DataRequest, open_source, rank_works
 from drystone.run.train.emulate import VARIABLE, EmulatedDevice, rank_gpus, read_emulation
+from drystone.run.train.export import check_export, export_at_end
 from drystone.run.train.judgement import Evaluation, LossWatch, keep_best
 from drystone.run.train.models.lora import add_adapters
 from drystone.run.train.models.module import UserModule, build_user_module
@@ -55,6 +56,7 @@ class _Training:
 
     def __init__(self, trainer: Trainer, plan: Plan, config: RankConfig, stream: TextIO) -> None:
         self._trainer, self._config, self._stream = trainer, config, stream
+        self._plan = plan
         self._wire = trainer.engine.wire
         self._source = open_source(data_request(plan, config, config.data))
         self._evaluation: Evaluation | None = None
@@ -123,6 +125,9 @@ class _Training:
         if self._curves is not None:
             self._curves.close()
         step = self._trainer.progress.step
+        is_over = bool(self._reason) or step >= self._config.num_steps
+        if is_over and self._config.export != "none" and self._wire.rank == 0:
+            self._tell("exported", path=str(export_at_end(self._plan, self._config)))
         if self._reason:
             self._tell("finished", step=step, reason=self._reason)
         else:
@@ -170,6 +175,7 @@ def prepare(
     """Everything that the plan says, checked and built."""
     recipe = plan.recipe
     _check_recipe(recipe)
+    check_export(plan, config)
     model = _build(plan, config)
     given: dict[str, Any] = {
         "optimizer": choose_optimizer(recipe.optimizer, config, kernel=recipe.step_kernel),

@@ -169,7 +169,7 @@ class CellBuilder:
             )
         for layer in range(chunk.first_layer, chunk.end_layer):
             is_recomputed = (
-                self._recompute.kind is RecomputeKind.FULL and layer % self._recompute.every == 0
+                self._recompute.kind is RecomputeKind.FULL and layer % self._recompute.every < 1
             )
             yield Segment(
                 parts[f"blocks.{layer}"],

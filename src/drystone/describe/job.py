@@ -163,6 +163,9 @@ class TrainConfig:
         section="data",
         key="format",
     )
+    pack: bool = option(
+        False, "several documents in a row, which do not see each other", section="data"
+    )
     column: str = option(
         "", "of records that holds it; left out: by its usual name", section="data"
     )

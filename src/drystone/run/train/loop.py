@@ -158,6 +158,7 @@ def data_request(
         column=config.column,
         tokenizer=config.tokenizer,
         model="" if isinstance(plan.model, ModuleSpec) else plan.model.source,
+        is_packed=config.pack,
         is_plain=is_module,
         is_shuffled=is_shuffled,
     )
@@ -204,6 +205,7 @@ def _build(plan: Plan, config: RankConfig) -> Transformer | UserModule:
     if isinstance(plan.model, ModuleSpec):
         return build_user_module(plan.model, seed=config.seed)
     model = build_model(plan.model, seed=config.seed, on_meta=True)
+    model.is_packed = config.pack
     if plan.recipe.tuning is Tuning.LORA:
         add_adapters(model, plan.recipe.lora, seed=config.seed)
     return model

@@ -20,6 +20,7 @@ from drystone.run.train.collectives import Wire
 from drystone.run.train.models.rotary import Rotary, rotary_tables
 from drystone.run.train.models.transformer import Transformer
 from drystone.run.train.recompute import kind_of_block, recomputing
+from drystone.run.train.samples import Places, documents_of
 from drystone.run.train.uneven.shard import Unit, cut_units
 
 TIED = "tokens.weight"  # what the head shares, where it shares something
@@ -188,13 +189,17 @@ class CellBuilder:
         return self._split.enter(self._model.embed(batch)[0])
 
     def _run_block(
-        self, layer: int, hidden: torch.Tensor | None, _: torch.Tensor | None
+        self, layer: int, hidden: torch.Tensor | None, batch: torch.Tensor | None
     ) -> torch.Tensor:
         assert hidden is not None
         spec = self._model.spec
         if not self._rotary and not spec.learned_positions:
             self._rotary = rotary_tables(spec, self._seq_len, hidden)
-        left: torch.Tensor = self._model.blocks[layer](hidden, self._rotary)
+        documents = None
+        if self._model.is_packed:
+            assert batch is not None
+            documents = documents_of(batch)
+        left: torch.Tensor = self._model.blocks[layer](hidden, Places(self._rotary, documents))
         return left
 
     def _run_back(self, hidden: torch.Tensor | None, batch: torch.Tensor | None) -> torch.Tensor:

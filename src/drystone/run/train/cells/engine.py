@@ -56,6 +56,7 @@ class CellEngine(Stepper):
             refuse_unsplittable(model, stage.tp)
         self.layout, self.seat, self._seq_len = layout, layout.seat(wire.rank), seq_len
         self._dtype, self._width = dtype, model.spec.hidden_size
+        self._is_packed = model.is_packed
         order = pipeline_order(
             layout.schedule,
             num_stages=len(layout.stages),
@@ -88,9 +89,9 @@ class CellEngine(Stepper):
 
     @property
     def reads_samples(self) -> bool:
-        """Whether this rank needs tokens: those that enter, or those to be predicted."""
+        """Whether this rank needs tokens: to enter, to be predicted, or to keep documents apart."""
         chunks = self.layout.chunks
-        return self.seat.stage in (chunks[0].stage, chunks[-1].stage)
+        return self._is_packed or self.seat.stage in (chunks[0].stage, chunks[-1].stage)
 
     def compute_gradients(self, batches: Sequence[Batch]) -> StepResult:
         """Forward and backward over all micro-batches: each owned piece gets its `grad`."""
@@ -148,7 +149,8 @@ class CellEngine(Stepper):
         run, chunk = self._runs[action.chunk], action.chunk
         is_last = chunk == len(self.layout.chunks) - 1
         if action.is_forward:
-            batch = batches[action.micro] if chunk == 0 or is_last else None
+            is_read = chunk == 0 or is_last or self._is_packed
+            batch = batches[action.micro] if is_read else None
             hidden = run.forward(action.micro, given, batch)
             if not is_last:
                 self._send(action, hidden)

@@ -285,7 +285,8 @@ class RunSupervisor:
         is_ended = run.fault is not None and all(part.is_over for part in parts.values())
         if is_over or is_ended:
             logs = read_log_ends(self._engine, run.order) if has_failed else {}
-            fault = run.fault or judge(codes, logs, run.note or has_left_early)
+            note = run.note or ("" if has_failed else has_left_early)  # who failed did not leave
+            fault = run.fault or judge(codes, logs, note)
             broken = fault.kind is FaultKind.HARDWARE and fault.rank >= 0
             node = run.order.seats[fault.rank].node if broken else ""
             self._writer.commit(

@@ -37,6 +37,7 @@ from drystone.plan.plan import Plan
 from drystone.plan.search import plan_executable, priced
 from drystone.plan.uneven.modules import plan_module
 from drystone.run.control.live_state import Lesson, type_factors
+from drystone.run.data_look import look_at_data
 from drystone.run.engines.agent.environment import job_environment
 
 Counts = tuple[int, ...]  # GPUs of each type of the cluster
@@ -87,11 +88,15 @@ class OptionBook:
 
         It takes seconds, so nobody should wait for it: call it without the journal's lock.
         """
-        found = find_module(job)
-        if found is None or job.is_command:
+        if job.is_command:
             return job
-        seen = job_environment(os.environ)
-        return replace(job, module=probe_module(found, self.recipe(job, None), environment=seen))
+        found = find_module(job)
+        if found is not None:
+            seen = job_environment(os.environ)
+            module = probe_module(found, self.recipe(job, None), environment=seen)
+            job = replace(job, module=module)
+        self.check(job)
+        return look_at_data(job, find_shape(job))
 
     def check(self, job: TrainingJob) -> None:
         """Refuse what the runtime cannot train as what it is, before anything is priced.

@@ -14,7 +14,7 @@ import torch
 import transformers
 
 sys.path.insert(0, str(Path(__file__).parent))
-from command_cases import a_plan, events
+from command_cases import a_plan, events, run_forked
 from faithful_cases import saved, their_loss
 
 from drystone.cli.main import run as drystone
@@ -118,6 +118,21 @@ def test_adapters_are_loaded_by_peft_and_merged_by_us(
     torch.testing.assert_close(found, merged, atol=2e-5, rtol=1e-4)
     config = json.loads((tmp_path / "export" / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"]) == (3, 6.0)
+
+
+@pytest.mark.slow
+def test_a_job_of_two_ranks_exports_at_its_end(tmp_path: Path):
+    """Rank 0 writes alone: nothing of it may wait for the others, nor they for it."""
+    plan = a_folder_plan("llama", tmp_path / "model")
+    two = a_plan([(1, 1, 0.7), (3, 2, 0.3)])
+    save_plan(replace(two, model=plan.model), tmp_path / "plan.json")
+    words = [str(tmp_path / "plan.json"), "--steps", "2", "--export", "huggingface"]
+    words += ["--checkpoints", str(tmp_path / "saved"), "--timeout", "30"]
+
+    told = run_forked(words, 2, tmp_path)
+
+    assert [one["event"] for one in told][-2:] == ["exported", "finished"]
+    loaded(tmp_path / "export")
 
 
 def test_what_cannot_be_exported_is_refused_before_the_first_step(tmp_path: Path, capsys):

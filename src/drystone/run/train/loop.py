@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import torch
 
@@ -39,7 +39,7 @@ _DTYPES = {
 }
 
 
-def train(plan: Plan, config: RankConfig, wire: Wire, stream: TextIO) -> None:
+def train(plan: Plan, config: RankConfig, wire: Wire, stream: TextIO) -> Ending:
     """Train to the last step, or until asked to leave; rank 0 writes a line for each step."""
     emulation = read_emulation(os.environ.get(VARIABLE, ""), plan)
     device = None
@@ -48,7 +48,27 @@ def train(plan: Plan, config: RankConfig, wire: Wire, stream: TextIO) -> None:
     with (device.make_ledger() if device else None) or nullcontext():
         seconds = emulation.seconds if emulation else {}
         trainer = prepare(plan, config, wire, emulated=device, section_seconds=seconds)
-        _Training(trainer, plan, config, stream).run()
+        return _Training(trainer, plan, config, stream).run()
+
+
+def end(ending: Ending, plan: Plan, config: RankConfig, stream: TextIO) -> None:
+    """Export what was trained, and say that it is over: rank 0, once it has left the others.
+
+    They need not wait for it, and could not: writing a large model takes longer than a collective
+    may take.
+    """
+    if ending.is_over and config.export != "none":
+        write_event(stream, "exported", path=str(export_at_end(plan, config)))
+    reason = {"reason": ending.reason} if ending.reason else {}
+    write_event(stream, "finished" if ending.is_over else "left", step=ending.step, **reason)
+
+
+class Ending(NamedTuple):
+    """Where a launch of a job ended."""
+
+    step: int
+    is_over: bool  # rather than asked to leave
+    reason: str = ""  # of an end before the last step
 
 
 class _Training:
@@ -56,7 +76,6 @@ class _Training:
 
     def __init__(self, trainer: Trainer, plan: Plan, config: RankConfig, stream: TextIO) -> None:
         self._trainer, self._config, self._stream = trainer, config, stream
-        self._plan = plan
         self._wire = trainer.engine.wire
         self._source = open_source(data_request(plan, config, config.data))
         self._evaluation: Evaluation | None = None
@@ -68,7 +87,7 @@ class _Training:
         self._curves: Curves | None = None
         self._reason = ""  # to end before the last step
 
-    def run(self) -> None:
+    def run(self) -> Ending:
         """To the last step, or until there is a reason to end, or somebody asks to leave."""
         trainer, config = self._trainer, self._config
         trainer.leave_on_sigterm()
@@ -89,7 +108,7 @@ class _Training:
             self._save(report.step, has_saved=has_saved)
             if self._reason:
                 break
-        self._end()
+        return self._end()
 
     def _evaluate(self, step: int) -> bool:
         """Look at the held-out data, if that is due; whether this step was saved as the best."""
@@ -121,17 +140,12 @@ class _Training:
         for saved, path in trainer.take_saved(wait=is_last or config.waits_for_saves):
             self._tell("checkpoint", step=saved, path=str(path))
 
-    def _end(self) -> None:
+    def _end(self) -> Ending:
         if self._curves is not None:
             self._curves.close()
         step = self._trainer.progress.step
         is_over = bool(self._reason) or step >= self._config.num_steps
-        if is_over and self._config.export != "none" and self._wire.rank == 0:
-            self._tell("exported", path=str(export_at_end(self._plan, self._config)))
-        if self._reason:
-            self._tell("finished", step=step, reason=self._reason)
-        else:
-            self._tell("left" if step < self._config.num_steps else "finished", step=step)
+        return Ending(step=step, is_over=is_over, reason=self._reason)
 
     def _tell_step(self, report: StepReport) -> None:
         if self._wire.rank == 0:

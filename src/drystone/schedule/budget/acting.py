@@ -28,6 +28,7 @@ from drystone.schedule.limits import Limits, Used, check_limits
 from drystone.schedule.packing import Room, make_room
 from drystone.schedule.renting import gpu_price
 from drystone.schedule.snapshot import FloatArray, IntArray, Placement, Snapshot
+from drystone.schedule.words import cost_words, only_words, speed_words
 
 # A job keeps its option for so many times what a start costs, so that restarts take a small share.
 KEEP_STARTUPS: Final = 4.0
@@ -171,7 +172,7 @@ def _start(
             counts = snapshot.counts(row, option)
             placement = room.place(counts)
             if placement is not None:
-                reason = "what its speedup is worth at the budget, and there is room"
+                reason = _why_started(snapshot, terms, values, row, option)
                 start = change_job(
                     snapshot.jobs, row, option, placement, reason=reason, numbers=terms.numbers
                 )
@@ -181,6 +182,22 @@ def _start(
                 waiting[job_id] = option
                 break
     return decisions, waiting
+
+
+def _why_started(
+    snapshot: Snapshot, terms: Terms, values: FloatArray, row: int, option: int
+) -> str:
+    """The option against the best of the others, in speed and money."""
+    others = values[row].copy()
+    others[option] = np.inf
+    second = int(others.argmin())
+    if not np.isfinite(others[second]):
+        return only_words(snapshot, row, option)
+    speeds, dollars = snapshot.job_speeds[row], terms.prices[row]
+    words = speed_words(snapshot, row, option, second, float(speeds[option] / speeds[second]))
+    if not 0 < dollars[second] < np.inf:
+        return words
+    return words + cost_words(float(dollars[option] / dollars[second]), "money")
 
 
 def _resize(
@@ -212,7 +229,10 @@ def _resize(
             wanted.add(np.maximum(counts - _whole_nodes(snapshot, placement), 0))
             continue
         saving = 1 - float(least[row] / stay[row])
-        reason = f"{saving:.0%} less time and money for what is left, restart included"
+        held_speed = float(snapshot.job_speeds[row, jobs.option[row]])
+        ratio = float(snapshot.job_speeds[row, option]) / max(held_speed, 1e-100)
+        words = speed_words(snapshot, row, option, int(jobs.option[row]), ratio)
+        reason = f"{words}: {saving:.0%} less time and money for what is left, restart included"
         resize = change_job(jobs, row, option, found, reason=reason, numbers=terms.numbers)
         decisions += [resize] if resize is not None else []
     return decisions

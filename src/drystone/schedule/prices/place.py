@@ -20,8 +20,9 @@ from typing import Final
 
 import numpy as np
 
-from drystone.schedule.decision import Decision, Numbers, Preempt, change_job
+from drystone.schedule.decision import Decision, Preempt, change_job
 from drystone.schedule.packing import PlacedJob, Room, clear_node, make_room
+from drystone.schedule.prices import reasons
 from drystone.schedule.prices.integral import Picks
 from drystone.schedule.prices.worth import Worth
 from drystone.schedule.snapshot import BoolArray, FloatArray, IntArray, Placement, Snapshot
@@ -30,7 +31,6 @@ from drystone.schedule.snapshot import BoolArray, FloatArray, IntArray, Placemen
 # would not outlast the next change of prices.
 _MIN_GROWTH: Final = 1.05
 _MAX_CLEARINGS: Final = 32  # attempts to clear a node in one decision
-_PICKED: Final = "of all its options this is worth most at these prices"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,7 +47,7 @@ class Assignment:
     room: Room
     option: IntArray  # by job: what it is given, -1 for nothing
     is_holding: BoolArray  # by job: it runs, and is not settled
-    # Where jobs are put, and why. A settled job that is not in here stays where it is.
+    # Where jobs are put, and why (`reasons.py`). A settled job that is not in here stays.
     placed: dict[int, tuple[Placement, str]] = field(default_factory=dict)
 
     def placement(self, row: int) -> Placement:
@@ -202,7 +202,7 @@ def _place_widest_first(
     return [
         (row, pick)
         for row, pick in zip(rows[order].tolist(), picks[order].tolist(), strict=True)
-        if not given.try_option(row, pick, _PICKED)
+        if not given.try_option(row, pick, reasons.PICKED)
     ]
 
 
@@ -215,15 +215,16 @@ def _place_misfits(
         value = float(given.worth.values[row, pick])
         next_best = _next_best(given, row, pick, paid)
         next_value = float(given.worth.values[row, next_best]) if next_best >= 0 else 0.0
-        cleared = clearing.clear_for(given.snapshot.counts(row, pick), value - next_value)
-        if cleared and given.try_option(row, pick, _PICKED):
+        cleared = clearing.clear_for(row, pick, value - next_value)
+        if cleared and given.try_option(row, pick, reasons.PICKED):
             continue
         if spread_speed > 0 and value * spread_speed > next_value:
             reason = f"spread over more nodes than it needs, at {spread_speed:.0%} of its speed"
             if given.try_option(row, pick, reason, spread=True):
                 continue
         if next_best >= 0:
-            given.try_option(row, next_best, "its pick fits on no node; this one does")
+            reason = reasons.why_no_node(given.snapshot, given.worth, row, pick, next_best)
+            given.try_option(row, next_best, reason)
 
 
 def _next_best(given: Assignment, row: int, pick: int, paid: FloatArray) -> int:
@@ -252,9 +253,10 @@ class _Clearing:
         self._num_attempts = 0
         self._rows_on: dict[int, list[int]] = {}  # by node; empty: to be listed
 
-    def clear_for(self, counts: IntArray, max_cost: float) -> bool:
-        """Clear a node for GPUs of one type, if the moves cost no more than this."""
-        given, kinds = self._given, np.flatnonzero(counts)
+    def clear_for(self, row: int, pick: int, max_cost: float) -> bool:
+        """Clear a node for a job's pick of one type, if the moves cost no more than this."""
+        given, counts = self._given, self._given.snapshot.counts(row, pick)
+        kinds = np.flatnonzero(counts)
         if len(kinds) != 1 or self._num_attempts >= _MAX_CLEARINGS:
             return False
         self._num_attempts += 1
@@ -266,8 +268,14 @@ class _Clearing:
             jobs_on=self._jobs_on,
             max_cost=max_cost,
         )
+        cost = sum(job.move_cost for job, _ in moves or ())
         for job, placement in moves or ():
-            reason = "it makes room on its node for a job that gains more than this move costs"
+            is_moved = job.move_cost > 0
+            reason = (
+                reasons.why_moved(given.snapshot, row, max_cost, cost)
+                if is_moved
+                else reasons.PICKED
+            )
             given.give(job.row, int(given.option[job.row]), placement, reason)
             self._rows_on = {}
         return moves is not None
@@ -324,7 +332,7 @@ def _start_on_leftovers(given: Assignment, paid: FloatArray) -> None:
     for at in _highest_first(can_start, best):
         row, fitting = int(rows[at]), is_fitting[at]
         for option in _highest_first(np.flatnonzero(fitting), surplus[at, fitting]):
-            if given.try_option(row, option, "GPUs were left over"):
+            if given.try_option(row, option, reasons.LEFT_OVER):
                 break
 
 
@@ -336,10 +344,9 @@ def _grow_into_leftovers(given: Assignment, paid: FloatArray) -> None:
     for row in _highest_first(grows, best):
         own = given.placement(row)
         given.room.give_back(own)
-        reason = "better than its pick, and the GPUs were left over"
         better = options[rows == row]
         better_first = _highest_first(better, given.worth.values[row, better])
-        if not any(given.try_option(row, option, reason) for option in better_first):
+        if not any(given.try_option(row, option, reasons.GREW) for option in better_first):
             given.room.take(own)
 
 
@@ -368,33 +375,26 @@ def _decisions(
     given: Assignment, prices: FloatArray, paid: FloatArray
 ) -> list[tuple[int, Decision]]:
     """A decision for every job whose option or placement is not what it was."""
-    jobs, gpu_types = given.snapshot.jobs, given.snapshot.gpu_types
-    by_type = {f"price_{gpu}": price for gpu, price in zip(gpu_types, prices.tolist(), strict=True)}
+    snapshot, worth, jobs = given.snapshot, given.worth, given.snapshot.jobs
+    by_type = {
+        f"price_{gpu}": price
+        for gpu, price in zip(snapshot.gpu_types, prices.tolist(), strict=True)
+    }
+    placements = {row: placement for row, (placement, _) in given.placed.items()}
     found: list[tuple[int, Decision]] = []
     for row in sorted({*given.placed, *(given.option != jobs.option).nonzero()[0].tolist()}):
         option = int(given.option[row])
         if option < 0:
-            job_id, value = jobs.specs[row].id, float(given.worth.values[row, jobs.option[row]])
+            job_id, value = jobs.specs[row].id, float(worth.values[row, jobs.option[row]])
+            takers = reasons.takers_of(snapshot, placements, row)
+            reason = reasons.why_stopped(snapshot, worth, row, paid, takers)
             numbers = {**by_type, "value": value}
-            reason = "others are worth more on these GPUs at these prices"
             found.append((row, Preempt(job_id=job_id, reason=reason, numbers=numbers)))
             continue
-        placement, reason = given.placed[row]
-        numbers = {**by_type, **_numbers(given, row, option, paid)}
+        placement, cause = given.placed[row]
+        numbers = {**by_type, **reasons.price_numbers(snapshot, worth, row, option, paid)}
+        reason = reasons.why_given(snapshot, worth, row, option, cause, numbers)
         change = change_job(jobs, row, option, placement, reason=reason, numbers=numbers)
         if change is not None:
             found.append((row, change))
-    return found
-
-
-def _numbers(given: Assignment, row: int, option: int, paid: FloatArray) -> Numbers:
-    """What the option is worth and costs, and the best of those that lost."""
-    values = given.worth.values[row].tolist()
-    costs = paid[given.snapshot.jobs.option_set[row]].tolist()
-    left = [value - cost for value, cost in zip(values, costs, strict=True)]
-    found = {"value": values[option], "paid": values[option] - left[option]}
-    others = [other for other, value in enumerate(values) if value > 0 and other != option]
-    if others:
-        second = max(others, key=left.__getitem__)
-        found |= {"second_option": float(second), "second_left": left[second]}
     return found

@@ -41,6 +41,7 @@ class Worth:
 
     values: FloatArray  # what a job runs now has no start to pay for
     after_start: FloatArray  # every option, its start paid
+    speeds: FloatArray  # samples a second, as they are known
 
     def cost_of_move(self, row: int, option: int) -> float:
         """What a job loses if it starts again with the same option elsewhere."""
@@ -73,7 +74,7 @@ def worth_of_options(
     values = after_start.copy()
     current = snapshot.running_cells
     values.put(current, full.take(current))
-    return Worth(values=values, after_start=after_start)
+    return Worth(values=values, after_start=after_start, speeds=speeds)
 
 
 def _sample_costs(

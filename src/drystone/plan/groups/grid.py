@@ -9,13 +9,12 @@ the option is chosen, and is at least as fast.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from drystone.describe.model import ModelSpec
 from drystone.describe.option import FloatArray, IntArray
@@ -23,19 +22,17 @@ from drystone.describe.pool import GpuGroup, Pool, make_pool
 from drystone.describe.recipe import Recipe
 from drystone.estimate.time.overlap import straggler_share
 from drystone.plan.cells.search import RECOMPUTES
+from drystone.plan.executable import executes_splits, has_plain_blocks
 from drystone.plan.groups.pipelines import host_seconds, micro_batch_sizes, pipeline_plan
-from drystone.plan.groups.search import Pipeline, Pipelines, work_out
+from drystone.plan.groups.search import Pipelines, work_out
 from drystone.plan.groups.splits import DEEPEST, GroupSplits, Setting, full_splits, join_splits
 from drystone.plan.plan import Plan
-
-BoolArray = npt.NDArray[np.bool_]
-# Which of some splits may be used: (tensor parallelism, data parallelism, recomputation by index).
-Allows = Callable[[IntArray, IntArray, IntArray], BoolArray]
 
 # By number of groups: splits of each that are combined with those of the others.
 _NUM_SPLITS: Final = {2: 4, 3: 3, 4: 2}
 # By number of groups: counts of each type that are tried, the largest and its halves.
 _NUM_COUNTS: Final = {3: 4, 4: 3, 5: 2}
+_NUM_WORKED_OUT: Final = 6  # of each pool
 _MAX_TYPES: Final = 6  # at once; the sets of more than that are too many
 
 
@@ -90,14 +87,18 @@ def group_ways(
     pool: Pool,
     grids: Sequence[tuple[int, ...]],
     limits: Sequence[FloatArray],
-    allows: Allows,
+    *,
+    is_for_runtime: bool,
 ) -> GroupWays | None:
     """For each pool of at least two types its pipeline, where it takes less than the limits.
 
     `grids` are the counts of each type that are tried, ascending, and `limits` are seconds by type
-    and count of the grid. None if there is no such pipeline.
+    and count of the grid. With `is_for_runtime` only what our own runtime executes. None if there
+    is no such pipeline.
     """
-    table = _Table.make(model, recipe, pool, grids, allows)
+    if len(grids) < 2 or (is_for_runtime and not has_plain_blocks(model)):
+        return None
+    table = _Table.make(model, recipe, pool, grids, is_for_runtime=is_for_runtime)
     found: list[tuple[IntArray, Pipelines]] = []
     for number in range(2, min(len(grids), _MAX_TYPES, model.num_layers) + 1):
         rows = table.choose(number)
@@ -166,7 +167,8 @@ class _Table:
         recipe: Recipe,
         pool: Pool,
         grids: Sequence[tuple[int, ...]],
-        allows: Allows,
+        *,
+        is_for_runtime: bool,
     ) -> _Table:
         sizes = micro_batch_sizes(recipe)
         parts, recompute, places = [], [], []
@@ -179,14 +181,15 @@ class _Table:
                 places.append(np.searchsorted(grid, part.num_gpus))
         splits = join_splits(parts, renumbers=False)
         kinds = np.concatenate(recompute)
-        allowed = allows(splits.tp, splits.dp, kinds)
-        held = splits.held_layers[np.arange(len(kinds)), splits.num_stages]
+        allowed = splits.held_layers[np.arange(len(kinds)), splits.num_stages] > 0
+        if is_for_runtime:
+            allowed &= executes_splits(model, recipe, splits.tp, splits.dp, kinds)
         size = np.searchsorted(sizes, splits.micro_batch)
         return cls(
             splits=splits,
             recompute=kinds,
             count_place=np.concatenate(places),
-            setting=np.where(allowed & (held > 0), kinds * len(sizes) + size, -1),
+            setting=np.where(allowed, kinds * len(sizes) + size, -1),
             num_micro=np.tile(recipe.global_batch // np.array(sizes), len(RECOMPUTES)),
             usable_bytes=np.array([group.gpu.usable_bytes for group in pool.groups]),
             host_seconds=np.array([host_seconds(model, recipe, group) for group in pool.groups]),
@@ -224,24 +227,19 @@ class _Table:
         host = float(self.host_seconds[list(columns)].max())
         seconds = self._judge(axes) + host
         flat = seconds.reshape(len(counts), -1)
-        picked = flat.argmin(axis=1)
-        pools = np.flatnonzero(flat[np.arange(len(counts)), picked] < limit)
+        few = min(_NUM_WORKED_OUT, flat.shape[1])
+        picked = np.argpartition(flat, few - 1, axis=1)[:, :few]
+        pools, places = np.nonzero(np.take_along_axis(flat, picked, axis=1) < limit[:, None])
         if not len(pools):
             return None
-        inner = np.unravel_index(picked[pools], seconds.shape[1:])
-        chosen = np.stack(
-            [
-                np.broadcast_to(axis, seconds.shape)[(pools, *inner)]
-                for axis in axes
-            ],
-            axis=1,
-        )
-        return self._work_out(pools, chosen, host, limit)
+        inner = np.unravel_index(picked[pools, places], seconds.shape[1:])
+        chosen = [np.broadcast_to(axis, seconds.shape)[(pools, *inner)] for axis in axes]
+        return self._work_out(pools, np.stack(chosen, axis=1), host, limit)
 
     def _work_out(
         self, pools: IntArray, chosen: IntArray, host: float, limit: FloatArray
     ) -> tuple[IntArray, Pipelines] | None:
-        """Each exactly, the groups in this order or the other way round."""
+        """The best of each pool exactly, the groups in this order or the other way round."""
         both = np.concatenate([chosen, chosen[:, ::-1]])
         setting = Setting(splits=self.splits, choices=(), num_micro=0, recompute_index=0)
         found = work_out(
@@ -251,20 +249,21 @@ class _Table:
             host_seconds=host,
             num_micro=self.num_micro[self.setting[both[:, 0]]],
         )
-        seconds = found.step_seconds.reshape(2, -1)
-        better = seconds.argmin(axis=0)
-        kept = np.flatnonzero(seconds.min(axis=0) < limit[pools])
-        if not len(kept):
-            return None
-        return pools[kept], found.take(better[kept] * len(pools) + kept)
+        pools = np.concatenate([pools, pools])
+        order = np.lexsort((found.step_seconds, pools))
+        order = order[np.diff(pools[order], prepend=-1) > 0]
+        kept = order[found.step_seconds[order] < limit[pools[order]]]
+        return (pools[kept], found.take(kept)) if len(kept) else None
 
     def _judge(self, axes: list[IntArray]) -> FloatArray:
         """Seconds of a step without what the host takes; infinite where it does not fit."""
         splits, seconds = self.splits, self.splits.seconds
         stages = [splits.num_stages[rows] for rows in axes]
         pace = [seconds.layer[rows] for rows in axes]
-        sends = [np.maximum(seconds.outer_send[rows] / n, seconds.inner_send[rows])
-                 for rows, n in zip(axes, stages, strict=True)]
+        sends = [
+            np.maximum(seconds.outer_send[rows] / n, seconds.inner_send[rows])
+            for rows, n in zip(axes, stages, strict=True)
+        ]
         depth = sum(stages)
         rate = sum(n / p for n, p in zip(stages, pace, strict=True))
         fixed = sum(n * send / p for n, p, send in zip(stages, pace, sends, strict=True))

@@ -111,7 +111,7 @@ def micro_batch_sizes(recipe: Recipe) -> tuple[int, ...]:
 
 def host_seconds(model: ModelSpec, recipe: Recipe, group: GpuGroup) -> float:
     """Seconds of the host, once a step."""
-    return prepare(model, recipe, group.machine, None).stephost_seconds
+    return prepare(model, recipe, group.machine, None).step_host_seconds
 
 
 def _stage_memory(model: ModelSpec, recipe: Recipe, pool: Pool, found: Pipeline) -> MemoryEstimates:

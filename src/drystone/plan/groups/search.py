@@ -200,7 +200,9 @@ def work_out(
 ) -> Pipelines:
     """Each pipeline exactly: memory by place, whole layers, time. (pipelines, groups in order)."""
     splits = setting.splits
-    num_micro = np.broadcast_to(setting.num_micro if num_micro is None else num_micro, len(pipelines))
+    num_micro = np.broadcast_to(
+        setting.num_micro if num_micro is None else num_micro, len(pipelines)
+    )
     number = splits.num_stages[pipelines]
     total = number.sum(axis=1)
     # One entry a stage, then laid out as (pipelines, stages).

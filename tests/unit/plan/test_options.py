@@ -55,8 +55,9 @@ def test_speeds_of_pipelines_over_groups_are_reached_by_their_plans(planned, opt
     for row in rows[:: max(1, len(rows) // 8)].tolist():
         plan = planned.plan(row)
 
-        wanted = dict(zip([group.gpu.name for group in POOL.groups], options.counts[row]))
-        assert plan.gpus == {gpu: count for gpu, count in wanted.items() if count}
+        counts = options.counts[row].tolist()
+        wanted = {g.gpu.name: n for g, n in zip(POOL.groups, counts, strict=True) if n}
+        assert plan.gpus == wanted
         assert all(need.high_bytes <= need.usable_bytes for need in plan.needs)
         reached = RECIPE.global_batch / plan.step_seconds
         assert reached >= options.samples_per_second[row] * (1 - 1e-9)

@@ -138,11 +138,10 @@ def _counts_of(grids: list[tuple[int, ...]], number: int) -> IntArray:
     """Places in the grids, one row a pool: all of two types, the largest and its halves of more."""
     tried = []
     for grid in grids:
-        most = range(len(grid))
+        wanted = set(grid)
         if number > 2:
             wanted = {grid[-1] >> halvings for halvings in range(_NUM_COUNTS.get(number, 1))}
-            most = [place for place in most if grid[place] in wanted]
-        tried.append(most)
+        tried.append([place for place, count in enumerate(grid) if count in wanted])
     return np.array(list(product(*tried)), dtype=np.int64)
 
 

@@ -69,7 +69,8 @@ def test_a_job_may_have_more_gpus_than_samples_where_layers_or_matrices_are_spli
 
     assert by_counts(book, job)[16,] > 0
     plan = book.plan(job, (16,))
-    assert plan.num_gpus == 16 and not plan.not_executable
+    assert plan.num_gpus == 16
+    assert not plan.not_executable
 
 
 def test_who_must_take_many_may_mix_though_fewer_would_be_faster(tmp_path):

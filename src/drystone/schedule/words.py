@@ -14,7 +14,7 @@ def name_gpus(snapshot: Snapshot, row: int, option: int) -> str:
 
 def only_words(snapshot: Snapshot, row: int, option: int) -> str:
     """For a job that had no choice."""
-    return f"{name_gpus(snapshot, row, option)}: the only option that it has now"
+    return f"it has no other option now than {name_gpus(snapshot, row, option)}"
 
 
 def speed_words(snapshot: Snapshot, row: int, option: int, other: int, ratio: float) -> str:

@@ -131,5 +131,5 @@ def _saved(snapshot: Snapshot, worth: Worth, row: int, before: int, option: int)
     if saved <= 0:
         return ""
     return (
-        f"; it ends {format_seconds(saved)} sooner, {format_seconds(restart)} for the restart off"
+        f"; it ends {format_seconds(saved)} sooner, restart of {format_seconds(restart)} included"
     )

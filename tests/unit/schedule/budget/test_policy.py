@@ -141,7 +141,7 @@ def test_a_job_without_room_makes_the_policy_rent_and_start_it_when_the_nodes_co
     started, memory = budget(world.observe(), memory)
     assert [type(one) for one in started] == [Start]
     assert started[0].option == 3
-    assert "worth" in started[0].reason
+    assert "times as fast as" in started[0].reason
     assert started[0].numbers["job_hours_per_dollar"] >= 0
 
 

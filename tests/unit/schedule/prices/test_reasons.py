@@ -23,8 +23,9 @@ LATER = KEEP_SECONDS + 1
 
 def decide(seen, memory=None):
     decisions, after = prices(seen, memory)
-    changes = [one for one in decisions if isinstance(one, Start | Resize | Move | Preempt)]
-    return {one.job_id: one for one in changes}, after
+    kinds = Start | Resize | Move | Preempt
+    changes = [decision for decision in decisions if isinstance(decision, kinds)]
+    return {decision.job_id: decision for decision in changes}, after
 
 
 def test_a_start_is_compared_with_the_best_other_option():
@@ -55,14 +56,18 @@ def test_prices_in_a_reason_are_those_of_the_decision():
 def test_one_option_is_said_to_be_the_only_one():
     found, _ = decide(snapshot([node("a", "A", 2)], [job("one")], option_set(((2,), 1.0))))
 
-    assert found["one"].reason == "2 A: the only option that it has now"
+    assert found["one"].reason == "it has no other option now than 2 A"
 
 
 def test_a_resize_says_how_much_sooner_the_job_ends():
     seen = snapshot(
-        TWO_TYPES, [job("one", 4000.0)], CHOICE, {"one": (1, ((1, 2),))},
-        startup=StartupCost(seconds_per_gpu=15.0, most_seconds=30.0), now_seconds=LATER,
-    )  # fmt: skip
+        TWO_TYPES,
+        [job("one", 4000.0)],
+        CHOICE,
+        {"one": (1, ((1, 2),))},
+        startup=StartupCost(seconds_per_gpu=15.0, most_seconds=30.0),
+        now_seconds=LATER,
+    )
     found, _ = decide(seen, PricesMemory(prices=np.zeros(2)))
 
     left = float(seen.jobs.remaining_samples[0])
@@ -74,10 +79,9 @@ def test_a_resize_says_how_much_sooner_the_job_ends():
 
 def test_a_job_that_loses_its_gpus_is_told_to_whom_and_at_what_price():
     long, short = job("long", 1e6), job("short", 500.0)
-    seen = snapshot(
-        [node("a", "A", 2)], [long, short], option_set(((2,), 2.0)), {"long": (0, ((0, 2),))},
-        now_seconds=LATER,
-    )  # fmt: skip
+    running = {"long": (0, ((0, 2),))}
+    options = option_set(((2,), 2.0))
+    seen = snapshot([node("a", "A", 2)], [long, short], options, running, now_seconds=LATER)
     found, after = decide(seen)
 
     value = found["long"].numbers["value"]
@@ -109,5 +113,5 @@ def test_situations_that_differ_have_reasons_that_differ():
     crowd, _ = decide(snapshot(TWO_TYPES, jobs, CHOICE))
     slow, _ = decide(snapshot(TWO_TYPES, jobs[:1], option_set(((2, 0), 3.0), ((0, 2), 2.0))))
 
-    told = {one.reason for found in (alone, crowd, slow) for one in found.values()}
+    told = {change.reason for found in (alone, crowd, slow) for change in found.values()}
     assert len(told) == 4

@@ -11,8 +11,8 @@ recipe = Recipe(seq_len=4096, global_batch=64)
 machine = default_machine(find_gpu("A100-80G"))
 cells = search_cells(find_model("llama-2-13b"), recipe, machine, (4, 8, 16))
 print(f"{len(cells)} layouts fit")
-for count in cells.counts().tolist():
-    best = cells.frontier(count)
-    layout = best.layout(0)
-    seconds, memory = best.step_seconds[0], best.high_bytes[0] / GiB
+best = cells.best()
+for index in range(len(best)):
+    layout, count = best.layout(index), best.layouts.num_gpus[index]
+    seconds, memory = best.step_seconds[index], best.high_bytes[index] / GiB
     print(f"{count:2} GPUs: {layout}  {seconds:.1f} s a step, {memory:.0f} GiB at most")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import uuid
 
 from drystone.run.train.data.encode import Beginning, Document
 
@@ -168,6 +169,6 @@ def _mapped(path: Path, dtype: Any, length: int) -> np.ndarray:
 
 def _write_whole(path: Path, table: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.part")
+    scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     scratch.write_text(json.dumps(table), encoding="utf-8")
     scratch.rename(path)

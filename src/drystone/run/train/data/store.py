@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import shutil
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -19,7 +20,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import uuid
 
 from drystone.run.train.data.encode import Beginning, Document
 

@@ -33,17 +33,17 @@ def start(script: str, folder: Path, num_ranks: int, num_steps: int) -> list[sub
         "DRYSTONE_CHECKPOINTS": str(folder / "saved"),
         "DRYSTONE_PROGRESS": str(folder / "progress.jsonl"),
     }
-    log = (folder / "log").open("ab")
-    return [
-        subprocess.Popen(
-            [sys.executable, f"{script}.py"],
-            cwd=FOLDER,
-            env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=log,
-            stderr=log,
-        )
-        for rank in range(num_ranks)
-    ]
+    with (folder / "log").open("ab") as log:
+        return [
+            subprocess.Popen(
+                [sys.executable, f"{script}.py"],
+                cwd=FOLDER,
+                env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdout=log,
+                stderr=log,
+            )
+            for rank in range(num_ranks)
+        ]
 
 
 def reports(folder: Path) -> list[dict]:

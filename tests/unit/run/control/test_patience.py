@@ -9,6 +9,7 @@ import pytest
 
 from drystone.describe.files.job import parse_job
 from drystone.errors import RequestError
+from drystone.run.control.notes import Described, parse_note, render
 from drystone.run.control.progress import RunProgress
 from drystone.run.control.runs import Patience, silence_fault
 
@@ -60,3 +61,10 @@ def test_a_script_is_given_up_after_its_own_patience(step: int, key: str):
 
     assert silence_fault(run, patience(SCRIPT + f"patience: {{{key}: 10m}}")) is not None
     assert silence_fault(run, patience(SCRIPT + f"patience: {{{key}: 20m}}")) is None
+
+
+def test_the_log_keeps_it():
+    job = parse_job(SCRIPT + "patience: {silence: 30m}", folder=Path("/tmp"))
+    note = Described(time_seconds=1.0, job_id="1", job=job)
+
+    assert parse_note(render(note)).job == job

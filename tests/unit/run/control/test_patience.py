@@ -9,7 +9,8 @@ import pytest
 
 from drystone.describe.files.job import parse_job
 from drystone.errors import RequestError
-from drystone.run.control.notes import Described, parse_note, render
+from drystone.run.control.notes import Described, render
+from drystone.run.control.notes import parse as parse_note
 from drystone.run.control.progress import RunProgress
 from drystone.run.control.runs import Patience, silence_fault
 

@@ -112,6 +112,19 @@ def _add_submission(router: APIRouter, controller: Controller, uploads: Uploads)
         job = body.training_job(folder or uploads.empty_folder(), caller.name)
         return dataclasses.replace(job, owner=caller.name, team=caller.team)
 
+    probes = threading.BoundedSemaphore(_MAX_PROBES)
+
+    def looked_at(job: TrainingJob) -> TrainingJob:
+        """With what running its code tells, outside of any lock; few at a time, others are busy."""
+        if not journal.book.needs_look(job):
+            return job
+        if not probes.acquire(blocking=False):
+            raise TooMany("other modules are being looked at now", retry_seconds=10.0)
+        try:
+            return journal.book.looked_at(job)
+        finally:
+            probes.release()
+
     @router.post(
         "/v1/plan",
         dependencies=[SUBMITTER],
@@ -120,7 +133,7 @@ def _add_submission(router: APIRouter, controller: Controller, uploads: Uploads)
     )
     def plan(body: Annotated[JobBody, Body()]) -> Response:
         """What submitting would do; nothing is kept."""
-        job = journal.book.looked_at(described(body))
+        job = looked_at(described(body))
         with journal.lock:
             return answer_json(Planned.of(controller, job))
 
@@ -140,7 +153,7 @@ def _add_submission(router: APIRouter, controller: Controller, uploads: Uploads)
         if key and caller.token_id:
             # Keys are one's own: nobody learns of, or gets in the way of, another's jobs.
             key = hashlib.sha256(f"{caller.team}\n{caller.name}\n{key}".encode()).hexdigest()
-        job = described(body)
+        job = looked_at(described(body))
         try:
             with journal.acting(caller.actor):
                 job_id, is_new = controller.submit(job, client_key=key)
@@ -164,6 +177,7 @@ def _add_lists(router: APIRouter, controller: Controller) -> None:
         """One page of jobs, by submission."""
         with journal.lock:
             now, live, states = journal.now(), journal.live, set(state or ())
+            page = min(most, _PAGE_ROWS)  # the loop waits for the lock meanwhile
             pool = live.state.jobs if not states or states & TERMINAL else live.state.active
             records = pool.values() if not newest else reversed(pool.values())
             if states or owner or team:
@@ -176,7 +190,7 @@ def _add_lists(router: APIRouter, controller: Controller) -> None:
                 ]
             else:
                 matching = list(records)
-            rows = [Job.of(controller, record, now) for record in matching[skip : skip + most]]
+            rows = [Job.of(controller, record, now) for record in matching[skip : skip + page]]
             sequence = journal.sequence
         end = skip + len(rows)
         return answer_json(

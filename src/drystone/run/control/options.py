@@ -82,13 +82,17 @@ class OptionBook:
             self._shapes[named] = find_shape(job)
         return self._shapes[named]
 
+    def needs_look(self, job: TrainingJob) -> bool:
+        """Whether code of the job must be run to know what it asks for."""
+        return job.module is None and not job.is_command and find_module(job) is not None
+
     def looked_at(self, job: TrainingJob) -> TrainingJob:
         """The job with what a look tells at its Python function, if it has one, and at its data.
 
         It takes seconds, so nobody should wait for it: call it without the journal's lock.
         """
-        found = find_module(job)
-        if found is None or job.is_command:
+        found = find_module(job) if self.needs_look(job) else None
+        if found is None:
             return job
         seen = job_environment(os.environ)
         return replace(job, module=probe_module(found, self.recipe(job, None), environment=seen))

@@ -30,9 +30,10 @@ from drystone.run.train.cells import build as cell_build
 from drystone.run.train.cells.engine import CellEngine
 from drystone.run.train.cells.layout import CellLayout, Chunk, Stage
 from drystone.run.train.collectives import Wire
+from drystone.run.train.config import RankConfig
 from drystone.run.train.emulate import Ledger, host_memory
-from drystone.run.train.loop import choose_optimizer
 from drystone.run.train.models.transformer import build_model
+from drystone.run.train.optimizers import choose_optimizer
 from drystone.units import GiB
 from figures import print_figures
 
@@ -120,7 +121,7 @@ def compare(
             build_model(model, on_meta=True), cells, seq_len=seq_len, wire=UnreadWire(),
             dtype=torch.bfloat16, recompute=recipe.recompute,
         )  # fmt: skip
-        optimizer = choose_optimizer(recipe.optimizer, 1e-3)(engine.parameter_groups())
+        optimizer = choose_optimizer(recipe.optimizer, RankConfig())(engine.parameter_groups())
         runs = cells.samples(seat, 0) if engine.reads_samples else []
         batches = [torch.zeros(len(run), seq_len + 1, dtype=torch.long) for run in runs]
         for _ in range(2):

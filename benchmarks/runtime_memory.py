@@ -20,8 +20,9 @@ from drystone.describe.model import ModelSpec
 from drystone.describe.model_source import find_model
 from drystone.describe.recipe import Offload, Recipe, Recompute, RecomputeKind
 from drystone.estimate.memory.layer_major import layer_major_memory
+from drystone.run.train.config import RankConfig
 from drystone.run.train.data import RankWork
-from drystone.run.train.loop import choose_optimizer
+from drystone.run.train.optimizers import choose_optimizer
 from drystone.units import GiB
 from figures import print_figures
 
@@ -57,7 +58,7 @@ def compare(
             *(RankWork(batch=1, micro_batch=1, state_share=other) for _ in range(num_ranks - 1)),
         ]
         found = peak_of_rank(
-            model, recipe, works, 0, optimizer=choose_optimizer(recipe.optimizer, 1e-3)
+            model, recipe, works, 0, optimizer=choose_optimizer(recipe.optimizer, RankConfig())
         )
         memory = layer_major_memory(model, recipe, num_ranks=num_ranks, most_micro_batch=micro)
         yield case, float(memory.peak_bytes(share)[micro]), found

@@ -86,6 +86,23 @@ RUNTIME = Part(
             ),
         ),
         Benchmark(
+            name="plain_training",
+            about="Is a rank as fast as a plain loop, two as DDP, and faster than FSDP2?",
+            script="runtime_plain.py", limit_seconds=900, needs=("torch",),
+            figures=tuple(
+                at_least(f"ours{word}_of_{name}", f"tokens/s {told}{by}", least, "x",
+                         "aim, of the other in the same run", clock=not word)
+                for name, told, least in (
+                    ("plain_none", "of a plain loop, nothing recomputed", 0.95),
+                    ("plain_full", "of a plain loop, all recomputed", 0.97),
+                    ("ddp", "of DDP, two ranks", 0.95),
+                    ("fsdp2_1", "of FSDP2, one micro-batch", 1.0),
+                    ("fsdp2_4", "of FSDP2, four micro-batches", 1.3),
+                )
+                for word, by in (("", ""), ("_work", ", by processor time"))
+            ),
+        ),
+        Benchmark(
             name="memory_uneven",
             about="Does a rank take the memory that the planner says? 1 to 70 billion parameters",
             script="runtime_memory.py", quick="--models llama-3.2-1b", limit_seconds=600,

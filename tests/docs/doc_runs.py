@@ -88,3 +88,11 @@ def difference(wanted: str, printed: str) -> str:
             return f"{line!r} was not printed; instead:\n{after}"
         place, may_skip = found + 1, False
     return ""
+
+
+def rewritten(wanted: str, printed: str) -> str:
+    """A block of output with what is printed now; what follows dots stays as it was."""
+    shown, dots, rest = wanted.partition("...\n")
+    given = [line.rstrip() for line in printed.splitlines()]
+    first = given[: shown.count("\n")] if dots else given
+    return "".join(f"{line}\n" for line in first) + dots + rest

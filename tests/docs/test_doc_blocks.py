@@ -1,6 +1,10 @@
-"""Every code block of the README and of docs/ is run, or at least read (doc_blocks.py says how)."""
+"""Every code block of the README and of docs/ is run, or at least read (doc_blocks.py says how).
+
+DRYSTONE_WRITE_EXPECTED=1 writes what is printed now; look at the difference before it is committed.
+"""
 
 import json
+import os
 import re
 import shutil
 import tempfile
@@ -8,9 +12,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from doc_blocks import LANGUAGES, ROOT, Block, blocks_of, pages, prose_of
+from doc_blocks import LANGUAGES, ROOT, Block, blocks_of, pages, prose_of, read
 from doc_commands import check_command, check_mention, command_lines
-from doc_runs import difference, few_jobs, run, runnable, script
+from doc_runs import difference, few_jobs, rewritten, run, runnable, script
 
 from drystone.cli.main import run as run_command
 from drystone.describe.files.cluster import parse_cluster
@@ -65,11 +69,17 @@ def test_the_blocks_of_a_page_run_in_order(page, home):
 
     reached = len(list(home.glob("out-*"))) - 1
     assert code == 0, f"{runnable(blocks)[reached][1]} ended with {code}:\n{told[-3000:]}"
+    problems, path = [], ROOT / page
     for index, block in enumerate(blocks[1:], start=1):
-        printed = home / f"out-{index - 1}"
-        if block.language == "output" and blocks[index - 1].is_run:
-            wrong = difference(block.text, printed.read_text(encoding="utf-8"))
-            assert not wrong, f"{block}: {wrong}"
+        if block.language != "output" or not blocks[index - 1].is_run:
+            continue
+        printed = (home / f"out-{index - 1}").read_text(encoding="utf-8")
+        if wrong := difference(block.text, printed):
+            problems.append(f"{block}: {wrong}")
+            if os.environ.get("DRYSTONE_WRITE_EXPECTED"):
+                new = read(page).replace(block.text, rewritten(block.text, printed), 1)
+                path.write_text(new, encoding="utf-8")
+    assert not problems, "\n".join(problems)
 
 
 def test_the_example_trace_is_what_its_page_generates(tmp_path, monkeypatch, capsys):

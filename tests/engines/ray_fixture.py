@@ -238,7 +238,9 @@ def _patient():
                 if time.monotonic() > deadline:
                     raise
 
-    with mock.patch.object(services, "get_node", get_node):
+    with mock.patch.object(services, "get_node", get_node), mock.patch.dict(os.environ):
+        # The suite hides real GPUs; Ray would take it that a node has no more than those.
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
         yield
 
 

@@ -70,9 +70,9 @@ class FakeWire(Wire):
         chosen = form or choose_reduce(sizes, flat.element_size(), self.backend)
         return _holding(flat.new_empty(sum(_padding(sizes, chosen))))
 
-    def sum(self, values: torch.Tensor) -> Pending:
+    def sum(self, values: torch.Tensor, *, kind: str = "sum") -> Pending:
         """Nothing is added."""
-        return self._noted("sum", values.nbytes, _holding(None))
+        return self._noted(kind, values.nbytes, _holding(None))
 
     def read(self, values: torch.Tensor) -> list[float]:
         """Fake tensors have no numbers; any will do."""

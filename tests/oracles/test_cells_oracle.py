@@ -84,7 +84,8 @@ def best_seconds(model, recipe, machine, count) -> float:
         one = Layouts.of([layout])
         for kind in RecomputeKind:
             mine = replace(recipe, recompute=Recompute(kind=kind))
-            if estimate_memory(model, mine, one, gpu=machine.gpu).fits(machine.gpu)[0]:
+            memory = estimate_memory(model, mine, one, gpu=machine.gpu)
+            if memory.required_range().high[0] <= machine.gpu.usable_bytes:
                 best = min(best, float(estimate_speed(model, mine, one, machine).step_seconds[0]))
     return best
 

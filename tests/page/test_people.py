@@ -88,7 +88,7 @@ def test_an_admin_drains_a_node(busy, look):
     page.get_by_role("button", name="Drain the node").click()
     page.wait_for_selector(".node.drained .chip:has-text('drained')")
 
-    assert busy.controller.journal.live.drained == {"t4-5"}
+    assert busy.controller.journal.live.drained == {"t4-5": ""}
     page.get_by_role("button", name="Use again t4-5").click()
     page.get_by_role("button", name="Use the node").click()
     page.wait_for_function("() => !document.querySelector('.node.drained')")

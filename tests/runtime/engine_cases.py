@@ -8,10 +8,13 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from drystone.describe.model import Attention, Block, Mlp, ModelSpec, Norm
+from drystone.describe.recipe import Recompute
 from drystone.run.train.data import RankWork, SyntheticTokens, micro_batches
 from drystone.run.train.models.layered import NamedBlocks
 from drystone.run.train.models.transformer import build_model
+from drystone.run.train.stepping import Stepper
 from drystone.run.train.uneven.engine import Engine
+from drystone.run.train.uneven.whole import WholeEngine
 
 VOCAB, SEQ_LEN, WIDTH = 61, 12, 16
 
@@ -28,6 +31,8 @@ class Case:
     clip: float = 0.0
     steps: int = 2
     num_layers: int = 3
+    held: str = "layers"  # at a time; or "all" weights, or "replicated": the state too
+    recompute: str = "full"
 
     @property
     def works(self) -> list[RankWork]:
@@ -125,10 +130,17 @@ def train_plainly(case: Case) -> list[tuple[float, float, dict[str, torch.Tensor
     return results
 
 
-def an_engine(case: Case) -> Engine:
+def an_engine(case: Case) -> Stepper:
     model = a_model(case)
     layered = NamedBlocks(model, "trunk.layers") if case.style == "user" else model
-    return Engine(layered, case.shares)
+    if case.held == "layers":
+        return Engine(layered, case.shares)
+    return WholeEngine(
+        layered,
+        case.shares,
+        is_replicated=case.held == "replicated",
+        recompute=Recompute.parse(case.recompute),
+    )
 
 
 def train_unevenly(cases: list[Case]) -> list[list[tuple]]:
@@ -145,7 +157,7 @@ def _train_one(case: Case) -> list[tuple]:
         engine.wire.traffic.calls.clear()
         runs = micro_batches(works, engine.wire.rank, position)
         result = engine.compute_gradients([source.read(run) for run in runs])
-        owned = [(o.name, o.start, o.end, o.value.grad.clone()) for o in engine.owned]
+        owned = [(o.name, o.start, o.end, o.value.grad.clone()) for o in engine.counted]
         if case.clip:
             engine.clip_gradients(result, case.clip)
         optimizer.step()

@@ -16,7 +16,7 @@ from command_cases import a_plan, events, finish, fork, join, start
 
 from drystone.describe.job import TrainConfig
 from drystone.describe.layout import Layout, Sharding
-from drystone.describe.recipe import Optimizer, Precision, Tuning
+from drystone.describe.recipe import Optimizer, Precision, Recompute, Tuning
 from drystone.errors import InvalidSpec
 from drystone.plan.plan import Way, save_plan
 from drystone.run.train.__main__ import main
@@ -127,7 +127,8 @@ def test_a_plan_for_other_ranks_or_beyond_the_runtime_is_refused(tmp_path: Path,
     for wrong in (
         {"precision": Precision.FP8_MIXED},
         {"tuning": Tuning.QLORA},
-        {"optimizer": Optimizer.MUON},
+        {"optimizer": Optimizer.LAMB},
+        {"recompute": Recompute.parse("selective[mlp]")},
         {"dropout": 0.1},
     ):
         with pytest.raises(InvalidSpec):

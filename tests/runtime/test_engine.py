@@ -37,6 +37,8 @@ def a_random_case(chance: random.Random, num_ranks: int) -> Case:
         tied=chance.random() < 0.5,
         clip=chance.choice((0.0, 0.05)),
         num_layers=chance.choice((1, 2, 3)),
+        held=chance.choice(("layers", "all", "replicated")),
+        recompute=chance.choice(("none", "selective", "full", "full/2")),
     )
 
 
@@ -77,6 +79,17 @@ def test_a_rank_without_state_and_a_rank_without_samples():
 
 def test_one_process_without_a_process_group_is_plain_training():
     case = Case(batches=(5,), micros=(2,), shares=(1.0,), style="llama", clip=0.05)
+
+    check_equal(case, train_unevenly([case]))
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full", "full/2"])
+@pytest.mark.parametrize("style", ["gpt", "llama", "user"])
+def test_whole_weights_are_plain_training_whatever_is_recomputed(recompute: str, style: str):
+    case = Case(
+        batches=(5,), micros=(2,), shares=(1.0,), style=style, clip=0.05, held="all",
+        recompute=recompute, tied=recompute == "none",
+    )  # fmt: skip
 
     check_equal(case, train_unevenly([case]))
 

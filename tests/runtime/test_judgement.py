@@ -160,6 +160,32 @@ def test_evaluations_are_the_same_however_the_job_is_split(tmp_path: Path):
     assert found["one"][-1] < found["one"][0]
 
 
+@pytest.mark.slow
+def test_packed_documents_keep_apart_however_the_job_is_split(tmp_path: Path):
+    chance = np.random.default_rng(0)
+    lengths = chance.integers(3, 12, 40).tolist()
+    records = [{"input_ids": (np.arange(n) % 7 + 1).tolist()} for n in lengths]
+    data = tmp_path / "documents.jsonl"
+    data.write_text("".join(json.dumps(one) + "\n" for one in records), encoding="utf-8")
+    found = {}
+
+    for name, (plan, num_ranks) in {
+        "one": (a_plan([(4, 4, 1.0)]), 1),
+        "uneven": (a_plan([(1, 1, 0.8), (3, 2, 0.2)]), 2),
+        "stages": (two_stages(), 2),
+    }.items():
+        home = tmp_path / name
+        home.mkdir()
+        arguments = command(home, plan, "--data", str(data), "--pack", "--lr", "0.003", steps=4)
+        cache = str(tmp_path / "cache")
+        assert join(fork(arguments, num_ranks, home, DRYSTONE_CACHE=cache)) == [0] * num_ranks
+        told = events((home / "0.out").read_text())
+        found[name] = [one["loss"] for one in told if one["event"] == "step"]
+
+    assert found["uneven"] == pytest.approx(found["one"], abs=1e-5)
+    assert found["stages"] == pytest.approx(found["one"], abs=1e-5)
+
+
 def test_tensorboard_gets_the_curves_and_a_restart_goes_on_with_them(tmp_path: Path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     held_out = save_tokens(tmp_path / "eval.bin", seed=1)

@@ -22,6 +22,7 @@ from drystone.describe.trainable import ACTIVATIONS, check_buildable
 from drystone.errors import InvalidSpec
 from drystone.estimate.parameters import count_model
 from drystone.run.train.models.transformer import FeedForward, Transformer, build_model
+from drystone.run.train.samples import Places
 
 pytestmark = pytest.mark.torch
 
@@ -115,9 +116,10 @@ def test_a_window_hides_what_lies_before_it():
     other = x.clone()
     other[0, 0] += 1.0
     attention = model.blocks[0].attention
+    places = Places(rotary={})
 
-    assert torch.equal(attention(x, None)[:, 5:], attention(other, None)[:, 5:])
-    assert not torch.equal(attention(x, None)[:, :5], attention(other, None)[:, :5])
+    assert torch.equal(attention(x, places)[:, 5:], attention(other, places)[:, 5:])
+    assert not torch.equal(attention(x, places)[:, :5], attention(other, places)[:, :5])
 
 
 def test_the_same_seed_gives_the_same_weights_and_leaves_chance_alone():

@@ -8,7 +8,7 @@ import torch
 
 from drystone.describe.model_source import resolve_model
 from drystone.run.train.models.transformer import build_model
-from drystone.run.train.samples import SKIPPED, inputs_of, num_predicted, targets_of
+from drystone.run.train.samples import DOCUMENT, SKIPPED, inputs_of, num_predicted, targets_of
 
 pytestmark = pytest.mark.torch
 
@@ -43,3 +43,22 @@ def test_the_loss_is_that_of_the_predicted_tokens_alone():
         expected = torch.nn.functional.cross_entropy(logits, batch[:, 6:].flatten())
 
         assert torch.allclose(model(marked), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["mini-gpt", "mini-llama"])
+def test_packed_documents_are_computed_as_if_each_were_alone(name: str):
+    model = build_model(resolve_model(name))
+    model.is_packed = True
+    first, second = torch.randint(50, (1, 7)), torch.randint(50, (1, 5))
+    packed = torch.cat((first, second + DOCUMENT), dim=1)
+    packed[0, 7] |= SKIPPED  # nothing of its document comes before it
+
+    with torch.no_grad():
+        alone = [model(one) * num_predicted(one) for one in (first, second)]
+        together = model(packed) * num_predicted(packed)
+
+    assert num_predicted(packed) == 6 + 4
+    assert torch.allclose(together, sum(alone), rtol=1e-5)
+    model.is_packed = False
+    with torch.no_grad():
+        assert not torch.allclose(model(packed) * 10, sum(alone), rtol=1e-5)

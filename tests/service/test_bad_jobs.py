@@ -95,7 +95,9 @@ def test_whatever_a_job_writes_the_others_go_on(database, tmp_path):
         assert found[decent]["state"] == "done"
         assert found[noisy]["state"] == "failed"
         assert found[pipe]["state"] == "done"
-        assert all(one["num_faults"] == 0 for one in found.values())
+        # Those that ended well before their last step were asked once more, no oftener.
+        assert all(job["num_faults"] <= 1 for job in found.values())
+        assert found[noisy]["num_faults"] == found[pipe]["num_faults"] == 0
         assert [found[one]["state"] for one in hostile] == ["done"] * len(hostile)
         assert service.controller.last_error == ""
         assert service.ask("GET", "/v1/health").json()["num_jobs_put_aside"] == 0

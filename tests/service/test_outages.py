@@ -101,6 +101,12 @@ class Record:
     spec = Spec()
 
 
+class Live:
+    def __init__(self, left_at_step: int | None = None) -> None:
+        self.faults = {} if left_at_step is None else {"preempted": 1}
+        self.furthest_samples = 4.0 * (left_at_step or 0)
+
+
 @pytest.mark.parametrize(
     ("reports", "is_early"),
     [
@@ -117,7 +123,15 @@ def test_a_script_that_ends_well_before_its_last_step_has_not_finished(reports, 
     for report in filter(None, reports.split(", ")):
         event, step = report.split()
         progress.read(f'{{"event": "{event}", "step": {step}}}\n', 0.0)
-    assert bool(left_early(Record(), progress)) == is_early
+    assert bool(left_early(Record(), progress, Live())) == is_early
+
+
+@pytest.mark.parametrize(("left_at_step", "is_early"), [(57, False), (60, True), (None, True)])
+def test_a_script_that_ends_where_it_ended_before_has_finished(left_at_step, is_early):
+    progress = RunProgress()
+    for report in ('{"event": "started", "step": 0}\n', '{"event": "step", "step": 57}\n'):
+        progress.read(report, 0.0)
+    assert bool(left_early(Record(), progress, Live(left_at_step))) == is_early
 
 
 def test_a_full_disk_is_no_reason_for_an_agent_to_die(tmp_path, monkeypatch):

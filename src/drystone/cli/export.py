@@ -1,4 +1,4 @@
-"""`drystone export`: a saved plan as Kubernetes manifests."""
+"""`drystone export`: a saved plan as Kubernetes manifests, or what it trained as model files."""
 
 from __future__ import annotations
 
@@ -10,18 +10,31 @@ from typing import Annotated, Any
 import typer
 
 from drystone.cli.options import ClusterFile, words
-from drystone.errors import DrystoneError, InvalidSpec, UnknownName
+from drystone.errors import DrystoneError, InvalidSpec, MissingExtra, UnknownName
+
+_MODEL_FILES = ("huggingface", "peft")
 
 
 def export(
     plan: Annotated[Path, typer.Argument(help="A plan, as `drystone plan --save` writes it.")],
     to: Annotated[
         str,
-        typer.Option(help="jobset, kueue or job.", autocompletion=words("jobset", "kueue", "job")),
+        typer.Option(
+            help="jobset, kueue or job; huggingface or peft for what was trained.",
+            autocompletion=words("jobset", "kueue", "job", *_MODEL_FILES),
+        ),
     ] = "jobset",
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The file to write; none: standard output.")
+        Path | None,
+        typer.Option("--out", "-o", help="What to write: a file, or a new folder of model files."),
     ] = None,
+    checkpoints: Annotated[
+        Path | None,
+        typer.Option(help="Of model files: a checkpoint, or the folder that holds them."),
+    ] = None,
+    dtype: Annotated[
+        str, typer.Option(help="Of model files.", autocompletion=words("fp32", "bf16", "fp16"))
+    ] = "fp32",
     name: Annotated[str, typer.Option(help="Of what is made; none: the model's.")] = "",
     image: Annotated[str, typer.Option(help="A container image with drystone[runtime].")] = "",
     namespace: Annotated[str, typer.Option(help="None: the one that kubectl uses.")] = "",
@@ -46,13 +59,19 @@ def export(
     max_restarts: Annotated[int, typer.Option(help="From the checkpoint.", min=0)] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON list instead of YAML.")] = False,
 ) -> None:
-    """Write Kubernetes manifests for a saved plan.
+    """Write a saved plan for Kubernetes, or trained model files.
 
     One replicated job for each GPU type, torchrun's variables, a volume for checkpoints and the
     plan as a ConfigMap. Nothing is sent to a cluster: kubectl apply -f FILE does that.
 
+    With --to huggingface: weights, configuration and tokenizer in a folder that transformers loads,
+    adapters added in. With --to peft: the adapter alone.
+
     With --json: the manifests as one list.
     """
+    if to in _MODEL_FILES:
+        _write_model(plan, to, checkpoints, out, dtype)
+        return
     from drystone.plan.plan import load_plan
     from drystone.run.kubernetes import DEFAULT_IMAGE, ExportSettings, Target, export_plan
 
@@ -61,7 +80,9 @@ def export(
 
         load_gpu_types(cluster)
     if to not in list(Target):
-        raise UnknownName("target", to, list(Target))
+        raise UnknownName("target", to, [*Target, *_MODEL_FILES])
+    if checkpoints is not None:
+        raise InvalidSpec("--checkpoints goes with --to huggingface or peft", where="--checkpoints")
     settings = ExportSettings(
         name=name,
         namespace=namespace,
@@ -90,6 +111,32 @@ def export(
         typer.echo(
             f"The image is {settings.image}, which you have to build: docs/kubernetes.md", err=True
         )
+
+
+def _write_model(
+    plan: Path, to: str, checkpoints: Path | None, out: Path | None, dtype: str
+) -> None:
+    """In a process with torch, which the command line itself does without."""
+    import importlib.util
+    import subprocess
+    import sys
+
+    if checkpoints is None or out is None:
+        raise InvalidSpec(
+            f"--to {to} needs --checkpoints FOLDER and --out NEW_FOLDER", where="drystone export"
+        )
+    if dtype not in ("fp32", "bf16", "fp16"):
+        raise UnknownName("dtype", dtype, ("fp32", "bf16", "fp16"), where="--dtype")
+    if importlib.util.find_spec("torch") is None:
+        raise MissingExtra("writing model files needs torch", "runtime")
+    program = [sys.executable, "-P", "-m", "drystone.run.train.export"]
+    words = [str(checkpoints), str(plan), str(out), "--dtype", dtype]
+    code = subprocess.run(
+        [*program, *words, *(["--adapter"] if to == "peft" else [])], check=False
+    ).returncode
+    if code:
+        raise typer.Exit(code)
+    typer.echo(f"Written: {out}", err=True)
 
 
 def _node_labels(words: Sequence[str]) -> dict[str, tuple[str, str]]:

@@ -29,10 +29,11 @@ def frontier(
         str,
         typer.Option(
             help="Names, joined by commas. One that does not rent, or is written fixed:NAME, gets "
-            "as many nodes as the budget pays for all the time.",
+            "as many nodes as the budget pays for all the time. constant and steady are opponents "
+            "at their best setting in hindsight: one width, or one multiplier, for all jobs.",
             autocompletion=complete_policies,
         ),
-    ] = "budget,prices",
+    ] = "budget,constant,steady,prices",
     budgets: Annotated[
         str, typer.Option(help="Dollars an hour, joined by commas; none: from just enough on.")
     ] = "",
@@ -46,7 +47,8 @@ def frontier(
     """Draw mean completion time against budget.
 
     Each policy is simulated at several budgets, beside the best that is possible in theory. One
-    simulation of 60 jobs takes a second or a few, a policy needs five, a target six more.
+    simulation of 60 jobs takes a second or a few, a policy needs five, a target six more; constant
+    and steady need some twenty, whatever the number of budgets.
 
     With --json: {trace, market, num_jobs, notes, theory: {spend_dollars_per_hour: [...],
     mean_completion_seconds: [...]}, points: [...], target: null or {hours,
@@ -104,18 +106,25 @@ def _simulate(
     setup: Setup, theory: Frontier, names: list[str], budgets: list[float], target_seconds: float
 ) -> list[FrontierPoint]:
     from drystone.cli.output import track
-    from drystone.observe.frontier import reach_target, simulate_point
+    from drystone.observe.frontier import hindsight_points, reach_target, simulate_point
+    from drystone.observe.opponents import HINDSIGHT
 
+    points: list[FrontierPoint] = []
+    for name in track([name for name in names if name in HINDSIGHT], "Looking for opponents"):
+        points += hindsight_points(setup.scenario, theory, name, budgets)
     wanted = [
-        (name, budget) for name in names for budget in (budgets[:1] if name in DEAF else budgets)
+        (name, budget)
+        for name in names
+        if name not in HINDSIGHT
+        for budget in (budgets[:1] if name in DEAF else budgets)
     ]
-    points = []
     for name, budget in track(wanted, "Simulating each policy at each budget"):
         point = simulate_point(setup.scenario, setup.on_nodes, theory, name, budget)
         if point is not None:
             points.append(point)
     if math.isfinite(target_seconds):
-        for name in track([name for name in names if name not in DEAF], "Looking for the target"):
+        names = [name for name in names if name not in DEAF | HINDSIGHT]
+        for name in track(names, "Looking for the target"):
             points += reach_target(setup.scenario, setup.on_nodes, theory, name, target_seconds)
     return points
 
@@ -171,7 +180,8 @@ def print_points(
         Column(header="done", rank=1),
         Column(header="spent", rank=2),
     ]
-    order = {name: row for row, name in enumerate(dict.fromkeys(point.policy for point in points))}
+    found = dict.fromkeys(point.policy for point in points)
+    order = {name: row for row, name in enumerate(sorted(found, key=_is_opponent))}
     ordered = sorted(points, key=lambda point: (order[point.policy], point.budget_dollars_per_hour))
     print_table(printable(title), columns, [_row(point) for point in ordered])
     console = make_console()
@@ -181,10 +191,15 @@ def print_points(
     lines = [
         f"In theory: from {format_seconds(slowest)} for ${least:,.2f} an hour, the least that "
         f"keeps up, to {format_seconds(fastest)} for ${most:,.2f}.",
-        "The best possible is for all the money that was spent, over the hours in which jobs "
-        "arrived (so the plot counts too), on GPUs rented one by one and at once for jobs that "
+        "Spent is all the money over the hours in which jobs arrived, and the best possible is for "
+        "just that (so the plot counts too), on GPUs rented one by one and at once for jobs that "
         "arrive for ever at the trace's rates.",
     ]
+    if any(map(_is_opponent, order)):
+        lines.append(
+            "constant:N, steady:MU: all jobs on N GPUs, or at one multiplier; of those within "
+            "the budget the earliest, known in hindsight."
+        )
     if fixed := [name for name in order if is_fixed(name)]:
         lines.append(
             f"{', '.join(fixed)}: on a fixed set of nodes, as many as the budget pays for, of the "
@@ -225,13 +240,19 @@ def print_target(
         )
 
 
+def _is_opponent(policy: str) -> bool:
+    from drystone.observe.opponents import HINDSIGHT
+
+    return policy in HINDSIGHT
+
+
 def _row(point: FrontierPoint) -> list[str]:
     budget = point.budget_dollars_per_hour
     mean, theory = point.mean_completion_seconds, point.theory_seconds
     return [
-        point.policy,
+        point.setting or point.policy,
         f"{budget:,.2f}" if math.isfinite(budget) else "-",
-        f"{point.spent_dollars_per_hour:,.2f}",
+        f"{point.arrival_dollars_per_hour:,.2f}",
         "-" if math.isnan(mean) else format_seconds(mean),
         "-" if math.isnan(theory) else format_seconds(theory),
         "-" if math.isnan(theory) or math.isnan(mean) else f"{mean / theory:.2f}",

@@ -44,8 +44,13 @@ def run_quickly(arguments: Sequence[str]) -> bool:
 
 
 def list_jobs(client: Client, states: Sequence[str], owner: str, limit: int) -> dict[str, Any]:
-    """One page of jobs."""
-    return client.get("/v1/jobs", state=list(states), owner=owner, most=limit)
+    """The first jobs, as if they came in one page: the service answers only so many at once."""
+    page: dict[str, Any] = {"jobs": [], "next_skip": 0}
+    while page["next_skip"] is not None and len(page["jobs"]) < limit:
+        asked = {"most": limit - len(page["jobs"]), "skip": page["next_skip"]}
+        more = client.get("/v1/jobs", state=list(states), owner=owner, **asked)
+        page = more | {"jobs": page["jobs"] + more["jobs"]}
+    return page
 
 
 def print_page(page: dict[str, Any], *, as_json: bool) -> None:

@@ -127,26 +127,33 @@ def simulate(
 
 def find_policies(text: str) -> list[str]:
     """The names between commas; each must be one of a policy."""
+    from drystone.observe.opponents import HINDSIGHT
     from drystone.schedule.decision import find_policy
 
     names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if not names:
         raise InvalidSpec("no policy is named", hint="Try --policy prices,fifo")
     for name in names:
-        find_policy(name)
+        if name not in HINDSIGHT:
+            find_policy(name)
     return names
 
 
 def _run(
     setup: Setup, names: list[str], *, save_log: Path | None, timeline: Path | None
 ) -> list[PolicyRun]:
+    from drystone.observe.opponents import HINDSIGHT, run_in_hindsight
     from drystone.observe.simulation import alone_seconds, run_policy
 
     alone = alone_seconds(setup.scenario)
     runs = []
     for name in names:
         with follow(name, len(setup.scenario.jobs)) as on_time:
-            run = run_policy(setup.scenario, name, on_time=on_time, alone=alone)
+            run = (
+                run_in_hindsight(setup.scenario, name)
+                if name in HINDSIGHT
+                else run_policy(setup.scenario, name, on_time=on_time, alone=alone)
+            )
         runs.append(run)
         if save_log is not None:
             _save_log(save_log.with_name(f"{save_log.name}.{name}.jsonl"), run)

@@ -163,6 +163,9 @@ class TrainConfig:
         section="data",
         key="format",
     )
+    pack: bool = option(
+        False, "several documents in a row, which do not see each other", section="data"
+    )
     column: str = option(
         "", "of records that holds it; left out: by its usual name", section="data"
     )
@@ -203,6 +206,9 @@ class TrainConfig:
     seed: int = option(0, "of weights and data", ge=0, le=2**31 - 1)
     checkpoint_every: int = option(
         0, "steps; left out: by what a save costs and how often machines fail", is_count=True, ge=0
+    )
+    export: Literal["none", "huggingface", "peft"] = option(
+        "none", "at the end, for transformers, or the adapter alone; beside the checkpoints"
     )
 
     def __post_init__(self) -> None:

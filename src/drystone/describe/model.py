@@ -47,8 +47,31 @@ class Head(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recurrence:
+    """A mixer that keeps a state instead of looking back: Mamba, gated delta nets, lightning."""
+
+    in_width: int  # channels of all projections of its input
+    inner_width: int  # channels that it hands to its output projection
+    state_size: int  # numbers of state for each inner channel
+    chunk: int = 128  # tokens that are computed at a time, as a small attention
+    conv_width: int = 0  # channels that pass a short convolution
+    conv_kernel: int = 4
+    conv_bias: bool = False
+    in_bias: bool = False
+    out_bias: bool = False
+    small_params: int = 0  # decays, time steps, norms
+
+    def __post_init__(self) -> None:
+        _positive("recurrence", in_width=self.in_width, inner_width=self.inner_width,
+                  state_size=self.state_size, chunk=self.chunk)  # fmt: skip
+        _not_negative("recurrence", conv_width=self.conv_width, small_params=self.small_params)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """One attention: grouped-query in general; latent (DeepSeek) when `kv_lora_rank` is set."""
+    """One mixer of tokens: grouped-query attention in general; latent (DeepSeek) when
+    `kv_lora_rank` is set; with `recurrence`, heads are those of a mixer that keeps a state.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -67,6 +90,8 @@ class Attention:
     q_lora_rank: int = 0  # 0: queries are projected directly
     kv_lora_rank: int = 0  # 0: not latent
     rope_head_dim: int = 0  # the channels of head_dim that carry rotary, latent attention only
+    has_output_gate: bool = False  # queries come with a gate as wide as they are (Qwen3-Next)
+    recurrence: Recurrence | None = None
 
     def __post_init__(self) -> None:
         _positive("attention", num_heads=self.num_heads, num_kv_heads=self.num_kv_heads,
@@ -99,7 +124,7 @@ class Attention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mlp:
-    """One feed-forward network; gated ones (SwiGLU, GeGLU) have a third matrix."""
+    """One feed-forward network; gated ones (SwiGLU, GeGLU) have a third matrix; size 0: none."""
 
     ffn_size: int
     gated: bool
@@ -107,7 +132,7 @@ class Mlp:
     activation: str = "gelu"
 
     def __post_init__(self) -> None:
-        _positive("mlp", ffn_size=self.ffn_size)
+        _not_negative("mlp", ffn_size=self.ffn_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +150,7 @@ class Experts:
     router_bias: bool = False
     num_groups: int = 1  # groups of experts that lie together (DeepSeek) ...
     top_groups: int = 1  # ... and how many of them the experts of one token may come from
+    latent_size: int = 0  # width that routed experts read and write; 0: the hidden size
 
     def __post_init__(self) -> None:
         _positive("experts", num_experts=self.num_experts, top_k=self.top_k, ffn_size=self.ffn_size)

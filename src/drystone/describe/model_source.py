@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
+from drystone.describe.families.function import COMPARED
 from drystone.describe.families.huggingface import load_config, parse_config, read_object
 from drystone.describe.families.reader import shorten
 from drystone.describe.model import ModelSpec
@@ -82,8 +83,17 @@ def model_names() -> tuple[str, ...]:
 @lru_cache(maxsize=1024)
 def _parse_entry(name: str) -> ModelSpec:
     entry = _load_zoo().entries[name]
-    spec = parse_config(entry["config"], where=f"zoo: {name}", name=name)
-    return replace(spec, source=entry["source"], stated_params=entry.get("stated_params", 0))
+    config = entry["config"]
+    spec = parse_config(config, where=f"zoo: {name}", name=name)
+    not_done = spec.not_done
+    if spec.family in COMPARED and not spec.learned_positions and "rope_theta" not in config:
+        not_done = (*not_done, "its rope_theta is not in the list of known models: name its file")
+    return replace(
+        spec,
+        source=entry["source"],
+        stated_params=entry.get("stated_params", 0),
+        not_done=not_done,
+    )
 
 
 @lru_cache(maxsize=1)

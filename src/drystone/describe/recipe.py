@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from drystone.describe.gpu import GpuSpec
-from drystone.errors import InvalidSpec
+from drystone.errors import InvalidSpec, UnknownName
 
 _MOST = 10**9  # of sequences and tokens: beyond it somebody mistyped
 
@@ -59,6 +59,10 @@ class Optimizer(StrEnum):
     LION = "lion"
     MUON = "muon"
     LAMB = "lamb"
+
+
+# They look at rows, columns or blocks of a parameter, so whoever updates one must hold all of it.
+WHOLE_MATRIX_OPTIMIZERS = frozenset({Optimizer.ADAM_8BIT, Optimizer.ADAFACTOR, Optimizer.MUON})
 
 
 class StepKernel(StrEnum):
@@ -126,30 +130,50 @@ class RecomputeKind(StrEnum):
     FULL = "full"
 
 
+# What Megatron can recompute by itself inside a layer (`recompute_modules`).
+RECOMPUTE_MODULES = (
+    "core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recompute:
-    """Activation recomputation, in every `every`-th layer."""
+    """Activation recomputation, in every `every`-th layer: all of it, or single modules."""
 
     kind: RecomputeKind = RecomputeKind.NONE
-    every: int = 1
+    every: float = 1  # 4 means a quarter of the layers; 2.5 two of five
+    modules: tuple[str, ...] = ()  # of `selective`; none: as the launcher means it
 
     def __post_init__(self) -> None:
-        if self.every < 1:
+        if not self.every >= 1:
             raise InvalidSpec(f"recompute: every is {self.every}, must be >= 1")
+        if self.modules and self.kind is not RecomputeKind.SELECTIVE:
+            raise InvalidSpec("recompute: modules are named for selective recomputation only")
+        for module in self.modules:
+            if module not in RECOMPUTE_MODULES:
+                raise UnknownName("module to recompute", module, RECOMPUTE_MODULES)
 
     @classmethod
     def parse(cls, text: str) -> Recompute:
-        """`none`, `selective`, `full`, or `full/2` for every second layer."""
-        match = re.fullmatch(r"(none|selective|full)(?:/(\d+))?", text.strip().lower())
+        """`none`, `selective`, `full`, `full/2` (every second layer), `selective[moe_act,mlp]`."""
+        match = re.fullmatch(
+            r"(none|selective|full)(?:\[([\w, ]*)\])?(?:/(\d+(?:\.\d+)?))?", text.strip().lower()
+        )
         if match is None:
             raise InvalidSpec(
                 f"recompute: {text!r} is not known",
-                hint="Write none, selective, full, or full/2 for every second layer",
+                hint="Write none, selective, full, full/2 for every second layer, or "
+                "selective[moe_act,layernorm] for single modules",
             )
-        return cls(kind=RecomputeKind(match.group(1)), every=int(match.group(2) or 1))
+        return cls(
+            kind=RecomputeKind(match.group(1)),
+            every=float(match.group(3) or 1),
+            modules=tuple(re.findall(r"\w+", match.group(2) or "")),
+        )
 
     def __str__(self) -> str:
-        return self.kind.value if self.every == 1 else f"{self.kind.value}/{self.every}"
+        modules = f"[{','.join(self.modules)}]" if self.modules else ""
+        return f"{self.kind.value}{modules}" + ("" if self.every == 1 else f"/{self.every:g}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,6 +81,10 @@ def _check_block(block: Block) -> list[str]:
         "cross-attention or encoder": block.cross_attention is not None
         or block.side is not Side.DECODER,
         "latent attention": attention.is_latent,
+        "layers that keep a state (Mamba, linear attention)": attention.recurrence is not None,
+        "gate on the output of attention": attention.has_output_gate,
+        "layer without a feed-forward network": isinstance(block.feed_forward, Mlp)
+        and not block.feed_forward.ffn_size,
         "attention sinks": attention.has_sinks,
         "attention that sees the future": not attention.causal,
         f"block with {block.num_norms} norms": block.num_norms not in (1, 2, 4),

@@ -103,6 +103,8 @@ class Launcher:
     pipeline_buffers: float = 0.0
     # FSDP1 hooks on the inputs of frozen layers hold inputs and their gradients until the end.
     frozen_inputs_linger: bool = False
+    # In fp8 or fp4, the inputs of products are kept as narrow as they were multiplied.
+    keeps_narrow_inputs: bool = False
     # QLoRA: embeddings, head and norms become fp32, and with them all that runs between layers.
     upcasts_quantised: bool = False
     # Plain data parallelism copies gradients into buckets instead of viewing them.
@@ -190,6 +192,7 @@ _MEGATRON = Launcher(
     fused_logits_bytes=10.0,
     selective_by_operator=False,
     norm_is_fused=True,
+    keeps_narrow_inputs=True,
 )
 
 _ROWS = (
@@ -200,6 +203,7 @@ _ROWS = (
         repeats_kv=True,
         logits_bytes=12.0,
         fused_logits_bytes=12.0,
+        copies_buckets=False,
         keeps_pieces=True,
     ),
     replace(_TORCH, name="torch-fsdp"),
@@ -284,6 +288,11 @@ _ROWS = (
             dispatch_host_seconds=5.5e-3,
             fused_host_seconds=3e-3,
         ),
+        # Its performance recipes (`perf_recipes/_common.py`, 2026-08): gradients are reduced in
+        # 16 bit, and Transformer Engine's loss writes the gradient in place of 16-bit logits.
+        bf16_gradient_bytes=2,
+        logits_bytes=2.0,
+        fused_logits_bytes=2.0,
     ),
     replace(
         _MEGATRON,

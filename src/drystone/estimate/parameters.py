@@ -17,6 +17,7 @@ from drystone.describe.model import (
     ModelSpec,
     Norm,
     QkNorm,
+    Recurrence,
 )
 
 _NORM_VECTORS = {Norm.LAYER: 2, Norm.LAYER_NO_BIAS: 1, Norm.RMS: 1, Norm.NO_WEIGHT: 0}
@@ -108,10 +109,11 @@ def count_block(block: Block, hidden_size: int) -> BlockParameters:
             norms=norms,
             tp_replicated=whole + hidden_size * feed_forward.bias,
         )
-    one_expert = _mlp(feed_forward, feed_forward.ffn_size, hidden_size)
-    shared = 0
+    expert_width = feed_forward.latent_size or hidden_size
+    one_expert = _mlp(feed_forward, feed_forward.ffn_size, expert_width)
+    shared = 2 * hidden_size * feed_forward.latent_size  # to the width of the experts and back
     if feed_forward.shared_ffn_size:
-        shared = _mlp(feed_forward, feed_forward.shared_ffn_size, hidden_size)
+        shared += _mlp(feed_forward, feed_forward.shared_ffn_size, hidden_size)
         whole += hidden_size * feed_forward.bias
     router = _router(feed_forward, hidden_size)
     return BlockParameters(
@@ -147,7 +149,9 @@ def norm_parameters(norm: Norm, width: int) -> int:
 
 
 def _attention(attention: Attention, hidden_size: int, norm: Norm) -> tuple[int, int]:
-    """All parameters of one attention, and those of them that tensor parallelism repeats."""
+    """All parameters of one mixer, and those of them that tensor parallelism repeats."""
+    if attention.recurrence is not None:
+        return _recurrence(attention.recurrence, hidden_size)
     count = _latent_projections if attention.is_latent else _projections
     projections, repeated = count(attention, hidden_size)
     query_width = attention.num_heads * attention.head_dim
@@ -164,10 +168,18 @@ def _attention(attention: Attention, hidden_size: int, norm: Norm) -> tuple[int,
     return total, repeated + out_bias + qk_norm
 
 
+def _recurrence(mixer: Recurrence, hidden_size: int) -> tuple[int, int]:
+    projections = mixer.in_width * (hidden_size + mixer.in_bias) + mixer.inner_width * hidden_size
+    convolution = mixer.conv_width * (mixer.conv_kernel + mixer.conv_bias)
+    out_bias = hidden_size * mixer.out_bias
+    return projections + convolution + out_bias + mixer.small_params, out_bias
+
+
 def _projections(attention: Attention, hidden_size: int) -> tuple[int, int]:
     """Queries, keys and values of ordinary attention; each rank has its own heads of them."""
     kv_width = attention.num_kv_heads * (attention.head_dim + attention.v_dim)
-    width = attention.num_heads * attention.head_dim + kv_width
+    queries = attention.num_heads * attention.head_dim * (1 + attention.has_output_gate)
+    width = queries + kv_width
     return width * (hidden_size + attention.qkv_bias), 0
 
 
@@ -191,6 +203,8 @@ def _latent_projections(attention: Attention, hidden_size: int) -> tuple[int, in
 
 
 def _mlp(shape: Mlp | Experts, ffn_size: int, hidden_size: int) -> int:
+    if not ffn_size:
+        return 0
     num_up = 2 if shape.gated else 1
     weights = (num_up + 1) * hidden_size * ffn_size
     return weights + (num_up * ffn_size + hidden_size) * shape.bias

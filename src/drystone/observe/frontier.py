@@ -25,6 +25,7 @@ from drystone.describe.cluster import NodeSpec
 from drystone.describe.job import JobSpec
 from drystone.describe.market import Offer
 from drystone.errors import InvalidSpec, NothingFits
+from drystone.observe.opponents import HINDSIGHT, best_within, try_settings
 from drystone.observe.simulation import Scenario, run_policy
 from drystone.schedule.budget.frontier import (
     Frontier,
@@ -64,6 +65,7 @@ class FrontierPoint:
     num_done: int
     num_jobs: int
     theory_seconds: float  # the best possible for that money; nan where it cannot keep up
+    setting: str = ""  # of an opponent known in hindsight: the best one, such as constant:8
 
     def to_json(self) -> dict[str, Any]:
         """As JSON knows it."""
@@ -100,7 +102,9 @@ def job_classes(scenario: Scenario) -> JobClasses:
         mean = _mean_samples(found)
         speeds[row, : len(options)] = mean / option_seconds(options, mean)
         dollars[row, : len(options)] = options.counts @ prices
-        startup[row, : len(options)] = scenario.startup.seconds(options.counts.sum(axis=1))
+        told = scenario.startup.seconds(options.counts.sum(axis=1))
+        own = sum(job.startup_seconds for job in found) / len(found)  # below 0: as is told
+        startup[row, : len(options)] = own if own >= 0 else told
     return classes_from_speeds(
         arrivals_per_second=[len(found) / span for found, _ in groups],
         mean_samples=[_mean_samples(found) for found, _ in groups],
@@ -158,9 +162,36 @@ def simulate_point(
     )
 
 
+def hindsight_points(
+    scenario: Scenario, frontier: Frontier, opponent: str, budgets: Sequence[float]
+) -> list[FrontierPoint]:
+    """An opponent known in hindsight, at its best setting for each budget."""
+    tried = try_settings(scenario, opponent)
+    found = []
+    for budget in budgets:
+        best = best_within(tried, budget)
+        report, hours = best.report, best.report.makespan_seconds / HOUR_SECONDS
+        found.append(
+            FrontierPoint(
+                policy=opponent,
+                budget_dollars_per_hour=budget,
+                spent_dollars_per_hour=report.spent_dollars / hours if hours > 0 else 0.0,
+                spent_dollars=report.spent_dollars,
+                arrival_dollars_per_hour=best.dollars_per_hour,
+                mean_completion_seconds=report.mean_completion_seconds,
+                num_done=report.num_done,
+                num_jobs=report.num_jobs,
+                theory_seconds=_theory_at(frontier, best.dollars_per_hour),
+                setting=best.name,
+            )
+        )
+    return found
+
+
 def is_fixed(policy: str) -> bool:
     """Whether a policy of this name gets a fixed set of nodes."""
-    return policy.startswith(FIXED) or policy not in RENTING
+    rents = policy in RENTING or policy.partition(":")[0] in HINDSIGHT
+    return policy.startswith(FIXED) or not rents
 
 
 def fixed_nodes(scenario: Scenario, budget: float) -> tuple[tuple[NodeSpec, ...], float]:

@@ -1,19 +1,19 @@
 """The option table of one job: resources against speed as arrays, the plan of each row beside it.
 
-The best Cell of each type and count comes from one array search per type; two types together are
-estimated for a grid of counts at once (`pairs`). What another option beats in everything is left
-out. The parts are cached by job and hardware.
+The best Cell of each type and count comes from one array search per type. Several types together
+are estimated for a grid of counts at once: two of them data parallel (`uneven/pairs`), two or more
+as a pipeline over groups (`groups/grid`), whichever is faster. What another option beats in
+everything is left out. The parts are cached by job and hardware.
 
 A row knows how it is carried out: a Cell by its place in the search, a division of a module as the
-plan that was made for it. Uneven shares of two types are estimated without the search that divides
-the batch rank by rank (tens of milliseconds each), so that is done once for a row, when it is
-chosen.
+plan that was made for it. Mixed ways are estimated without the exact searches (tens of
+milliseconds each), so those are done once for a row, when it is chosen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import combinations
 from typing import Final
@@ -22,17 +22,21 @@ import numpy as np
 import numpy.typing as npt
 
 from drystone.describe.machine import Machine
-from drystone.describe.model import ModelSpec, ModuleSpec, QkNorm, Side
+from drystone.describe.model import ModelSpec, ModuleSpec
 from drystone.describe.option import FloatArray, IntArray, OptionSet
-from drystone.describe.pool import GpuGroup, Pool, make_pool
-from drystone.describe.recipe import LOW_PRECISIONS, Offload, Precision, Recipe, Tuning
-from drystone.describe.trainable import check_trainable
+from drystone.describe.pool import Pool
+from drystone.describe.recipe import (
+    Recipe,
+)
 from drystone.errors import NothingFits
 from drystone.plan.cells.search import Cells, cell_plan, search_cells
+from drystone.plan.executable import EqualWays, equal_ways, marked
+from drystone.plan.groups.grid import GroupWays, group_ways, part_of
+from drystone.plan.groups.pipelines import plan_groups
 from drystone.plan.plan import Plan
 from drystone.plan.uneven.data_parallel import plan_uneven
 from drystone.plan.uneven.modules import plan_module_grid
-from drystone.plan.uneven.pairs import equal_speeds, pair_speeds
+from drystone.plan.uneven.pairs import pair_speeds
 
 BoolArray = npt.NDArray[np.bool_]
 _Part = tuple[IntArray, FloatArray, FloatArray, IntArray]  # counts, step seconds, bytes, Cell
@@ -45,7 +49,7 @@ _SCRIPT_EFFICIENCY: Final = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JobOptions:
-    """The options of one job on the GPUs of a pool: each type alone first, then pairs."""
+    """The options of one job on the GPUs of a pool: each type alone first, then several."""
 
     pool: Pool
     table: OptionSet  # a column for each group of the pool
@@ -53,6 +57,9 @@ class JobOptions:
     recipe: Recipe
     cell: IntArray  # by row: the row of `cells[type]`; -1: data parallel with shares of its own
     cells: tuple[Cells, ...] = ()  # by type: the best Cell of each count
+    piped: IntArray | None = None  # by row: the row of `groups`; -1: no pipeline over groups
+    groups: GroupWays | None = None
+    is_for_runtime: bool = True
     plans: dict[int, Plan] = field(default_factory=dict)  # by row, of those that were made
 
     def __len__(self) -> int:
@@ -65,19 +72,28 @@ class JobOptions:
         return self.plans.get(row)
 
     def _make_plan(self, model: ModelSpec, row: int) -> Plan:
-        groups = [
-            GpuGroup(machine=group.machine, count=count)
-            for group, count in zip(self.pool.groups, self.table.counts[row].tolist(), strict=True)
-            if count
-        ]
+        some = part_of(self.pool, self.table.counts[row].tolist())
         if self.cell[row] >= 0:
             cells = self.cells[int(self.table.counts[row].argmax())]
-            return cell_plan(model, cells, int(self.cell[row]), groups[0])
-        some = make_pool(groups)
+            return cell_plan(model, cells, int(self.cell[row]), some.groups[0])
+        if self.groups is not None and self.piped is not None and self.piped[row] >= 0:
+            return self._make_pipeline(model, some, self.groups.plan(int(self.piped[row])))
         found = plan_uneven(model, self.recipe, some)
         if not isinstance(found, Plan):
             raise NothingFits(f"{model.name} does not fit on {some}: {found}")
         return found
+
+    def _make_pipeline(self, model: ModelSpec, pool: Pool, found: Plan) -> Plan:
+        """The fastest pipeline over all GPUs of a pool: at least as fast as the one found."""
+        best = plan_groups(model, self.recipe, pool)
+        if (
+            best is None
+            or best.num_gpus != pool.num_gpus
+            or best.step_seconds >= found.step_seconds
+            or (self.is_for_runtime and marked(best).not_executable)
+        ):
+            return found
+        return best
 
 
 def job_options(
@@ -99,7 +115,7 @@ def enumerate_options(
     prunes: bool = True,
     is_for_runtime: bool = False,
 ) -> JobOptions:
-    """Every option worth having on the pool: each type alone, and pairs of types.
+    """Every option worth having on the pool: each type alone, and several types at once.
 
     With `prunes` without those that fewer GPUs beat; who may not take fewer wants them all. One
     type alone runs as its best Cell, or, with `is_for_runtime`, as our own runtime would run it.
@@ -113,9 +129,16 @@ def enumerate_options(
     parts += [
         _together(model, recipe, pool, columns) for columns in combinations(range(len(ways)), 2)
     ]
+    piped = [np.full(len(part[1]), -1) for part in parts]
+    groups = _pipelines(model, recipe, pool, is_for_runtime=is_for_runtime)
+    if groups is not None:
+        number = len(groups.counts)
+        none = np.full(number, -1)
+        parts.append((groups.counts, groups.step_seconds, np.zeros(number), none))
+        piped.append(np.arange(number))
     counts = np.concatenate([part[0] for part in parts])
     speeds = recipe.global_batch / np.concatenate([part[1] for part in parts])
-    rows = _undominated(counts, speeds) if prunes else np.arange(len(speeds))
+    rows = _undominated(counts, speeds) if prunes else _fastest_each(counts, speeds)
     return JobOptions(
         pool=pool,
         table=OptionSet(
@@ -127,7 +150,34 @@ def enumerate_options(
         recipe=recipe,
         cell=np.concatenate([part[3] for part in parts])[rows],
         cells=tuple(way.cells for way in ways),
+        piped=np.concatenate(piped)[rows],
+        groups=groups,
+        is_for_runtime=is_for_runtime,
     )
+
+
+@lru_cache(maxsize=256)
+def _pipelines(
+    model: ModelSpec, recipe: Recipe, pool: Pool, *, is_for_runtime: bool
+) -> GroupWays | None:
+    """Pipelines over groups that are faster than each of their types alone."""
+    find = _executed if is_for_runtime else _best_cells
+    grids = [pair_grid(group.count) for group in pool.groups]
+    limits = []
+    for group, grid in zip(pool.groups, grids, strict=True):
+        way = find(model, recipe, group.machine, group.count)
+        alone = np.full(grid[-1] + 1, np.inf)
+        alone[way.counts] = way.step_seconds
+        limits.append(np.minimum.accumulate(alone)[list(grid)])
+    return group_ways(model, recipe, pool, grids, limits, is_for_runtime=is_for_runtime)
+
+
+def _fastest_each(counts: IntArray, speeds: FloatArray) -> IntArray:
+    """Rows without those that are slower on the same GPUs."""
+    order = np.lexsort((-speeds, *counts.T))
+    is_first = np.ones(len(order), dtype=bool)
+    is_first[1:] = (np.diff(counts[order], axis=0) != 0).any(axis=1)
+    return np.sort(order[is_first])
 
 
 def _spread(columns: Mapping[int, IntArray], num_types: int) -> IntArray:
@@ -258,121 +308,3 @@ def pair_grid(most: int) -> tuple[int, ...]:
             counts.add(power * 3 // 2)
         power *= 2
     return tuple(sorted(counts))
-
-
-# --- what the runtime executes ------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class EqualWays:
-    """The faster of both ways on each count of equal GPUs that is enough."""
-
-    counts: IntArray
-    step_seconds: FloatArray
-    high_bytes: FloatArray
-    cell: IntArray  # row of `cells`; -1: data parallel, layer by layer
-    cells: Cells  # the best one of each count that splits layers or matrices
-
-
-@lru_cache(maxsize=256)
-def equal_ways(
-    model: ModelSpec,
-    recipe: Recipe,
-    machine: Machine,
-    counts: tuple[int, ...],
-    most_micro_batch: int = 0,
-) -> EqualWays:
-    """What the runtime would do on each of `counts` GPUs of one type."""
-    shared = equal_speeds(model, recipe, machine, counts)
-    cells = split_cells(model, recipe, machine, counts, most_micro_batch)
-    row_of = {int(count): row for row, count in enumerate(cells.layouts.num_gpus)}
-    cell = np.array([row_of.get(count, -1) for count in counts], dtype=np.int64)
-    seconds, high_bytes = np.append(cells.step_seconds, np.inf), np.append(cells.high_bytes, 0.0)
-    is_split = seconds[cell] < shared.step_seconds
-    best = np.where(is_split, seconds[cell], shared.step_seconds)
-    fits = np.flatnonzero(np.isfinite(best))
-    return EqualWays(
-        counts=np.array(counts, dtype=np.int64)[fits],
-        step_seconds=best[fits],
-        high_bytes=np.where(is_split, high_bytes[cell], shared.high_bytes)[fits],
-        cell=np.where(is_split, cell, -1)[fits],
-        cells=cells,
-    )
-
-
-def split_cells(
-    model: ModelSpec,
-    recipe: Recipe,
-    machine: Machine,
-    counts: tuple[int, ...],
-    most_micro_batch: int = 0,
-) -> Cells:
-    """For each count the best Cell that splits layers or matrices and can be executed."""
-    cells = search_cells(model, recipe, machine, counts, most_micro_batch=most_micro_batch)
-    layouts = cells.layouts
-    gaps = _gaps(
-        model, recipe, tp=layouts.tp, pp=layouts.pp, cp=layouts.cp, ep=layouts.ep,
-        vocab_barriers=layouts.vocab_barriers,
-    )  # fmt: skip
-    is_split = (layouts.tp * layouts.pp > 1) & _has_plain_blocks(model)
-    return cells.take(np.flatnonzero(is_split & ~np.any(list(gaps.values()), axis=0))).best()
-
-
-def marked(plan: Plan) -> Plan:
-    """The plan with what the runtime cannot execute of it, if anything (docs/runtime.md)."""
-    assert isinstance(plan.model, ModelSpec)  # modules have a search of their own
-    layout = plan.layout
-    found = _gaps(
-        plan.model,
-        plan.recipe,
-        tp=np.array([max(stage.tp for stage in plan.stages)]),
-        pp=np.array([len(plan.stages)]),
-        cp=np.array([layout.cp if layout else 1]),
-        ep=np.array([layout.ep if layout else 1]),
-        vocab_barriers=np.array([layout.vocab_barriers if layout else 0]),
-    )
-    gaps = [words for words, applies in found.items() if applies[0]]
-    reasons = [f"the runtime does not execute {', '.join(gaps)} yet"] if gaps else []
-    if problems := check_trainable(plan.model):
-        reasons.append(f"the runtime does not train this model: {'; '.join(problems)}")
-    return replace(plan, not_executable="; ".join(reasons)) if reasons else plan
-
-
-def _has_plain_blocks(model: ModelSpec) -> bool:
-    """Whether Cells can split its layers; a script may train what `check_trainable` refuses."""
-    return not model.is_moe and not any(
-        block.attention.is_latent or block.side is Side.ENCODER for block in model.blocks
-    )
-
-
-def _gaps(
-    model: ModelSpec,
-    recipe: Recipe,
-    *,
-    tp: IntArray,
-    pp: IntArray,
-    cp: IntArray,
-    ep: IntArray,
-    vocab_barriers: IntArray,
-) -> dict[str, BoolArray]:
-    """What the runtime does not execute, in words, and for which of these layouts that matters."""
-    of_layout = {
-        "context parallelism": cp > 1,
-        "expert parallelism": ep > 1,
-        "a vocabulary spread over stages": vocab_barriers > 0,
-        "offloaded activations of split layers": (tp * pp > 1)
-        & (recipe.offload is Offload.ACTIVATIONS),
-        "adapters on split matrices": (tp > 1) & (recipe.tuning is not Tuning.FULL),
-        "keys normalised over heads that are not split": np.logical_or.reduce(
-            [
-                (block.attention.qk_norm is QkNorm.FULL) & (block.attention.num_kv_heads % tp > 0)
-                for block in model.blocks
-            ]
-        ),
-    }
-    of_all = {
-        "pure fp16": recipe.precision is Precision.FP16,
-        "multiplications in 8 or 4 bit": recipe.precision in LOW_PRECISIONS,
-        "quantised weights": recipe.tuning is Tuning.QLORA,
-    }
-    return of_layout | {words: np.full(len(tp), applies) for words, applies in of_all.items()}

@@ -15,8 +15,9 @@ from drystone.describe.model import ModelSpec
 from drystone.describe.pool import GpuGroup, Pool, make_pool
 from drystone.describe.recipe import Recipe, auto_precision
 from drystone.plan.cells.search import Cells, NearestMiss, cell_plan, search_cells
+from drystone.plan.executable import executable_cells, marked
 from drystone.plan.groups.pipelines import plan_groups
-from drystone.plan.options import count_grid, marked, split_cells
+from drystone.plan.options import count_grid
 from drystone.plan.plan import Plan, Way
 from drystone.plan.uneven.assignment import AssignmentShortfall
 from drystone.plan.uneven.data_parallel import plan_uneven
@@ -82,14 +83,13 @@ def plan_job(
 def plan_executable(model: ModelSpec, recipe: Recipe, pool: Pool) -> Plan | AssignmentShortfall:
     """The fastest plan on all GPUs of the pool that the runtime executes.
 
-    Data parallel with layer-major order, or, on equal GPUs, a Cell that splits layers or matrices.
-    Cells without such splits run in layer-major order all the same, so they are no choice.
+    Data parallel, layer by layer or with whole weights; or, on equal GPUs, a Cell.
     """
     best = plan_uneven(model, recipe, pool)
-    if len(pool.groups) > 1 or pool.num_gpus == 1:
+    if len(pool.groups) > 1:
         return best
     [group] = pool.groups
-    cells = split_cells(model, recipe, group.machine, (group.count,))
+    cells = executable_cells(model, recipe, group.machine, (group.count,))
     if not len(cells) or (isinstance(best, Plan) and cells.step_seconds[0] >= best.step_seconds):
         return best
     return cell_plan(model, cells, 0, group)

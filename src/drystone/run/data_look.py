@@ -68,6 +68,7 @@ def _ask(job: TrainingJob, shape: Shape, name: str) -> dict[str, Any]:
         "column": job.train.column,
         "tokenizer": job.train.tokenizer,
         "model": shape.source if isinstance(shape, ModelSpec) else "",
+        "is_packed": job.train.pack,
         "is_plain": is_module,
         "limit_bytes": _EPOCH_LIMIT_BYTES if job.num_epochs else LIMIT_BYTES,
     }

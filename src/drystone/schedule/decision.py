@@ -147,12 +147,27 @@ POLICIES: Final[Mapping[str, str]] = MappingProxyType(
         "sia-freed": "drystone.schedule.baselines.sia:sia_freed",
         "budget": "drystone.schedule.budget.policy:budget",
         "least-attained": "drystone.schedule.baselines.queues:least_attained",
+        "constant": "drystone.schedule.baselines.constant:constant",
+    }
+)
+
+
+# Policies with a setting in their name, `constant:8`: what makes them of it.
+SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "constant": "drystone.schedule.baselines.constant:make_constant",
+        "steady": "drystone.schedule.budget.steady:make_steady",
     }
 )
 
 
 def find_policy(name: str) -> Policy:
     """The policy of that name."""
+    family, _, setting = name.partition(":")
+    if setting and family in SETTINGS:
+        module, _, function = SETTINGS[family].partition(":")
+        made: Policy = getattr(import_module(module), function)(setting)
+        return made
     if name not in POLICIES:
         raise UnknownName("policy", name, POLICIES)
     module, _, function = POLICIES[name].partition(":")

@@ -1,6 +1,9 @@
-"""Decoders with a mixture of experts: Mixtral, Qwen, Granite, GPT-OSS, DeepSeek."""
+"""Decoders with a mixture of experts: Mixtral, Qwen, Granite, GPT-OSS, DeepSeek, GLM, Llama 4."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
 
 from drystone.describe.families.llama import (
     Habits,
@@ -82,6 +85,81 @@ def gpt_oss(reader: ConfigReader) -> ModelSpec:
     return read_decoder(reader, habits, lambda index: experts)
 
 
+def glm4_moe(reader: ConfigReader) -> ModelSpec:
+    """GLM-4.5 to 4.7 without the extra layer that predicts a second token."""
+    expert_size = reader.size("moe_intermediate_size", default=1408)
+    experts = Experts(
+        num_experts=reader.size("n_routed_experts", "num_local_experts", default=128),
+        top_k=reader.size("num_experts_per_tok", default=8),
+        ffn_size=expert_size,
+        shared_ffn_size=reader.count("n_shared_experts", default=1) * expert_size,
+        num_groups=reader.size("n_group", default=1),
+        top_groups=reader.size("topk_group", default=1),
+    )
+    first_sparse = reader.count("first_k_dense_replace", default=1)
+    habits = Habits(
+        num_kv_heads=8,
+        qkv_bias=reader.flag("attention_bias", default=False),
+        qk_norm=QkNorm.HEAD if reader.flag("use_qk_norm", default=False) else QkNorm.NONE,
+    )
+    return read_decoder(reader, habits, lambda index: experts if index >= first_sparse else None)
+
+
+def minimax_m2(reader: ConfigReader) -> ModelSpec:
+    """MiniMax-M2: attention in every layer, queries and keys normed whole."""
+    experts = Experts(
+        num_experts=reader.size("num_local_experts", default=256),
+        top_k=reader.size("num_experts_per_tok", default=8),
+        ffn_size=reader.size("intermediate_size", default=1536),
+    )
+    habits = Habits(num_kv_heads=8, head_dim=128, qk_norm=QkNorm.FULL)
+    return read_decoder(reader, habits, lambda index: experts)
+
+
+def llama4_text(reader: ConfigReader) -> ModelSpec:
+    """Llama 4: one expert and a shared one for each token; three of four layers see 8192 tokens."""
+    ffn_size = reader.size("intermediate_size", default=8192)
+    experts = Experts(
+        num_experts=reader.size("num_local_experts", default=16),
+        top_k=reader.size("num_experts_per_tok", default=1),
+        ffn_size=ffn_size,
+        shared_ffn_size=ffn_size,
+    )
+    num_layers = reader.num_layers(default=48)
+    step = reader.size("interleave_moe_layer_step", default=1)
+    sparse = reader.indices("moe_layers") or frozenset(range(step - 1, num_layers, step))
+    every = reader.size("no_rope_layer_interval", default=4)
+    has_bias = reader.flag("attention_bias", default=False)
+    habits = Habits(num_kv_heads=8, head_dim=128, qkv_bias=has_bias, out_bias=has_bias)
+    chunk = 0 if reader.is_null("attention_chunk_size") else reader.count(
+        "attention_chunk_size", default=8192
+    )  # fmt: skip
+    dense = {"intermediate_size": reader.size("intermediate_size_mlp", default=16384)}
+    plain = replace(reader, config={**reader.config, **dense, "layer_types": None})
+    habits = replace(habits, window=chunk, is_sliding=lambda index: (index + 1) % every != 0)
+    return read_decoder(plain, habits, lambda index: experts if index in sparse else None)
+
+
+def deepseek_v32(reader: ConfigReader) -> ModelSpec:
+    """DeepSeek V3.2: V3, and in each layer an indexer that picks what attention looks at."""
+    spec = deepseek_v3(reader)
+    heads, head_dim = (
+        reader.size("index_n_heads", default=64),
+        reader.size("index_head_dim", default=128),
+    )
+    queries = reader.size("q_lora_rank", default=1536) * heads * head_dim
+    each = queries + spec.hidden_size * (head_dim + heads) + 2 * head_dim
+    spec = replace(spec, other_params=(("indexers", each * spec.num_layers),))
+    window = reader.size("index_topk", default=2048)
+    return replace(
+        spec,
+        stack=tuple(
+            (replace(block, attention=replace(block.attention, window=window)), count)
+            for block, count in spec.stack
+        ),
+    )
+
+
 def deepseek_v2(reader: ConfigReader) -> ModelSpec:
     """DeepSeek V2: latent attention; the first layers are dense if the config says so."""
     return _deepseek(reader, first_dense=0, num_shared=2, groups=(1, 1))
@@ -93,6 +171,11 @@ def deepseek_v3(reader: ConfigReader) -> ModelSpec:
 
 
 def _qwen_moe(reader: ConfigReader, habits: Habits, experts: Experts) -> ModelSpec:
+    return read_decoder(reader, qwen_habits(reader, habits), qwen_experts_at(reader, experts))
+
+
+def qwen_experts_at(reader: ConfigReader, experts: Experts) -> Callable[[int], Experts | None]:
+    """In which layers Qwen has experts."""
     step = reader.size("decoder_sparse_step", default=1)
     dense_layers = reader.indices("mlp_only_layers")
 
@@ -100,7 +183,7 @@ def _qwen_moe(reader: ConfigReader, habits: Habits, experts: Experts) -> ModelSp
         is_sparse = index not in dense_layers and (index + 1) % step == 0
         return experts if is_sparse else None
 
-    return read_decoder(reader, qwen_habits(reader, habits), experts_at)
+    return experts_at
 
 
 def _deepseek(

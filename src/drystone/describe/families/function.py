@@ -102,7 +102,7 @@ def _with_rope(reader: ConfigReader, spec: ModelSpec) -> ModelSpec:
             theta = table.number("rope_theta", default=theta)
         share = table.number("partial_rotary_factor", default=share)
         found = _rope_scaling(table, reader)
-        is_done = found is None or (found.kind in SCALINGS and not key.endswith("sliding"))
+        is_done = found is None or (_is_scaled(found, spec, share) and not key.endswith("sliding"))
         scaling = found if found is not None and is_done else scaling
         if not is_done or set(table.config) - table.used:
             not_done.append(_told(key, dict(table.config)))
@@ -114,6 +114,14 @@ def _with_rope(reader: ConfigReader, spec: ModelSpec) -> ModelSpec:
     if not has_local:
         return spec
     return _each_attention(spec, lambda one: replace(one, rope_theta=local) if one.window else one)
+
+
+def _is_scaled(scaling: RopeScaling, spec: ModelSpec, share: float) -> bool:
+    """Whether such a scaling is done, and is all there."""
+    if scaling.kind != "longrope":
+        return scaling.kind in SCALINGS
+    number = int(spec.blocks[0].attention.head_dim * share) // 2
+    return len(scaling.short_factors) == len(scaling.long_factors) == number
 
 
 def _rope_scaling(table: ConfigReader, reader: ConfigReader) -> RopeScaling | None:

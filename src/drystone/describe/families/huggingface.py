@@ -2,7 +2,8 @@
 
 What a config leaves out is what the same class of `transformers` would assume. The model meant is
 the one that is trained: a language model with its head, BERT with its masked-word head, ViT with
-its classifier; of a model that also sees images, the text part.
+its classifier; of a model that also sees images, the text part, with its tower as one part beside
+it where the family is known (`vision_language`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from drystone.describe.families import encoders, experts, gpt, llama
+from drystone.describe.families import encoders, experts, gpt, hybrids, llama, vision_language
 from drystone.describe.families.function import COMPARED, with_function
 from drystone.describe.families.reader import ConfigReader, shorten
 from drystone.describe.model import ModelSpec
@@ -27,11 +28,13 @@ FAMILIES: Mapping[str, Callable[[ConfigReader], ModelSpec]] = {
     "bloom": gpt.bloom,
     "deepseek_v2": experts.deepseek_v2,
     "deepseek_v3": experts.deepseek_v3,
+    "deepseek_v32": experts.deepseek_v32,
     "falcon": gpt.falcon,
     "gemma": llama.gemma,
     "gemma2": llama.gemma2,
     "gemma3": llama.gemma3,
     "gemma3_text": llama.gemma3_text,
+    "glm4_moe": experts.glm4_moe,
     "gpt2": gpt.gpt2,
     "gpt_bigcode": gpt.gpt_bigcode,
     "gpt_neo": gpt.gpt_neo,
@@ -40,19 +43,31 @@ FAMILIES: Mapping[str, Callable[[ConfigReader], ModelSpec]] = {
     "gptj": gpt.gptj,
     "granite": llama.granite,
     "granitemoe": experts.granitemoe,
+    "jamba": hybrids.jamba,
+    "kimi_k2": experts.deepseek_v3,
     "llama": llama.llama,
+    "llama4": vision_language.llama4,
+    "llama4_text": experts.llama4_text,
+    "minimax": hybrids.minimax,
+    "minimax_m2": experts.minimax_m2,
     "mistral": llama.mistral,
     "mixtral": experts.mixtral,
     "mpt": gpt.mpt,
+    "nemotron_h": hybrids.nemotron_h,
     "olmo2": llama.olmo2,
     "opt": gpt.opt,
     "phi": gpt.phi,
     "phi3": llama.phi3,
     "qwen": llama.qwen,
     "qwen2": llama.qwen2,
+    "qwen2_5_vl": vision_language.qwen2_5_vl,
     "qwen2_moe": experts.qwen2_moe,
+    "qwen2_vl": vision_language.qwen2_vl,
     "qwen3": llama.qwen3,
     "qwen3_moe": experts.qwen3_moe,
+    "qwen3_next": hybrids.qwen3_next,
+    "qwen3_vl": vision_language.qwen3_vl,
+    "qwen3_vl_moe": vision_language.qwen3_vl_moe,
     "roberta": encoders.bert,
     "stablelm": llama.stablelm,
     "starcoder2": llama.starcoder2,
@@ -60,12 +75,9 @@ FAMILIES: Mapping[str, Callable[[ConfigReader], ModelSpec]] = {
     "vit": encoders.vit,
 }
 
-_LLAMA_KEYS = (
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_hidden_layers",
-    "vocab_size",
+_OTHER_FAMILY = (
+    "A family is never taken for another one: give the model itself, as module.py:function that "
+    "returns its torch.nn.Module (docs/jobs.md), and it is traced"
 )
 
 
@@ -145,7 +157,7 @@ def _model_type(config: Mapping[str, Any], where: str) -> str:
         raise InvalidSpec(
             "key 'model_type' is missing",
             where=where,
-            hint=_llama_hint(config) or "Use the config.json published with the model",
+            hint="Use the config.json published with the model",
         )
     if not isinstance(model_type, str):
         raise InvalidSpec(
@@ -155,22 +167,10 @@ def _model_type(config: Mapping[str, Any], where: str) -> str:
         )
     if model_type not in FAMILIES:
         error = UnknownName("model_type", model_type[:60], FAMILIES, where=where)
-        error.hint = " ".join(part for part in (_llama_hint(config), error.hint) if part)
+        mark = "" if error.hint.endswith(("?", ".")) else "."
+        error.hint = f"{error.hint}{mark} {_OTHER_FAMILY}" if error.hint else _OTHER_FAMILY
         raise error
     return model_type
-
-
-def _llama_hint(config: Mapping[str, Any]) -> str:
-    if all(_is_whole(config.get(key)) for key in _LLAMA_KEYS):
-        return (
-            "It has the keys of a Llama-like model: if it is one, "
-            'set "model_type": "llama" in a copy of the file.'
-        )
-    return ""
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _own_name(config: Mapping[str, Any]) -> str:

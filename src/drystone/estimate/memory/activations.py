@@ -17,6 +17,7 @@ from drystone.describe.recipe import (
     AttentionKernel,
     Precision,
     Recipe,
+    Recompute,
     RecomputeKind,
     Tuning,
 )
@@ -38,6 +39,15 @@ class SavedBytes:
             gathered=self.gathered + other.gathered,
             divided=self.divided + other.divided,
             scores=self.scores + other.scores,
+        )
+
+    def at_most(self, other: SavedBytes) -> SavedBytes:
+        """The same, nowhere more than another."""
+        return SavedBytes(
+            whole=min(self.whole, other.whole + other.gathered),
+            gathered=min(self.gathered, other.gathered),
+            divided=min(self.divided, other.divided),
+            scores=min(self.scores, other.scores),
         )
 
     def scaled(self, factor: float) -> SavedBytes:
@@ -68,6 +78,24 @@ def activation_width(precision: Precision) -> int:
     return 4 if precision in (Precision.FP32, Precision.TF32) else 2
 
 
+def input_width(recipe: Recipe, launcher: Launcher) -> float:
+    """Bytes of one element of a matrix product's input, as its backward pass keeps it.
+
+    Transformer Engine keeps the narrow copy that it multiplied (`module/linear.py`), with a scale
+    for 32 or 16 numbers where the format has one; others keep the wide input and cast again.
+    """
+    if launcher.keeps_narrow_inputs and recipe.precision in _NARROW_BYTES:
+        return _NARROW_BYTES[recipe.precision]
+    return float(activation_width(recipe.precision))
+
+
+_NARROW_BYTES = {
+    Precision.FP8_MIXED: 1.0,
+    Precision.MXFP8_MIXED: 1 + 1 / 32,
+    Precision.NVFP4_MIXED: 0.5 + 1 / 16,
+}
+
+
 @lru_cache(maxsize=4096)
 def block_activations(
     block: Block, hidden_size: int, recipe: Recipe, launcher: Launcher
@@ -80,7 +108,9 @@ def block_activations(
     if kind is RecomputeKind.NONE:
         return BlockActivations(kept=everything, rebuilt=SavedBytes())
     kept, rebuilt = boundary, everything
-    if kind is RecomputeKind.SELECTIVE and launcher.selective_by_operator:
+    if recipe.recompute.modules:
+        kept, rebuilt = _kept_by_module(block, hidden_size, recipe, launcher)
+    elif kind is RecomputeKind.SELECTIVE and launcher.selective_by_operator:
         kept = boundary + _kept_by_operator(block, hidden_size, recipe)
     elif kind is RecomputeKind.SELECTIVE:
         kept, rebuilt = replace(everything, scores=0.0), SavedBytes(scores=everything.scores)
@@ -122,7 +152,7 @@ def _norms(block: Block, hidden_size: int, recipe: Recipe, launcher: Launcher) -
     # The outputs in front of attention and feed-forward network feed matrix multiplications;
     # further norms (Gemma) feed additions.
     num_inputs = 2 + (block.cross_attention is not None)
-    outputs = min(block.num_norms, num_inputs) * width * hidden_size
+    outputs = min(block.num_norms, num_inputs) * input_width(recipe, launcher) * hidden_size
     if recipe.tuning is not Tuning.FULL:
         feeds = [
             {"q", "k", "v"} & set(recipe.lora.targets),
@@ -144,13 +174,22 @@ def _attention(
     keys_per_token: float,
 ) -> SavedBytes:
     width = activation_width(recipe.precision)
+    if mixer := attention.recurrence:
+        # Projections, the convolution's output, what the scan and the gate give, and the state of
+        # each chunk in fp32.
+        channels = mixer.in_width + mixer.conv_width + 2 * mixer.inner_width
+        states = 4.0 * mixer.inner_width * mixer.state_size / mixer.chunk
+        return SavedBytes(divided=width * channels + states)
     heads, kv_heads = attention.num_heads, attention.num_kv_heads
     query = heads * attention.head_dim
     if launcher.repeats_kv or attention.is_latent:
         kv_heads = heads
     key, value = kv_heads * attention.head_dim, kv_heads * attention.v_dim
     context = heads * attention.v_dim
-    divided = width * (query + keys_per_token * (key + value) + context)
+    gate = 2 * query * attention.has_output_gate  # and the context before it is gated
+    divided = width * (query + gate + keys_per_token * (key + value) + context)
+    if (narrow := input_width(recipe, launcher)) < width:
+        divided += narrow * context  # a copy of what attention itself keeps wide
     if attention.qk_norm is not QkNorm.NONE:
         normed = query + attention.num_kv_heads * attention.head_dim
         divided += norm_bytes(norm, normed, recipe, launcher)
@@ -170,7 +209,10 @@ def _mlp(mlp: Mlp, recipe: Recipe, launcher: Launcher) -> SavedBytes:
     tensors = _mlp_tensors(gated=mlp.gated, recipe=recipe, launcher=launcher)
     if recipe.tuning is not Tuning.FULL and "down" not in recipe.lora.targets:
         tensors -= 1  # a frozen matrix does not need its input
-    return SavedBytes(divided=width * tensors * mlp.ffn_size)
+    saved = width * tensors
+    if recipe.tuning is Tuning.FULL:
+        saved -= width - input_width(recipe, launcher)
+    return SavedBytes(divided=saved * mlp.ffn_size)
 
 
 def _mlp_tensors(*, gated: bool, recipe: Recipe, launcher: Launcher) -> float:
@@ -187,11 +229,48 @@ def _experts(experts: Experts, hidden_size: int, recipe: Recipe, launcher: Launc
     # router's weight multiplies.
     inner = experts.top_k * experts.ffn_size + experts.shared_ffn_size
     router = 3 * 4.0 * experts.num_experts  # logits, probabilities, routing map
+    narrow = input_width(recipe, launcher)
     return SavedBytes(
         whole=router,
-        gathered=2.0 * width * experts.top_k * hidden_size,
-        divided=width * tensors * inner,
+        gathered=(width + narrow) * experts.top_k * (experts.latent_size or hidden_size),
+        divided=(width * (tensors - 1) + narrow) * inner,
     )
+
+
+def _kept_by_module(
+    block: Block, hidden_size: int, recipe: Recipe, launcher: Launcher
+) -> tuple[SavedBytes, SavedBytes]:
+    """Megatron's `recompute_modules`: what is kept, and what the module at work has rebuilt.
+
+    `layernorm` drops the outputs of norms, `mla_up_proj` what is projected up from the
+    bottlenecks, `moe_act` the product that enters an expert's second matrix, `mlp` and
+    `shared_experts` all inside a dense or shared network, `moe` all behind the router's input
+    (github:NVIDIA/Megatron-LM, `transformer_config.py`).
+    """
+    modules, width = recipe.recompute.modules, activation_width(recipe.precision)
+    narrow = input_width(recipe, launcher)
+    plain = replace(recipe, recompute=Recompute())
+    everything = saved_by_block(block, hidden_size, plain, launcher)
+    dropped = SavedBytes(scores=everything.scores if "core_attn" in modules else 0.0)
+    ffn, attention = block.feed_forward, block.attention
+    if "layernorm" in modules:
+        dropped += SavedBytes(whole=2.0 * narrow * hidden_size)
+    if "mla_up_proj" in modules and attention.is_latent:
+        wide = attention.num_heads * (2 * attention.head_dim + attention.v_dim)
+        dropped += SavedBytes(divided=width * wide)
+    tensors = _mlp_tensors(recipe=recipe, launcher=launcher, gated=ffn.gated)
+    if isinstance(ffn, Mlp):
+        if "mlp" in modules:
+            dropped += _mlp(ffn, recipe, launcher)
+    elif "moe" in modules:
+        dropped += _experts(ffn, hidden_size, recipe, launcher)
+    else:
+        if "moe_act" in modules:
+            dropped += SavedBytes(divided=narrow * ffn.top_k * ffn.ffn_size)
+        if "shared_experts" in modules:
+            dropped += SavedBytes(divided=(width * (tensors - 1) + narrow) * ffn.shared_ffn_size)
+    dropped = dropped.at_most(everything)
+    return everything + dropped.scaled(-1.0), dropped
 
 
 def _kept_by_operator(block: Block, hidden_size: int, recipe: Recipe) -> SavedBytes:

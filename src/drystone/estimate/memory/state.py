@@ -238,12 +238,15 @@ def _full_state(terms: MemoryTerms, split: StageSplit, held: Held) -> State:
     sharded = _sharded(terms, split, held)
     is_sharded = split.zero1
     kept_whole = whole * (state.weights + state.compute_copy)
-    if split.keeps_pieces is not None:
-        is_sharded = is_sharded | split.keeps_pieces
+    if terms.launcher.keeps_pieces:
         # A piece is the whole where nobody shares it and it is computed with as it is.
         has_copy = split.is_shared | (state.compute_copy > 0)
         pieces = sharded * state.weights + has_copy * whole * terms.copy_bytes
-        kept_whole = np.where(split.keeps_pieces, pieces, kept_whole)
+        has_pieces = is_sharded & split.is_shared
+        if split.keeps_pieces is not None:
+            is_sharded = is_sharded | split.keeps_pieces
+            has_pieces = has_pieces | split.keeps_pieces
+        kept_whole = np.where(has_pieces, pieces, kept_whole)
     optimizer_params = np.where(is_sharded, sharded, whole)
     return State(
         weights=np.where(split.zero3, sharded * state.weights, kept_whole),

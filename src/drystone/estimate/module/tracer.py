@@ -41,6 +41,15 @@ _BF16 = (Precision.BF16, Precision.BF16_MIXED, Precision.AMP_BF16, Precision.FP8
 _HALF = dict.fromkeys(_FP16, "float16") | dict.fromkeys(_BF16, "bfloat16")
 
 
+def _whole(every: float) -> int:
+    if every != int(every):
+        raise InvalidSpec(
+            f"recompute: a traced module recomputes every so many-th layer, not one in {every:g}",
+            hint="Write a whole number, such as full/2",
+        )
+    return int(every)
+
+
 def trace_request(
     path: str | Path,
     function: str,
@@ -76,7 +85,7 @@ def trace_request(
         optimizer=recipe.optimizer,
         step_kernel=recipe.step_kernel,
         recompute=recipe.recompute.kind,
-        recompute_every=recipe.recompute.every,
+        recompute_every=_whole(recipe.recompute.every),
         attention=recipe.attention,
         kernels=kernels,
     )

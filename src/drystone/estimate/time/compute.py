@@ -43,6 +43,9 @@ _POWER_EXPONENT = 0.2
 # Sequence lengths at which fused attention reaches half its rate; arXiv:2307.08691 figures 4 to 6.
 _HALF_LENGTH_CAUSAL = 400.0
 _HALF_LENGTH = 120.0
+# Rate of chunked recurrences over that of FlashAttention 2. Published: arXiv:2405.21060 figure 10
+# has the scan of Mamba-2 as fast at 2,000 tokens, where it does a quarter of the FLOPs.
+_RECURRENCE_SHARE = 0.25
 # Without tensor cores multiplications come closer to the peak: cuBLAS reaches 14.7 of the 15.7
 # TFLOP/s of a V100 in fp32.
 _FP32_CEILING_SHARE = 0.93
@@ -220,13 +223,19 @@ def block_matmuls(block: Block, hidden_size: int) -> tuple[list[Matmul], list[Ma
     if not isinstance(shape, Experts):
         return [*plain, *_mlp_matmuls(num_up * shape.ffn_size, shape.ffn_size, hidden_size)], []
     plain.append(Matmul(shape.num_experts, hidden_size, by_column=True, splits=False))
+    if shape.latent_size:
+        plain.append(Matmul(shape.latent_size, hidden_size, by_column=True, splits=False))
+        plain.append(Matmul(hidden_size, shape.latent_size, by_column=True, splits=False))
     if shape.shared_ffn_size:
         shared = shape.shared_ffn_size
         plain += _mlp_matmuls(num_up * shared, shared, hidden_size)
-    return plain, _mlp_matmuls(num_up * shape.ffn_size, shape.ffn_size, hidden_size)
+    width = shape.latent_size or hidden_size
+    return plain, _mlp_matmuls(num_up * shape.ffn_size, shape.ffn_size, width)
 
 
 def _mlp_matmuls(up: int, down: int, hidden_size: int) -> list[Matmul]:
+    if not down:
+        return []
     return [
         Matmul(up, hidden_size, by_column=True),
         Matmul(hidden_size, down, by_column=False),
@@ -234,7 +243,9 @@ def _mlp_matmuls(up: int, down: int, hidden_size: int) -> list[Matmul]:
 
 
 def _attention_matmuls(attention: Attention, hidden_size: int) -> list[Matmul]:
-    queries = attention.num_heads * attention.head_dim
+    if mixer := attention.recurrence:
+        return _mlp_matmuls(mixer.in_width, mixer.inner_width, hidden_size)
+    queries = attention.num_heads * attention.head_dim * (1 + attention.has_output_gate)
     out = Matmul(hidden_size, attention.num_heads * attention.v_dim, by_column=False)
     if not attention.is_latent:
         keys_values = attention.num_kv_heads * (attention.head_dim + attention.v_dim)
@@ -269,6 +280,9 @@ def head_matmuls(model: ModelSpec) -> list[Matmul]:
 
 def attention_flops(attention: Attention, seq_len: int, *, kv_len: int = 0) -> float:
     """Forward FLOPs of attention proper over one sequence; a causal mask leaves half of them."""
+    if mixer := attention.recurrence:
+        # Inside a chunk as attention does, causal; between chunks into the state and out of it.
+        return 2.0 * seq_len * mixer.inner_width * (mixer.chunk + 2.0 * mixer.state_size)
     seen = float(kv_len or seq_len)
     if attention.window and attention.window < seen:
         share = attention.window / seen * (1 - 0.5 * attention.window / seen)
@@ -285,6 +299,9 @@ def attention_seconds(
 ) -> tuple[float, float]:
     """Forward and backward seconds of attention proper over one sequence, all heads."""
     flops = attention_flops(attention, seq_len, kv_len=kv_len)
+    if attention.recurrence is not None:
+        forward = flops / (device.attention_forward_flops * _RECURRENCE_SHARE)
+        return forward, 2.5 * flops / (device.attention_backward_flops * _RECURRENCE_SHARE)
     if recipe.attention is AttentionKernel.FUSED:
         half = _HALF_LENGTH_CAUSAL if attention.causal else _HALF_LENGTH
         fill = seq_len / (seq_len + half) * attention.head_dim / (attention.head_dim + 24.0)

@@ -88,7 +88,7 @@ def dispatch_seconds(prepared: Prepared, split: StepSplit) -> FloatArray:
     if not work.num_moe_layers or (split.ep == 1.0).all():
         return np.zeros_like(split.tokens)
     group = make_group(split.ep, split.etp, prepared.machine)
-    row_bytes = split.tokens * split.routed_share * (work.hidden_size * work.element_bytes)
+    row_bytes = split.tokens * split.routed_share * (work.routed_width * work.element_bytes)
     once = alltoall_seconds(
         row_bytes,
         group,

@@ -17,7 +17,9 @@ _BIASED_ROW_PASSES = 20.0
 
 
 def kv_width(attention: Attention) -> int:
-    """Channels of the keys and values of one token."""
+    """Channels of the keys and values of one token; a state is handed on once a chunk only."""
+    if attention.recurrence is not None:
+        return 0
     return attention.num_kv_heads * (attention.head_dim + attention.v_dim)
 
 
@@ -49,13 +51,18 @@ def layer_traffic(
     norms = max(1, block.num_norms) / 2
     attention = block.attention
     heads_width = attention.num_heads * attention.head_dim + kv_width(attention)
+    if mixer := attention.recurrence:
+        # The convolution and the gate read and write what the projections made; the state of each
+        # chunk is written in fp32, passed on, and read.
+        heads_width = mixer.in_width + 2 * mixer.conv_width + 2 * mixer.inner_width
+        heads_width += 4 * mixer.inner_width * mixer.state_size // mixer.chunk
     hidden = element * hidden_passes * hidden_size * (0.6 + 0.4 * norms)
     if isinstance(shape, Mlp):
         return hidden, element * (ffn_passes * shape.ffn_size + 2.0 * heads_width), 0.0
     # Each token is copied to its experts and gathered back, besides the activations.
     habits = expert_habits(recipe, launcher)
     row_passes = launcher.routed_passes + 2.0 * extra + _BIASED_ROW_PASSES * shape.bias
-    rows = habits.row_share * row_passes * hidden_size
+    rows = habits.row_share * row_passes * (shape.latent_size or hidden_size)
     routed = element * shape.top_k * (ffn_passes * shape.ffn_size + rows)
     split = element * (ffn_passes * shape.shared_ffn_size + 2.0 * heads_width)
     return hidden, split, routed

@@ -80,6 +80,7 @@ class Work:
     hidden_size: int
     top_k: float
     num_experts: int
+    routed_width: int  # channels of a row as it travels to an expert
     group_share: float  # of the groups of experts that those of one token may come from
     kv_bytes_per_token: float  # keys and values of one layer
     layer_params: float  # of all layers
@@ -127,6 +128,7 @@ def make_work(
         hidden_size=model.hidden_size,
         top_k=float(moe[0][0].top_k) if moe else 0.0,
         num_experts=moe[0][0].num_experts if moe else 0,
+        routed_width=(moe[0][0].latent_size if moe else 0) or model.hidden_size,
         group_share=moe[0][0].top_groups / moe[0][0].num_groups if moe else 1.0,
         kv_bytes_per_token=element * kv_width(model.blocks[0].attention),
         layer_params=float(params.blocks),
@@ -179,8 +181,9 @@ def _layer_passes(
             there, back = attention_seconds(
                 attention, recipe, device, seq_len=seq_len, kv_len=kv_len
             )
-            forward_attention += count * there / attention_share
-            backward_attention += count * back / attention_share
+            rate = attention_share if attention.recurrence is None else 1.0
+            forward_attention += count * there / rate
+            backward_attention += count * back / rate
         layer_hidden, layer_split, layer_routed = layer_traffic(
             block, model.hidden_size, recipe, launcher
         )

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from drystone.describe.layout import Layout, Schedule, Sharding
 from drystone.describe.model import ModelSpec
 from drystone.describe.recipe import (
+    RECOMPUTE_MODULES,
     AttentionKernel,
     Lora,
     Loss,
@@ -168,7 +169,7 @@ def parse_recipe(row: Row, layout: Layout, model: ModelSpec) -> Recipe:
         global_batch=global_batch,
         precision=_kept_precision(_precision(row["precision"]), launcher, layout),
         optimizer=_optimizer(row.get("optimizer", "")),
-        recompute=_recompute(row["recompute"]),
+        recompute=_recompute(row["recompute"], layout, model.num_layers),
         attention=_attention_kernel(row),
         loss=_loss(framework, row.get("model", "")),
         tuning=tuning,
@@ -257,15 +258,21 @@ def _optimizer(text: str) -> Optimizer:
     return Optimizer.ADAM
 
 
-def _recompute(text: str) -> Recompute:
+def _recompute(text: str, layout: Layout, num_layers: int) -> Recompute:
+    text = text.lower()
     if text.startswith("none"):
         return Recompute()
     if "every other layer" in text:
         return Recompute(kind=RecomputeKind.FULL, every=2)
     if text.startswith("full"):
+        # Megatron's `--recompute-method block`: so many layers of each (virtual) stage.
+        if stated := re.search(r"block\D{0,12}(\d+)", text):
+            here = num_layers / (layout.pp * layout.virtual_stages)
+            return Recompute(kind=RecomputeKind.FULL, every=max(1.0, here / int(stated.group(1))))
         return Recompute(kind=RecomputeKind.FULL)
     if "selective" in text:
-        return Recompute(kind=RecomputeKind.SELECTIVE)
+        modules = [name for name in RECOMPUTE_MODULES if re.search(rf"\b{name}\b", text)]
+        return Recompute(kind=RecomputeKind.SELECTIVE, modules=tuple(modules))
     raise UnknownName("recomputation", text, ["none", "selective", "full"])
 
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from drystone.describe.layout import Sharding
 from drystone.describe.model import ModelSpec, ModuleSpec
 from drystone.describe.pool import GpuGroup, Pool
-from drystone.describe.recipe import Recipe
+from drystone.describe.recipe import WHOLE_MATRIX_OPTIMIZERS, Recipe
 from drystone.estimate.layer import (
     LayerSeconds,
     compute_memory_bytes,
@@ -49,6 +49,7 @@ from drystone.plan.uneven.spec import (
     ShardRegime,
     ring_regimes,
 )
+from drystone.plan.uneven.whole import whole_memory_bytes, whole_pass_seconds, whole_recipes
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -57,7 +58,22 @@ _MAX_MICRO_BATCH = 64
 
 
 def plan_uneven(model: ModelSpec, recipe: Recipe, pool: Pool) -> Plan | AssignmentShortfall:
-    """The fastest division of batch and state over all GPUs of the pool."""
+    """The fastest division of batch and state over all GPUs of the pool.
+
+    With the state divided and layer by layer, or, where that fits and is faster, all of it on each.
+    """
+    if recipe.optimizer in WHOLE_MATRIX_OPTIMIZERS and pool.num_gpus > 1:
+        return _plan_whole(model, recipe, pool)
+    layered = _plan_layered(model, recipe, pool)
+    whole = _plan_whole(model, recipe, pool) if len(pool.groups) > 1 else layered
+    if not isinstance(whole, Plan):
+        return layered
+    if isinstance(layered, Plan) and layered.step_seconds <= whole.step_seconds:
+        return layered
+    return whole
+
+
+def _plan_layered(model: ModelSpec, recipe: Recipe, pool: Pool) -> Plan | AssignmentShortfall:
     mine = layer_major_recipe(recipe)
     spec = assignment_spec(model, mine, pool)
     loosest = min(spec.regimes, key=lambda regime: (regime.least_share, -regime.largest_share))
@@ -76,6 +92,71 @@ def plan_uneven(model: ModelSpec, recipe: Recipe, pool: Pool) -> Plan | Assignme
                 best, best_items = found, items
     needs = _needs(model, mine, pool, spec, best)
     return make_plan(model, mine, pool, best, items=best_items, needs=needs)
+
+
+def _plan_whole(model: ModelSpec, recipe: Recipe, pool: Pool) -> Plan | AssignmentShortfall:
+    """The fastest with all state on every rank; or by how much the leanest of them does not fit."""
+    plans: list[Plan] = []
+    shortfall = AssignmentShortfall(
+        reason="whole weights with offload cannot be executed", short_bytes=0.0
+    )
+    for mine in whole_recipes(recipe):
+        spec = _whole_spec(model, mine, pool)
+        found = _least_compute(spec, spec.regimes[0])
+        if not isinstance(found, Assignment):
+            shortfall = found
+            continue
+        found = replace(
+            found, groups=tuple(replace(group, state_share=1.0) for group in found.groups)
+        )
+        items = _time_items(model, mine, pool, spec, found)
+        needs = tuple(
+            GpuNeed(
+                gpu=group.gpu.name,
+                count=group.count,
+                required_bytes=high_bytes / memory_range()[1],
+                high_bytes=high_bytes,
+                usable_bytes=float(group.gpu.usable_bytes),
+            )
+            for group, _, high_bytes in hungriest_ranks(pool, spec, found)
+        )
+        plans.append(
+            make_plan(model, mine, pool, found, items=items, needs=needs, sharding=Sharding.NONE)
+        )
+    return min(plans, key=lambda plan: plan.step_seconds) if plans else shortfall
+
+
+def _whole_spec(model: ModelSpec, recipe: Recipe, pool: Pool) -> AssignmentSpec:
+    """The question with no state to divide: what a rank needs is all in its micro-batch."""
+    sizes = np.arange(1, min(recipe.global_batch, _MAX_MICRO_BATCH) + 1)
+    kinds = []
+    for group in pool.groups:
+        forward, backward = whole_pass_seconds(model, recipe, group.machine, sizes)
+        memory = whole_memory_bytes(model, recipe, group.machine, sizes, num_ranks=pool.num_gpus)
+        kinds.append(
+            RankKind(
+                num_ranks=group.count,
+                forward_seconds=np.concatenate([[0.0], forward]),
+                # The search adds a forward pass to the backward one, for recomputation.
+                backward_seconds=np.concatenate([[0.0], np.maximum(backward - forward, 0.0)]),
+                compute_memory_bytes=np.concatenate([memory[:1], memory]),
+                usable_bytes=float(group.gpu.usable_bytes),
+            )
+        )
+    prepared = prepare(model, recipe, pool.groups[0].machine, None)
+    work = prepared.work
+    params = (work.layer_params + work.outer_params) / work.num_layers
+    gradient_bytes = params * work.trained_share * work.reduce_bytes
+    once = slowest_ring(pool).collective_seconds(
+        gradient_bytes / _reached_share(prepared, pool), num_ranks=pool.num_gpus
+    )
+    return AssignmentSpec(
+        kinds=tuple(kinds),
+        batch=recipe.global_batch,
+        state_bytes=0.0,
+        regimes=(ShardRegime(name="replicated", reduce_scatter_seconds=2.0 * once),),
+        may_idle=True,
+    )
 
 
 def _least_compute(spec: AssignmentSpec, regime: ShardRegime) -> Assignment | AssignmentShortfall:
@@ -183,6 +264,7 @@ def make_plan(
     *,
     items: dict[str, float],
     needs: tuple[GpuNeed, ...],
+    sharding: Sharding = Sharding.ZERO3,
     reason: str = "",
 ) -> Plan:
     """An assignment of batch and state as a plan: one stage with every layer on every rank."""
@@ -205,7 +287,7 @@ def make_plan(
         needs=needs,
         step_seconds=sum(items.values()),
         time_items=items,
-        sharding=Sharding.ZERO3,
+        sharding=sharding,
         reason=reason,
     )
 

@@ -17,13 +17,14 @@ import numpy.typing as npt
 from drystone.describe.layout import Sharding
 from drystone.describe.machine import Link, Machine
 from drystone.describe.model import ModelSpec
-from drystone.describe.recipe import Recipe
+from drystone.describe.recipe import WHOLE_MATRIX_OPTIMIZERS, Recipe
 from drystone.estimate.layer import compute_memory_bytes, layer_seconds, sharded_state_bytes
 from drystone.estimate.memory.layer_major import layer_major_recipe
 from drystone.estimate.time.network import Ring, make_ring
 from drystone.estimate.time.speed import prepare
 from drystone.estimate.time.step import Prepared, layered_step
 from drystone.plan.uneven.data_parallel import full_update_seconds, pass_seconds_of
+from drystone.plan.uneven.whole import whole_memory_bytes, whole_pass_seconds, whole_recipes
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -90,7 +91,10 @@ def equal_speeds(
         even=np.ones((1, 1)),
     )
     held = memory + state / ranks
-    seconds = np.where(held <= machine.gpu.usable_bytes, seconds, np.inf)
+    fits = held <= machine.gpu.usable_bytes
+    if recipe.optimizer in WHOLE_MATRIX_OPTIMIZERS:
+        fits = fits & (ranks == 1)
+    seconds = np.where(fits, seconds, np.inf)
     best = seconds.argmin(axis=1)
     rows = np.arange(len(best))
     return EqualSpeeds(step_seconds=seconds[rows, best], high_bytes=held[rows, best])
@@ -104,72 +108,138 @@ def pair_speeds(
     between: Link,
     counts: tuple[tuple[int, ...], tuple[int, ...]],
 ) -> PairSpeeds:
-    """Every count of the first type with every count of the second."""
-    mine = layer_major_recipe(recipe)
-    sides = [
-        _side(model, mine, machine, numbers, axis)
-        for axis, (machine, numbers) in enumerate(zip(machines, counts, strict=True))
-    ]
-    first, second = sides
-    state = sharded_state_bytes(model, mine, machines[0])
-    ranks = first.count + second.count
-    room = [side.count * (side.usable_bytes - side.memory_bytes) for side in sides]
-    fits = room[0] + room[1] >= state
-    for side in sides:
-        fits = fits & (side.memory_bytes <= side.usable_bytes)
-    # Of the layers, the share that can be cut evenly: what the tightest rank holds of each.
-    even = np.ones((1, 1, 1, 1))
-    for side in sides:
-        even = np.minimum(even, (side.usable_bytes - side.memory_bytes) * ranks / state)
-    even = np.maximum(even, 0.0)
-    numbers = _samples(recipe.global_batch, first, second)
-    for number, side in zip(numbers, sides, strict=True):
-        fits = fits & ((number >= side.micro) | (side.micro == 1))
-    prepared = [prepare(model, mine, machine, None) for machine in machines]
-    passes = [
-        np.maximum(*(number * one for number, one in zip(numbers, each, strict=True)))
-        for each in ([side.forward for side in sides], [side.backward for side in sides])
-    ]
-    seconds = _step_seconds(
-        prepared,
-        passes=(passes[0], passes[1]),
-        ranks=ranks,
-        ring=make_ring(machines, [side.count for side in sides], between),
-        reached_share=prepared[0].launcher.network_gather_share,
-        even=even,
-    )
-    seconds = np.where(fits, seconds, np.inf)
-    shape = (len(counts[0]) * len(counts[1]), -1)
-    flat = seconds.reshape(shape)
-    best = flat.argmin(axis=1)
-    rows = np.arange(len(best))
+    """Every count of the first type with every count of the second.
 
-    full = np.maximum(first.memory_bytes, second.memory_bytes) + state / ranks
-    at_best = np.broadcast_to(full, seconds.shape).reshape(shape)[rows, best]
+    Layer by layer with the state divided, or all of it on each GPU, whichever is faster.
+    """
+    ways = [_layered_pairs(model, layer_major_recipe(recipe), machines, between, counts)]
+    ways += [_whole_pairs(model, mine, machines, between, counts) for mine in whole_recipes(recipe)]
+    if recipe.optimizer in WHOLE_MATRIX_OPTIMIZERS:  # layer by layer, each rank has pieces
+        ways[0] = (np.full_like(ways[0][0], np.inf), ways[0][1])
+    seconds, full = (np.stack(some) for some in zip(*ways, strict=True))
+    best = seconds.argmin(axis=0)
+    columns = np.arange(seconds.shape[1])
     left, right = np.meshgrid(*counts, indexing="ij")
     return PairSpeeds(
         first_count=left.ravel(),
         second_count=right.ravel(),
-        step_seconds=flat[rows, best],
-        high_bytes=np.minimum(at_best, max(first.usable_bytes, second.usable_bytes)),
+        step_seconds=seconds[best, columns],
+        high_bytes=full[best, columns],
     )
 
 
-def _side(
-    model: ModelSpec, recipe: Recipe, machine: Machine, counts: tuple[int, ...], axis: int
-) -> _Side:
+def _layered_pairs(
+    model: ModelSpec,
+    recipe: Recipe,
+    machines: tuple[Machine, Machine],
+    between: Link,
+    counts: tuple[tuple[int, ...], tuple[int, ...]],
+) -> tuple[FloatArray, FloatArray]:
+    """Seconds of a step and bytes of the fullest rank, by pair of counts; state is divided."""
+    of_ranks = [_ranks(model, recipe, machine, _MICRO_BATCHES, num_ranks=2) for machine in machines]
+    sides = _sides(machines, counts, of_ranks)
+    state = sharded_state_bytes(model, recipe, machines[0])
+    ranks = sides[0].count + sides[1].count
+    room = [side.count * (side.usable_bytes - side.memory_bytes) for side in sides]
+    fits = room[0] + room[1] >= state
+    # Of the layers, the share that can be cut evenly: what the tightest rank holds of each.
+    even = np.ones((1, 1, 1, 1))
+    for side in sides:
+        even = np.minimum(even, (side.usable_bytes - side.memory_bytes) * ranks / state)
+    full = np.maximum(sides[0].memory_bytes, sides[1].memory_bytes) + state / ranks
+    full = np.minimum(full, max(side.usable_bytes for side in sides))
+    prepared = [prepare(model, recipe, machine, None) for machine in machines]
+    seconds, fits_too = _paired(prepared, recipe, sides, between, even=np.maximum(even, 0.0))
+    return _best_of_sizes(np.where(fits & fits_too, seconds, np.inf), full)
+
+
+def _whole_pairs(
+    model: ModelSpec,
+    recipe: Recipe,
+    machines: tuple[Machine, Machine],
+    between: Link,
+    counts: tuple[tuple[int, ...], tuple[int, ...]],
+) -> tuple[FloatArray, FloatArray]:
+    """The same with all state on each rank."""
+    sizes = np.array([size for size in _MICRO_BATCHES if size <= recipe.global_batch])
+    of_ranks = []
+    for machine in machines:
+        forward, backward = whole_pass_seconds(model, recipe, machine, sizes)
+        memory = whole_memory_bytes(model, recipe, machine, sizes, num_ranks=2)
+        of_ranks.append((sizes, forward, backward - forward, memory))
+    sides = _sides(machines, counts, of_ranks)
+    prepared = [prepare(model, recipe, machine, None) for machine in machines]
+    seconds, fits = _paired(prepared, recipe, sides, between, even=None)
+    full = np.maximum(sides[0].memory_bytes, sides[1].memory_bytes)
+    return _best_of_sizes(np.where(fits, seconds, np.inf), full)
+
+
+def _paired(
+    prepared: list[Prepared],
+    recipe: Recipe,
+    sides: list[_Side],
+    between: Link,
+    *,
+    even: FloatArray | None,
+) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
+    """Seconds of a step over the whole grid, and where each rank has memory and samples for it."""
+    first, second = sides
+    numbers = _samples(recipe.global_batch, first, second)
+    fits = np.ones((1, 1, 1, 1), dtype=bool)
+    for number, side in zip(numbers, sides, strict=True):
+        fits = fits & (side.memory_bytes <= side.usable_bytes)
+        fits = fits & ((number >= side.micro) | (side.micro == 1))
+    passes = [
+        np.maximum(*(number * one for number, one in zip(numbers, each, strict=True)))
+        for each in ([side.forward for side in sides], [side.backward for side in sides])
+    ]
+    machines = [each.machine for each in prepared]
+    seconds = _step_seconds(
+        prepared,
+        passes=(passes[0], passes[1]),
+        ranks=first.count + second.count,
+        ring=make_ring(machines, [side.count for side in sides], between),
+        reached_share=prepared[0].launcher.network_gather_share,
+        even=even,
+    )
+    return seconds, fits
+
+
+def _best_of_sizes(seconds: FloatArray, full: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Of the grid of counts and micro-batches, the fastest micro-batches of each pair of counts."""
+    shape = (seconds.shape[0] * seconds.shape[1], -1)
+    flat = seconds.reshape(shape)
+    best = flat.argmin(axis=1)
+    rows = np.arange(len(best))
+    return flat[rows, best], np.broadcast_to(full, seconds.shape).reshape(shape)[rows, best]
+
+
+_OfRanks = tuple[IntArray, FloatArray, FloatArray, FloatArray]
+
+
+def _sides(
+    machines: tuple[Machine, Machine],
+    counts: tuple[tuple[int, ...], tuple[int, ...]],
+    of_ranks: list[_OfRanks],
+) -> list[_Side]:
     """Axes of the grid: counts of the first and second type, micro-batches of each."""
-    sizes, forward, backward, memory = _ranks(model, recipe, machine, _MICRO_BATCHES, num_ranks=2)
-    along_counts, along_sizes = [1, 1, 1, 1], [1, 1, 1, 1]
-    along_counts[axis], along_sizes[axis + 2] = -1, -1
-    return _Side(
-        count=np.array(counts, dtype=np.float64).reshape(along_counts),
-        micro=sizes.astype(np.float64).reshape(along_sizes),
-        forward=(forward / sizes).reshape(along_sizes),
-        backward=((forward + backward) / sizes).reshape(along_sizes),
-        memory_bytes=memory.reshape(along_sizes),
-        usable_bytes=float(machine.gpu.usable_bytes),
-    )
+    sides = []
+    for axis, (machine, numbers, (sizes, forward, backward, memory)) in enumerate(
+        zip(machines, counts, of_ranks, strict=True)
+    ):
+        along_counts, along_sizes = [1, 1, 1, 1], [1, 1, 1, 1]
+        along_counts[axis], along_sizes[axis + 2] = -1, -1
+        sides.append(
+            _Side(
+                count=np.array(numbers, dtype=np.float64).reshape(along_counts),
+                micro=sizes.astype(np.float64).reshape(along_sizes),
+                forward=(forward / sizes).reshape(along_sizes),
+                backward=((forward + backward) / sizes).reshape(along_sizes),
+                memory_bytes=memory.reshape(along_sizes),
+                usable_bytes=float(machine.gpu.usable_bytes),
+            )
+        )
+    return sides
 
 
 @lru_cache(maxsize=1024)
@@ -180,7 +250,7 @@ def _ranks(
     micro_batches: tuple[int, ...],
     *,
     num_ranks: int,
-) -> tuple[IntArray, FloatArray, FloatArray, FloatArray]:
+) -> _OfRanks:
     """Micro-batches, seconds of both passes of a layer, and memory beside the state.
 
     Whether there are several ranks matters, not how many.
@@ -224,23 +294,30 @@ def _step_seconds(
     ranks: FloatArray,
     ring: Ring,
     reached_share: FloatArray | float,  # of the ring's bandwidth, by the launcher's gathers
-    even: FloatArray,  # of the layers, the share that is cut evenly
+    even: FloatArray | None,  # of the layers, the share that is cut evenly; None: nothing is cut
 ) -> FloatArray:
     """A step, as `data_parallel` has it."""
     work = prepared[0].work
     params = (work.layer_params + work.outer_params) / work.num_layers
     reached = ring.bandwidth_bytes_per_second * reached_share
-    # Shards that are not even are sent one by one.
-    part = even * (ranks - 1.0) / ranks + (1.0 - even)
     hops = ring.hops_seconds
+    update = max(full_update_seconds(each) for each in prepared)
+    if even is None:
+        gather, times = np.zeros(1), 2.0
+        part = (ranks - 1.0) / ranks
+    else:
+        # Shards that are not even are sent one by one.
+        part = even * (ranks - 1.0) / ranks + (1.0 - even)
+        gather, times = params * work.element_bytes / reached * part + hops, 1.0
+    scatter = params * work.trained_share * work.reduce_bytes / reached * part + hops
     step = layered_step(
         prepared,
         num_ranks=ranks,
         forward=passes[0],
         backward=passes[1],
-        gather=params * work.element_bytes / reached * part + hops,
-        scatter=params * work.trained_share * work.reduce_bytes / reached * part + hops,
+        gather=gather,
+        scatter=times * scatter,
         pace=ring.pace,
     )
-    update = max(full_update_seconds(each) for each in prepared)
-    return step.busy * (1.0 + step.straggler_share) + update / ranks + step.host
+    shared = update if even is None else update / ranks
+    return step.busy * (1.0 + step.straggler_share) + shared + step.host

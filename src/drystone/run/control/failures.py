@@ -171,6 +171,8 @@ def last_lines(log: str, most: int = MOST_LINES) -> str:
 def wait_seconds(kind: FaultKind, number: int) -> float:
     """How long to wait before trying again, after that many faults of the kind in a row."""
     first = _FIRST_WAIT_SECONDS.get(kind, _WAIT_SECONDS)
+    if kind is FaultKind.PREEMPTED and number > 1:  # again, and it got no further in between
+        first, number = _WAIT_SECONDS, number - 1
     return min(first * 2.0 ** max(0, number - 1), _MOST_WAIT_SECONDS)
 
 

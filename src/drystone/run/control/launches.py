@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from drystone.describe.files.cluster import ClusterSpec
 from drystone.describe.job import TrainingJob, count_steps
+from drystone.describe.layout import Sharding
 from drystone.describe.model import ModuleSpec
 from drystone.estimate.layer import layer_seconds
 from drystone.estimate.memory.layer_major import layer_major_recipe
@@ -243,20 +244,23 @@ def _emulation(plan: Plan | None, cluster: ClusterSpec) -> dict[str, str]:
 
 def section_seconds(plan: Plan, cluster: ClusterSpec, gpu: str) -> dict[str, float]:
     """What one sample costs on a device of this type: forward and backward of a block, the head."""
-    micro = max(
-        (share.micro_batch for stage in plan.stages for share in stage.ranks if share.gpu == gpu),
-        default=1,
-    )
+    mine = [
+        (share.micro_batch, stage.tp)
+        for stage in plan.stages
+        for share in stage.ranks
+        if share.gpu == gpu
+    ]
+    micro = max((size for size, _ in mine), default=1)
     machine = cluster.group(gpu, 1).machine
     if isinstance(plan.model, ModuleSpec):
         rate = best_flops(machine.gpu, plan.recipe)
         return {kind: flops / rate for kind, flops in section_flops(plan.model).items()}
-    is_layer_major = plan.way is Way.UNEVEN
+    is_layer_major = plan.way is Way.UNEVEN and plan.sharding is Sharding.ZERO3
     found = layer_seconds(
         plan.model,
         layer_major_recipe(plan.recipe) if is_layer_major else plan.recipe,
         machine,
-        tp=max(stage.tp for stage in plan.stages),
+        tp=max((tp for _, tp in mine), default=1),
         micro_batch=max(1, micro),
     )
     both = found.backward + found.recompute
@@ -280,10 +284,10 @@ def describe_plan(plan: Plan | None, seats: Sequence[Seat]) -> str:
 def _way_in_words(plan: Plan) -> str:
     """`cell tp=2`, whose ranks share each of their samples; `even` where all do the same."""
     shares = [share for stage in plan.stages for share in stage.ranks]
-    if plan.way is Way.UNEVEN and len({(one.batch, one.state_share) for one in shares}) == 1:
-        return "even"
     degrees = {"tp": max(stage.tp for stage in plan.stages), "pp": len(plan.stages)}
     split = [f"{name}={degree}" for name, degree in degrees.items() if degree > 1]
+    if not split and len({(share.batch, share.state_share) for share in shares}) == 1:
+        return "even"
     return " ".join([plan.way.value, *split])
 
 

@@ -37,6 +37,7 @@ from drystone.plan.plan import Plan
 from drystone.plan.search import plan_executable, priced
 from drystone.plan.uneven.modules import plan_module
 from drystone.run.control.live_state import Lesson, type_factors
+from drystone.run.data_look import look_at_data
 from drystone.run.engines.agent.environment import job_environment
 
 Counts = tuple[int, ...]  # GPUs of each type of the cluster
@@ -82,20 +83,24 @@ class OptionBook:
             self._shapes[named] = find_shape(job)
         return self._shapes[named]
 
-    def needs_look(self, job: TrainingJob) -> bool:
-        """Whether code of the job must be run to know what it asks for."""
-        return job.module is None and not job.is_command and find_module(job) is not None
+    def needs_process(self, job: TrainingJob) -> bool:
+        """Whether a look at the job takes a process of its own."""
+        return not job.is_command and (job.data != "synthetic" or find_module(job) is not None)
 
     def looked_at(self, job: TrainingJob) -> TrainingJob:
         """The job with what a look tells at its Python function, if it has one, and at its data.
 
         It takes seconds, so nobody should wait for it: call it without the journal's lock.
         """
-        found = find_module(job) if self.needs_look(job) else None
-        if found is None:
+        if job.is_command:
             return job
-        seen = job_environment(os.environ)
-        return replace(job, module=probe_module(found, self.recipe(job, None), environment=seen))
+        found = find_module(job)
+        if found is not None:
+            seen = job_environment(os.environ)
+            module = probe_module(found, self.recipe(job, None), environment=seen)
+            job = replace(job, module=module)
+        self.check(job)
+        return look_at_data(job, find_shape(job))
 
     def check(self, job: TrainingJob) -> None:
         """Refuse what the runtime cannot train as what it is, before anything is priced.
@@ -218,7 +223,9 @@ class OptionBook:
             return known
         rows = known.row_of if known is not None else {}
         listed = _Listed(memory_share, None, rows, {}, {})
-        largest = job.max_gpus if shape is None else min(job.max_gpus, job.global_batch)
+        # Divisions of a module share whole samples; layers and matrices can be split further.
+        is_module = isinstance(shape, ModuleSpec)
+        largest = min(job.max_gpus, job.global_batch) if is_module else job.max_gpus
         limits = {gpu: min(self._totals[gpu], largest) for gpu in self._usable_types(job)}
         if limits:
             listed.planned = job_options(

@@ -24,6 +24,7 @@ from drystone.run.control.failures import (
 from drystone.run.control.journal import Journal
 from drystone.run.control.launches import LaunchOrder, busy_devices, load_order, order_launch
 from drystone.run.control.lessons import speed_lesson
+from drystone.run.control.live_state import LiveJob
 from drystone.run.control.notes import Launched, job_of
 from drystone.run.control.progress import RunProgress
 from drystone.run.control.store import LeaseLost, StoreBusy
@@ -275,9 +276,10 @@ class RunSupervisor:
         codes = {rank: code for rank, code in run.exits.items() if code is not None}
         is_over = len(codes) == len(run.order.seats) and len(parts) == len(run.order.requests)
         has_failed = any(codes.values())
-        is_command = self._journal.live.jobs[job_id].job.is_command
+        live = self._journal.live.jobs[job_id]
+        is_command = live.job.is_command
         # A script that was asked to leave, not by us, has not finished because it left well.
-        has_left_early = left_early(record, run.progress)
+        has_left_early = "" if has_failed else left_early(record, run.progress, live)
         is_done = run.progress.is_finished or (is_command and not (run.note or has_left_early))
         if is_over and run.fault is None and not has_failed and is_done:
             self._writer.commit(Finished(time_seconds=self._journal.now(), job_id=job_id))
@@ -307,14 +309,17 @@ class RunSupervisor:
                 )
 
 
-def left_early(record: JobRecord, progress: RunProgress) -> str:
+def left_early(record: JobRecord, progress: RunProgress, live: LiveJob) -> str:
     """Why a script that ended well has not finished: somebody else asked it to leave.
 
-    A script that begins where it ended before, and ends there again, means it: then it is done.
+    A script that ends where it ended before means it, whether it began there or anew: it is done.
     """
-    num_steps = math.ceil(record.spec.total_samples / record.spec.global_batch)
+    batch = record.spec.global_batch
+    num_steps = math.ceil(record.spec.total_samples / batch)
     is_at_end = progress.step + max(1, progress.largest_stride) >= num_steps
-    if progress.step <= progress.first_step or is_at_end:
+    has_left_before = live.faults.get(FaultKind.PREEMPTED.value, 0) > 0
+    ends_there_again = has_left_before and progress.step * batch == live.furthest_samples
+    if progress.step <= progress.first_step or is_at_end or ends_there_again:
         return ""
     return (
         f"it left at step {progress.step} of {num_steps}, with exit code 0 and without a report "

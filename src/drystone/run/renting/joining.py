@@ -73,6 +73,8 @@ class RayJoiner:
         if self._pid(name):
             return
         file = self._folder / f"{name}.json"
+        environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+        environment.pop("CUDA_VISIBLE_DEVICES", None)  # its GPUs are the offer's, not ours
         with (self._folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 start_command(self._address, name, offer, self._free_address()),
@@ -80,7 +82,7 @@ class RayJoiner:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
+                env=environment,
             )
         self._children[name] = process
         write_whole(file, {"pid": process.pid, "birth": birth_of(process.pid)})

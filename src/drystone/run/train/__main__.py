@@ -25,7 +25,7 @@ try:
 
     from drystone.run.train.config import add_flags, read_flags
     from drystone.run.train.group import joined
-    from drystone.run.train.loop import train
+    from drystone.run.train.loop import end, train
 except ModuleNotFoundError as missing:
     if missing.name not in ("torch", "transformers"):
         raise
@@ -41,7 +41,10 @@ def main(arguments: list[str] | None = None) -> int:
         config = read_flags(given)
         plan = load_plan(given.plan)
         with joined(timeout_seconds=config.timeout_seconds) as wire:
-            train(plan, config, wire, sys.stdout)
+            ending = train(plan, config, wire, sys.stdout)
+            is_first = wire.rank == 0
+        if is_first:
+            end(ending, plan, config, sys.stdout)
     except DrystoneError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code

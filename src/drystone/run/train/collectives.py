@@ -228,13 +228,13 @@ class Wire:
                 work = dist.reduce_scatter(out, pieces, group=self.group, async_op=True)
                 return Pending([work], _nothing)
 
-    def sum(self, values: torch.Tensor) -> Pending:
-        """Sum a few numbers over all ranks, in place."""
-        self.traffic.count("sum", values.nbytes)
+    def sum(self, values: torch.Tensor, *, kind: str = "sum") -> Pending:
+        """Sum over all ranks, in place: a few numbers, or gradients that every rank wants."""
+        self.traffic.count(kind, values.nbytes)
         if self.num_ranks == 1:
-            return self._noted("sum", values.nbytes, Pending((), _nothing))
+            return self._noted(kind, values.nbytes, Pending((), _nothing))
         work = dist.all_reduce(values, group=self.group, async_op=True)
-        return self._noted("sum", values.nbytes, Pending([work], _nothing))
+        return self._noted(kind, values.nbytes, Pending([work], _nothing))
 
     def barrier(self) -> None:
         """Until every rank is here."""

@@ -24,7 +24,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
 from drystone.describe.model import ModelSpec, ModuleSpec
-from drystone.describe.recipe import Lora, Tuning
+from drystone.describe.recipe import Lora, Precision, Tuning
 from drystone.errors import DrystoneError, InvalidSpec, UnreadableFile
 from drystone.plan.plan import Plan, load_plan
 from drystone.run.train.checkpoint.checkpoint import (
@@ -33,6 +33,8 @@ from drystone.run.train.checkpoint.checkpoint import (
     find_whole,
 )
 from drystone.run.train.checkpoint.contents import SafeReader
+from drystone.run.train.config import RankConfig
+from drystone.run.train.judgement import BEST
 from drystone.run.train.models.huggingface import Exported, exported_model
 from drystone.run.train.models.lora import merged_weight
 from drystone.run.train.models.peft import adapter_config, adapter_tensors
@@ -77,6 +79,37 @@ def export_plan(
         export_checkpoint(
             checkpoint, out, exported, dtype=dtype, lora=recipe.lora, beside=_folder_of(model)
         )
+
+
+def check_export(plan: Plan, config: RankConfig) -> None:
+    """What cannot be written at the end of a job is refused at its beginning."""
+    if config.export == "none":
+        return
+    if config.checkpoints is None:
+        raise InvalidSpec("nothing is saved to export from", hint="Give --checkpoints FOLDER")
+    if config.export == "peft" and plan.recipe.tuning is Tuning.FULL:
+        raise InvalidSpec("export: peft, but there are no adapters", hint="Write huggingface")
+    if isinstance(plan.model, ModuleSpec):
+        raise InvalidSpec("export: no format is known for a module of your own")
+    exported_model(plan.model)
+
+
+def export_at_end(plan: Plan, config: RankConfig) -> Path:
+    """The last checkpoint of a job, or the one kept as the best, in a folder beside them."""
+    checkpoints = config.checkpoints
+    assert checkpoints is not None  # `check_export`
+    out = checkpoints.absolute().parent / "export"
+    shutil.rmtree(out, ignore_errors=True)  # of an attempt before
+    best = checkpoints / BEST
+    is_bf16 = plan.recipe.precision is Precision.BF16_MIXED
+    export_plan(
+        best if best.is_dir() else checkpoints,
+        plan,
+        out,
+        dtype=torch.bfloat16 if is_bf16 else torch.float32,
+        is_adapter=config.export == "peft",
+    )
+    return out
 
 
 def export_checkpoint(

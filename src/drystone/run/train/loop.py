@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import torch
 
-from drystone.describe.job import TrainConfig
 from drystone.describe.model import ModuleSpec
-from drystone.describe.recipe import Offload, Optimizer, Precision, Recipe, StepKernel, Tuning
+from drystone.describe.recipe import Offload, Precision, Recipe, Tuning
 from drystone.errors import InvalidSpec
 from drystone.plan.checkpoints import checkpoint_interval
 from drystone.plan.plan import Plan
@@ -22,13 +21,15 @@ from drystone.run.train.collectives import Wire
 from drystone.run.train.config import RankConfig
 from drystone.run.train.data import DataRequest, open_source, rank_works
 from drystone.run.train.emulate import VARIABLE, EmulatedDevice, rank_gpus, read_emulation
+from drystone.run.train.export import check_export, export_at_end
 from drystone.run.train.judgement import Evaluation, LossWatch, keep_best
 from drystone.run.train.models.lora import add_adapters
 from drystone.run.train.models.module import UserModule, build_user_module
 from drystone.run.train.models.transformer import Transformer, build_model
+from drystone.run.train.optimizers import choose_optimizer
 from drystone.run.train.reporters import Curves, open_curves
 from drystone.run.train.step_report import StepReport, write_event, write_report
-from drystone.run.train.trainer import MakeOptimizer, Trainer
+from drystone.run.train.trainer import Trainer
 
 _DTYPES = {
     Precision.FP32: torch.float32,
@@ -38,7 +39,7 @@ _DTYPES = {
 }
 
 
-def train(plan: Plan, config: RankConfig, wire: Wire, stream: TextIO) -> None:
+def train(plan: Plan, config: RankConfig, wire: Wire, stream: TextIO) -> Ending:
     """Train to the last step, or until asked to leave; rank 0 writes a line for each step."""
     emulation = read_emulation(os.environ.get(VARIABLE, ""), plan)
     device = None
@@ -47,7 +48,27 @@ def train(plan: Plan, config: RankConfig, wire: Wire, stream: TextIO) -> None:
     with (device.make_ledger() if device else None) or nullcontext():
         seconds = emulation.seconds if emulation else {}
         trainer = prepare(plan, config, wire, emulated=device, section_seconds=seconds)
-        _Training(trainer, plan, config, stream).run()
+        return _Training(trainer, plan, config, stream).run()
+
+
+def end(ending: Ending, plan: Plan, config: RankConfig, stream: TextIO) -> None:
+    """Export what was trained, and say that it is over: rank 0, once it has left the others.
+
+    They need not wait for it, and could not: writing a large model takes longer than a collective
+    may take.
+    """
+    if ending.is_over and config.export != "none":
+        write_event(stream, "exported", path=str(export_at_end(plan, config)))
+    reason = {"reason": ending.reason} if ending.reason else {}
+    write_event(stream, "finished" if ending.is_over else "left", step=ending.step, **reason)
+
+
+class Ending(NamedTuple):
+    """Where a launch of a job ended."""
+
+    step: int
+    is_over: bool  # rather than asked to leave
+    reason: str = ""  # of an end before the last step
 
 
 class _Training:
@@ -66,7 +87,7 @@ class _Training:
         self._curves: Curves | None = None
         self._reason = ""  # to end before the last step
 
-    def run(self) -> None:
+    def run(self) -> Ending:
         """To the last step, or until there is a reason to end, or somebody asks to leave."""
         trainer, config = self._trainer, self._config
         trainer.leave_on_sigterm()
@@ -87,7 +108,7 @@ class _Training:
             self._save(report.step, has_saved=has_saved)
             if self._reason:
                 break
-        self._end()
+        return self._end()
 
     def _evaluate(self, step: int) -> bool:
         """Look at the held-out data, if that is due; whether this step was saved as the best."""
@@ -119,14 +140,12 @@ class _Training:
         for saved, path in trainer.take_saved(wait=is_last or config.waits_for_saves):
             self._tell("checkpoint", step=saved, path=str(path))
 
-    def _end(self) -> None:
+    def _end(self) -> Ending:
         if self._curves is not None:
             self._curves.close()
         step = self._trainer.progress.step
-        if self._reason:
-            self._tell("finished", step=step, reason=self._reason)
-        else:
-            self._tell("left" if step < self._config.num_steps else "finished", step=step)
+        is_over = bool(self._reason) or step >= self._config.num_steps
+        return Ending(step=step, is_over=is_over, reason=self._reason)
 
     def _tell_step(self, report: StepReport) -> None:
         if self._wire.rank == 0:
@@ -153,6 +172,7 @@ def data_request(
         column=config.column,
         tokenizer=config.tokenizer,
         model="" if isinstance(plan.model, ModuleSpec) else plan.model.source,
+        is_packed=config.pack,
         is_plain=is_module,
         is_shuffled=is_shuffled,
     )
@@ -169,11 +189,13 @@ def prepare(
     """Everything that the plan says, checked and built."""
     recipe = plan.recipe
     _check_recipe(recipe)
+    check_export(plan, config)
     model = _build(plan, config)
     given: dict[str, Any] = {
         "optimizer": choose_optimizer(recipe.optimizer, config, kernel=recipe.step_kernel),
         "wire": wire,
         "dtype": _DTYPES[recipe.precision],
+        "recompute": recipe.recompute,
         "offload": recipe.offload is Offload.ACTIVATIONS,
         "config": config,
         "emulated": emulated,
@@ -185,19 +207,19 @@ def prepare(
             model,
             cell_layout(plan),
             seq_len=recipe.seq_len,
-            recompute=recipe.recompute,
             **given,
         )
     works = rank_works(plan)
     if len(works) != wire.num_ranks:
         raise InvalidSpec(f"the plan is for {len(works)} ranks, {wire.num_ranks} were started")
-    return Trainer(model, works, **given)
+    return Trainer(model, works, sharding=plan.sharding, **given)
 
 
 def _build(plan: Plan, config: RankConfig) -> Transformer | UserModule:
     if isinstance(plan.model, ModuleSpec):
         return build_user_module(plan.model, seed=config.seed)
     model = build_model(plan.model, seed=config.seed, on_meta=True)
+    model.is_packed = config.pack
     if plan.recipe.tuning is Tuning.LORA:
         add_adapters(model, plan.recipe.lora, seed=config.seed)
     return model
@@ -211,30 +233,15 @@ def _check_recipe(recipe: Recipe) -> None:
         )
     if recipe.tuning is Tuning.QLORA:
         raise InvalidSpec(f"tuning {recipe.tuning.value} cannot be trained yet")
+    if recipe.offload in (Offload.OPTIMIZER, Offload.STATE):
+        raise InvalidSpec(
+            f"offload {recipe.offload.value} cannot be trained yet",
+            hint="Plan with offload activations, or none",
+        )
+    if recipe.recompute.modules:
+        raise InvalidSpec(
+            f"recompute {recipe.recompute} cannot be executed yet",
+            hint="Plan with none, selective, or full",
+        )
     if recipe.dropout:
         raise InvalidSpec("the reference transformer has no dropout")
-
-
-def choose_optimizer(
-    optimizer: Optimizer, config: TrainConfig, *, kernel: StepKernel = StepKernel.FUSED
-) -> MakeOptimizer:
-    """Optimizers that treat every element apart, so that a piece of a matrix is enough for them."""
-    how = {"fused": kernel is StepKernel.FUSED, "foreach": kernel is StepKernel.FOREACH}
-    learning_rate, betas = config.learning_rate, (config.beta1, config.beta2)
-
-    def make(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        match optimizer:
-            case Optimizer.ADAM:
-                return torch.optim.AdamW(
-                    groups, lr=learning_rate, betas=betas, eps=config.epsilon, **how
-                )
-            case Optimizer.SGD:
-                return torch.optim.SGD(groups, lr=learning_rate, **how)
-            case Optimizer.SGD_MOMENTUM:
-                return torch.optim.SGD(groups, lr=learning_rate, momentum=0.9, **how)
-        raise InvalidSpec(
-            f"optimizer {optimizer.value} cannot be trained yet",
-            hint="Plan with adam, sgd or sgd-momentum",
-        )
-
-    return make

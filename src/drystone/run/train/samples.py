@@ -8,6 +8,9 @@ is predicted, and it is one document.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
 import torch
 
 TOKEN_BITS = 32
@@ -28,11 +31,34 @@ def targets_of(batch: torch.Tensor) -> torch.Tensor:
     return (following & _TOKEN_MASK).masked_fill((following & SKIPPED) != 0, IGNORED)
 
 
-def num_predicted(batch: torch.Tensor) -> int:
-    """How many tokens of a batch are predicted."""
-    return int(((batch[:, 1:] & SKIPPED) == 0).sum())
+def num_predicted(batch: torch.Tensor) -> torch.Tensor:
+    """How many tokens of a batch are predicted; on its device, for the host not to wait."""
+    return ((batch[:, 1:] & SKIPPED) == 0).sum()
 
 
 def documents_of(batch: torch.Tensor) -> torch.Tensor:
     """The number of the document that each token read belongs to."""
     return batch[:, :-1] >> (TOKEN_BITS + 1)
+
+
+class Places(NamedTuple):
+    """Where the tokens of a batch are: what blocks are given besides the hidden state."""
+
+    rotary: Mapping[float, Any]  # tables (`models/rotary.py`); empty where positions are learned
+    documents: torch.Tensor | None = None  # of each token; None: a row is one document
+
+
+def document_starts(documents: torch.Tensor) -> torch.Tensor:
+    """Where the document of each token begins in its row."""
+    at = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
+    begins = torch.ones_like(documents, dtype=torch.bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return torch.where(begins, at, 0).cummax(dim=1).values
+
+
+def same_document(documents: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Which tokens see which: those before, of the same document, within the mask if any."""
+    if mask is None:
+        length = documents.shape[1]
+        mask = torch.ones(length, length, dtype=torch.bool, device=documents.device).tril()
+    return (documents[:, None, :, None] == documents[:, None, None, :]) & mask

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 import resource
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
 
-from drystone.run.train.collectives import Wire, Worked
+from drystone.run.train.collectives import Pending, Wire, Worked
 from drystone.run.train.emulate import KINDS, Pacer, active_ledger
-from drystone.run.train.models.layered import Batch
+from drystone.run.train.models.layered import Batch, Weight
+from drystone.run.train.timing import make_timer
 from drystone.run.train.uneven.shard import Owned
 
 
@@ -36,6 +36,26 @@ class StepResult:
     seconds: dict[str, float]  # of this rank, by part
 
 
+PARTS = ("forward", "backward", "gather", "reduce")
+
+
+class Total:
+    """What counts in a step over all ranks (tokens, or samples): on the device, never read there.
+
+    The host would wait for it in the middle of the step.
+    """
+
+    def __init__(self, value: torch.Tensor, pending: Pending | None = None) -> None:
+        self._value, self._pending = value, pending
+
+    def value(self) -> torch.Tensor:
+        """The sum."""
+        if self._pending is not None:
+            self._pending.wait()
+            self._pending = None
+        return self._value
+
+
 class Stepper:
     """Holds this rank's pieces of a model and takes steps with them."""
 
@@ -52,7 +72,7 @@ class Stepper:
         self.num_steps = 0
         self.stop_asked = False
         self.loss_scale = 1.0  # of the backward pass in fp16; gradients come out without it
-        self._seconds: dict[str, float] = {}
+        self._timer = make_timer(device)
 
     @property
     def counted(self) -> list[Owned]:
@@ -67,44 +87,72 @@ class Stepper:
         """Losses summed over this step's samples of all ranks, and their weight; no gradients."""
         raise NotImplementedError
 
-    def _summed(self, loss_sum: torch.Tensor, weight: float) -> tuple[float, float]:
+    def _summed(self, loss_sum: torch.Tensor, weight: Weight) -> tuple[float, float]:
         """Both over all ranks."""
-        mine = torch.tensor([float(loss_sum), weight], dtype=torch.float64, device=self.device)
+        mine = torch.cat((loss_sum.reshape(1), self._on_device(weight)))
         self.wire.sum(mine).wait()
         loss, total = self.wire.read(mine)
         return loss, total
 
     def parameter_groups(self, *, weight_decay: float = 0.0) -> list[dict[str, object]]:
         """For a torch optimizer: matrices decay, vectors do not. Either list may be empty."""
-        trained = [one for one in self.owned if one.value.requires_grad]
-        matrices = [one.value for one in trained if len(one.shape) > 1]
-        vectors = [one.value for one in trained if len(one.shape) <= 1]
+        trained = [owned for owned in self.owned if owned.value.requires_grad]
+        matrices = [owned for owned in trained if len(owned.shape) > 1]
+        vectors = [owned for owned in trained if len(owned.shape) <= 1]
         return [
-            {"params": matrices, "weight_decay": weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
+            {"params": [owned.value for owned in some], "weight_decay": decay, "owned": some}
+            for some, decay in ((matrices, weight_decay), (vectors, 0.0))
         ]
 
     def clip_gradients(self, result: StepResult, most: float) -> None:
         """Scale the gradients so that their norm over all ranks is at most `most`."""
         scale = most / (result.gradient_norm + 1e-6)
         if scale < 1.0:
-            for one in self.owned:
-                if one.value.grad is not None:
-                    one.value.grad.mul_(scale)
+            gradients = self._gradients()
+            if gradients:
+                torch._foreach_mul_(gradients, scale)
 
-    def _result(self, loss_sum: torch.Tensor, total: float) -> StepResult:
+    def _gradients(self, *, is_counted: bool = False) -> list[torch.Tensor]:
+        """Of the owned pieces; or of those among them that no other rank counts as well."""
+        return [
+            one.value.grad
+            for one in (self.counted if is_counted else self.owned)
+            if one.value.grad is not None
+        ]
+
+    def _start_total(self, mine: Weight) -> Total:
+        """Sum what counts over the ranks, while the forward pass runs."""
+        total = self._on_device(mine)
+        return Total(total, self.wire.sum(total))
+
+    def _on_device(self, weight: Weight) -> torch.Tensor:
+        return torch.as_tensor(weight, dtype=torch.float64, device=self.device).reshape(1)
+
+    def _loss_gradient(self, loss: torch.Tensor, total: Total) -> torch.Tensor:
+        """With which a backward pass begins at a sum of losses."""
+        scale = self.loss_scale / total.value()
+        return scale.to(loss.dtype).reshape(loss.shape)
+
+    def _square_norm(self) -> torch.Tensor:
+        """Of the counted gradients, without the scale of the loss."""
+        if self.loss_scale != 1.0:
+            gradients = self._gradients()
+            if gradients:
+                torch._foreach_div_(gradients, self.loss_scale)
+        counted = self._gradients(is_counted=True)
+        if not counted:
+            return torch.zeros((), dtype=torch.float64, device=self.device)
+        # Without a tensor as large as a gradient.
+        norms = torch._foreach_norm(counted, 2, torch.float64)
+        return torch.stack(norms).square().sum()
+
+    def _result(self, loss_sum: torch.Tensor, total: Total) -> StepResult:
         """Sum over the ranks what is only known in part: one small collective."""
-        squares = torch.zeros((), dtype=torch.float64, device=self.device)
-        for one in self.owned:
-            if one.value.grad is not None:
-                if self.loss_scale != 1.0:
-                    one.value.grad /= self.loss_scale
-                if one.is_counted:
-                    norm = torch.linalg.vector_norm(one.value.grad, dtype=torch.float64)
-                    squares += norm.square()  # without a tensor as large as the gradient
+        squares = self._square_norm()
+        seconds = dict.fromkeys(PARTS, 0.0) | self._timer.seconds()
         costs = self._pacer.measured_seconds() if self._pacer else {}
         mine = [
-            self._seconds["forward"] + self._seconds["backward"],
+            seconds["forward"] + seconds["backward"],
             float(_peak_memory_bytes(self.device)),
             *(costs.get(kind, 0.0) for kind in KINDS),
         ]
@@ -114,31 +162,35 @@ class Stepper:
         sums = torch.stack((loss_sum, squares))
         numbers = torch.cat((sums, few, table.flatten().to(self.device)))
         self.wire.sum(numbers).wait()
-        loss, square, stops, *others = self.wire.read(numbers)
+        # The one place where the host waits for the device in a step: whether to go on, to skip or
+        # to clip depends on these numbers.
+        weight, loss, square, stops, *others = self.wire.read(torch.cat((total.value(), numbers)))
         by_rank = [others[at : at + len(mine)] for at in range(0, len(others), len(mine))]
         highest = [max(column) for column in zip(*by_rank, strict=True)]
         return StepResult(
-            loss=loss / total,
+            loss=loss / weight,
             gradient_norm=square**0.5,
-            weight=total,
+            weight=weight,
             stop_asked=stops > 0,
             compute_seconds=tuple(row[0] for row in by_rank),
             peak_memory_bytes=tuple(int(row[1]) for row in by_rank),
             section_seconds=dict(zip(KINDS, highest[2:], strict=True)),
-            seconds=dict(self._seconds),
+            seconds=seconds,
         )
 
-    def _paced(self, kind: str, hidden: torch.Tensor) -> AbstractContextManager[None]:
-        """As slow as an emulated device, where there is one; noted, where somebody takes notes."""
-        if self.wire.log is not None:
-            self.wire.log.append(Worked(kind, len(hidden)))
-        return self._pacer.section(kind, len(hidden)) if self._pacer else nullcontext()
+    def _timed(self, part: str) -> AbstractContextManager[None]:
+        """Seconds of what is inside are those of the part."""
+        found: AbstractContextManager[None] = self._timer.section(part)
+        return found
 
-    @contextmanager
-    def _timed(self, part: str) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        self._seconds[part] += time.perf_counter() - started
+    def _paced(
+        self, kind: str, hidden: torch.Tensor, *, num_layers: int = 1
+    ) -> AbstractContextManager[None]:
+        """As slow as an emulated device, where there is one; noted, where somebody takes notes."""
+        number = len(hidden) * num_layers
+        if self.wire.log is not None:
+            self.wire.log.append(Worked(kind, number))
+        return self._pacer.section(kind, number) if self._pacer else nullcontext()
 
 
 def _peak_memory_bytes(device: torch.device) -> int:

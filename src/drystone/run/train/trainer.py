@@ -22,6 +22,8 @@ from typing import Any
 
 import torch
 
+from drystone.describe.layout import Sharding
+from drystone.describe.recipe import Recompute, RecomputeKind
 from drystone.errors import InvalidSpec
 from drystone.run.train.checkpoint.background import BackgroundSaves
 from drystone.run.train.checkpoint.checkpoint import Progress, load_latest, save_checkpoint
@@ -35,6 +37,7 @@ from drystone.run.train.schedule import has_schedule, learning_rate_factor, set_
 from drystone.run.train.step_report import StepReport, Straggler, StragglerWatch, better_batches
 from drystone.run.train.stepping import LossScale, Stepper, StepResult
 from drystone.run.train.uneven.engine import Engine
+from drystone.run.train.uneven.whole import WholeEngine
 
 MakeOptimizer = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 
@@ -51,6 +54,8 @@ class Trainer:
         wire: Wire | None = None,
         device: torch.device | None = None,  # None: the GPU of this rank, or the processor
         dtype: torch.dtype = torch.float32,
+        sharding: Sharding = Sharding.ZERO3,  # below ZeRO-3 every rank holds all weights
+        recompute: Recompute | None = None,  # None: of every layer, all
         offload: bool = False,
         config: RankConfig | None = None,
         emulated: EmulatedDevice | None = None,  # what this rank pretends to be
@@ -63,6 +68,8 @@ class Trainer:
             raise InvalidSpec("no rank has a batch")
         self._emulated = emulated or EmulatedDevice()
         self._pacer = self._emulated.make_pacer(section_seconds or {})
+        self._sharding = sharding
+        self._recompute = recompute or Recompute(kind=RecomputeKind.FULL)
         self.engine = self._make_engine(
             model, wire=wire, device=device or this_device(), dtype=dtype, offload=offload
         )
@@ -238,15 +245,28 @@ class Trainer:
         dtype: torch.dtype,
         offload: bool,
     ) -> Stepper:
-        return Engine(
+        given: dict[str, Any] = {
+            "wire": wire,
+            "device": device,
+            "dtype": dtype,
+            "seed": self.config.seed,
+            "pacer": self._pacer,
+        }
+        shares = [work.state_share for work in self.works]
+        if self._sharding >= Sharding.ZERO3:
+            refuse_kept(self._recompute)
+            return Engine(model, shares, offload=offload, **given)
+        if offload:
+            raise InvalidSpec(
+                "activations are offloaded only where weights are gathered layer by layer",
+                hint="Plan without offload, or with ZeRO-3",
+            )
+        return WholeEngine(
             model,
-            [work.state_share for work in self.works],
-            wire=wire,
-            device=device,
-            dtype=dtype,
-            offload=offload,
-            seed=self.config.seed,
-            pacer=self._pacer,
+            shares,
+            is_replicated=self._sharding is Sharding.NONE,
+            recompute=self._recompute,
+            **given,
         )
 
     def _runs(self, position: int) -> list[range]:
@@ -263,6 +283,15 @@ class Trainer:
             if better is not None:
                 self.rebalance(better)
         return self._watch.stragglers()
+
+
+def refuse_kept(recompute: Recompute) -> None:
+    """Layer by layer, what is inside a layer is never kept."""
+    if recompute != Recompute(kind=RecomputeKind.FULL):
+        raise InvalidSpec(
+            f"recompute {recompute} with weights gathered layer by layer cannot be executed",
+            hint="Plan again: such a plan recomputes all, or holds all weights (ZeRO-0 or 1)",
+        )
 
 
 def _to_device(batch: Batch, device: torch.device) -> Batch:

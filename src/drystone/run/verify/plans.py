@@ -13,8 +13,8 @@ from drystone.describe.pool import GpuGroup, Pool, make_pool
 from drystone.describe.recipe import Precision, Recipe, Recompute, RecomputeKind, auto_precision
 from drystone.errors import DrystoneError
 from drystone.plan.cells.search import cell_plan, search_cells
+from drystone.plan.executable import marked
 from drystone.plan.groups.pipelines import plan_groups
-from drystone.plan.options import marked
 from drystone.plan.plan import Plan, Way
 from drystone.plan.uneven.data_parallel import plan_uneven
 

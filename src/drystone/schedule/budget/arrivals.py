@@ -2,15 +2,20 @@
 
 A class is a set of options: the same model and batch on the same GPUs; of jobs with phases, the
 set of the first phase. Rates and sizes are plain averages since the first look, as the theorem
-needs long-run averages and nothing else (boa.md 2.2). What a class can choose from is an option
-for all of a job, or, where speeds change by phase, a path of options through its phases
-(`blocks.py`); paths are kept, since they do not depend on how often jobs arrive.
+needs long-run averages and nothing else (boa.md 2.2). Until many jobs have come, what is not known
+of their rate is taken from the owner, who has set the budget with the load in mind: before the
+first job it is believed to be `PRIOR_BUDGETS` times what the cheapest options of such jobs cost,
+and that counts as much as `PRIOR_JOBS` jobs. A rate is not guessed from less than an hour.
+
+What a class can choose from is an option for all of a job, or, where speeds change by phase, a path
+of options through its phases (`blocks.py`); paths are kept, since they do not depend on how often
+jobs arrive.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -18,13 +23,13 @@ import numpy as np
 from drystone.schedule.budget.blocks import BlockClasses, trace_paths
 from drystone.schedule.budget.frontier import JobClasses, classes_from_speeds
 from drystone.schedule.snapshot import BoolArray, FloatArray, IntArray, Snapshot
+from drystone.units import HOUR_SECONDS
 
 # Seconds and dollars of a job on each path, by class, size, startup and prices.
 Paths = Mapping[tuple[int, float, float, bytes], tuple[FloatArray, FloatArray]]
 
-# A rate is not guessed from less: the first job is no flood. The count of n jobs is off by a share
-# of 1 / sqrt(n), so the more have come, the sooner the time in which they came is believed.
-FIRST_JOB_SECONDS: Final = 3600.0
+PRIOR_BUDGETS: Final = 2.0
+PRIOR_JOBS: Final = 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -37,6 +42,11 @@ class Arrivals:
     samples: FloatArray
     weights: FloatArray  # sums
     startups: FloatArray  # sums of the seconds that jobs state for their own starts
+
+    @property
+    def total(self) -> float:
+        """Jobs of all sets."""
+        return float(self.num_jobs.sum())
 
 
 def first_arrivals(now_seconds: float) -> Arrivals:
@@ -75,30 +85,26 @@ def count_arrivals(arrivals: Arrivals, snapshot: Snapshot) -> Arrivals:
 
 
 def believed_classes(
-    arrivals: Arrivals,
-    snapshot: Snapshot,
-    option_prices: FloatArray,
-    paths: Paths,
-    extra_start_seconds: float = 0.0,
-) -> tuple[JobClasses | None, Paths]:
-    """The classes seen so far, None where there are none, and the paths of those with phases.
+    arrivals: Arrivals, snapshot: Snapshot, option_prices: FloatArray, paths: Paths | None
+) -> tuple[JobClasses | None, IntArray, Paths]:
+    """The classes seen so far, None where there are none; their option sets; paths through phases.
 
-    An option without a finite price cannot be had. Starts take so much longer than is told.
+    An option without a finite price cannot be had. Without `paths` jobs with phases are taken to
+    keep one option through all of them, at the speeds of the first.
     """
     options = snapshot.options
     can_be_had = np.isfinite(option_prices) & (options.samples_per_second > 0)
-    rows = np.flatnonzero((arrivals.num_jobs > 0) & can_be_had.any(axis=1))
+    rows = np.flatnonzero(
+        (arrivals.num_jobs > 0) & can_be_had[: len(arrivals.num_jobs)].any(axis=1)
+    )
     if not len(rows):
-        return None, paths
+        return None, rows, paths or {}
     number = arrivals.num_jobs[rows]
-    min_seconds = FIRST_JOB_SECONDS / np.sqrt(arrivals.num_jobs.sum())
-    elapsed = max(snapshot.now_seconds - arrivals.since_seconds, min_seconds)
     own = (arrivals.startups[rows] / number)[:, None]
-    told = np.where(own >= 0, own, snapshot.startup.seconds(options.num_gpus[rows]))
-    startups = np.maximum(told + extra_start_seconds, 0.0)
+    startups = np.where(own >= 0, own, snapshot.startup.seconds(options.num_gpus[rows]))
     sizes, prices = arrivals.samples[rows] / number, np.where(can_be_had, option_prices, 0.0)[rows]
     plain = classes_from_speeds(
-        arrivals_per_second=number / elapsed,
+        arrivals_per_second=number,
         mean_samples=sizes,
         price_dollars_per_hour=prices,
         samples_per_second=np.where(can_be_had, options.samples_per_second, 0.0)[rows],
@@ -106,17 +112,31 @@ def believed_classes(
         weights=arrivals.weights[rows] / number,
     )
     following = options.next_set
-    phased = np.flatnonzero(following[rows] >= 0) if len(following) else np.zeros(0, dtype=np.int64)
-    if not len(phased):
-        return plain, {}
+    phased = np.zeros(0, dtype=np.int64)
+    if paths is not None and len(following):
+        phased = np.flatnonzero(following[rows] >= 0)
     kept: dict[tuple[int, float, float, bytes], tuple[FloatArray, FloatArray]] = {}
     for at in phased.tolist():
         row, size = int(rows[at]), float(sizes[at])
         key = (row, size, float(startups[at].max()), prices[at].tobytes())
-        kept[key] = paths.get(key) or _trace(
+        kept[key] = (paths or {}).get(key) or _trace(
             snapshot, row, size, prices[at], startups[at], can_be_had[row]
         )
-    return _with_paths(plain, phased, list(kept.values())), kept
+    classes = _with_paths(plain, phased, list(kept.values())) if len(phased) else plain
+    return _at_believed_rates(classes, arrivals, snapshot), rows, kept
+
+
+def _at_believed_rates(classes: JobClasses, arrivals: Arrivals, snapshot: Snapshot) -> JobClasses:
+    """The same classes, so many jobs of which have come, at the rates at which they come."""
+    number = float(classes.arrivals_per_second.sum())
+    usable = np.isfinite(classes.job_seconds)
+    cheapest = np.where(usable, classes.job_dollars, np.inf).min(axis=1)
+    mean_dollars = float(classes.arrivals_per_second @ cheapest) / number
+    elapsed = max(snapshot.now_seconds - arrivals.since_seconds, 0.0)
+    told_hours = PRIOR_JOBS * PRIOR_BUDGETS * mean_dollars / snapshot.budget_dollars_per_hour
+    watched_seconds = max(elapsed + told_hours * HOUR_SECONDS, HOUR_SECONDS)
+    rate = (number + PRIOR_JOBS) / watched_seconds
+    return replace(classes, arrivals_per_second=classes.arrivals_per_second * (rate / number))
 
 
 def _trace(

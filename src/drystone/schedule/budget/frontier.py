@@ -118,6 +118,15 @@ class Allocation:
     job_hours_per_dollar: float
 
 
+def smooth_multiplier(slopes: FloatArray, spend: FloatArray, budget: float) -> float:
+    """See `Frontier.multiplier_at`: of steps with these slopes, falling, between these corners."""
+    if not len(slopes) or not slopes[-1] > 0:
+        return float(slopes[0]) if len(slopes) else 0.0
+    at = np.concatenate([spend[:1], (spend[1:] + spend[:-1]) / 2, spend[-1:]])
+    logs = np.log(np.concatenate([2 * slopes[:1], slopes, slopes[-1:] / 2]))
+    return float(np.exp(np.interp(budget, at, logs)))
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Frontier:
     """Mean completion time against budget: straight between corners, falling, convex."""
@@ -178,12 +187,9 @@ class Frontier:
         of one class are not all alike, so that its step is not taken by all of them at once. Twice
         the first one where the budget buys no step, half the last one where it buys them all.
         """
-        slopes, spend = self.job_hours_per_dollar, self.spend_dollars_per_hour
-        if not len(slopes) or not slopes[-1] > 0:
-            return float(slopes[0]) if len(slopes) else 0.0
-        at = np.concatenate([spend[:1], (spend[1:] + spend[:-1]) / 2, spend[-1:]])
-        logs = np.log(np.concatenate([2 * slopes[:1], slopes, slopes[-1:] / 2]))
-        return float(np.exp(np.interp(budget_dollars_per_hour, at, logs)))
+        return smooth_multiplier(
+            self.job_hours_per_dollar, self.spend_dollars_per_hour, budget_dollars_per_hour
+        )
 
     @cached_property
     def _jobs_per_mean_second(self) -> float:

@@ -1,77 +1,73 @@
 """Renting under a budget: every job gets at once what its speedup is worth, and keeps it.
 
-The policy of BOA Constrictor (arXiv:2602.01404, arXiv:2406.15560), extended to several GPU types
-and to options of any kind. One decision in five steps. (1) Count arrivals; rates, sizes, speeds and
-prices give the frontier, and the frontier says what a dollar is worth: mu (`frontier.py`).
-What starts cost is told, and corrected by what was paid for them (`multiplier.py`).
-(2) Read it at the budget that makes good what was spent too much or too little so far, and correct
-mu by that (`multiplier.py`). (3) Every new job picks the option with the least
-(w + mu price) (work / speed + startup): boa.md 2.3, with a start as in 2.4. (4) Picks are packed
-onto the nodes that are here; for those that do not fit, nodes are rented, and what nobody uses and
-nobody waits with is given back, but for places that money pays for which jobs cannot use
-(`spares.py`). (5) A running job changes its option where that lowers the same
-sum for its remaining work, restart and later phases included, but not within `KEEP_STARTUPS` times
-what its start cost.
+The policy of BOA Constrictor (arXiv:2602.01404, arXiv:2406.15560), extended to several GPU types,
+whole nodes and options of any kind. One decision in four steps. (1) Count arrivals; rates, sizes,
+speeds and prices of whole nodes give the frontier (`belief.py`). It is made anew when jobs come.
+(2) Read it at the budget, with a small share of what was spent too much or too little so far
+(`multiplier.py`): that is what a dollar is worth, mu. (3) Every new job picks the option with the
+least sum of its time and mu times its dollars, and running ones change where that pays
+(`acting.py`). (4) Nodes are rented for those that do not fit, and what nobody uses and nobody waits
+with is given back, but for places that save more time than their money would elsewhere
+(`spares.py`).
+
+A budget below what jobs cost on their cheapest options cannot keep up: some have to wait, however
+it is spent. Then what the budget rents is a cluster that is too small, and whom it serves is
+decided as on any such, in order of value for money, by the policy `prices`.
 
 Where lengths are not known, mu is what makes the jobs that are present spend the budget, and nobody
-is resized. While more than `MAX_DEBT_HORIZONS` of budget is owed, nodes are rented for no job that
-could wait for another to end: jobs queue where a budget is below what their cheapest options cost.
+is resized.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from drystone.describe.market import Offer
-from drystone.errors import NothingFits
-from drystone.schedule.budget.arrivals import (
-    Arrivals,
-    Paths,
-    believed_classes,
-    count_arrivals,
-    first_arrivals,
+from drystone.schedule.budget.acting import (
+    Terms,
+    act_at,
+    job_prices,
+    limits_now,
+    seconds_to_end,
 )
-from drystone.schedule.budget.blocks import RestOfJobs, weigh_rest
-from drystone.schedule.budget.frontier import Frontier, trace_frontier
-from drystone.schedule.budget.multiplier import (
-    BudgetBalance,
-    StartCosts,
-    count_training,
-    expect_starts,
-    update_balance,
-)
-from drystone.schedule.budget.nodes import (
-    Wanted,
-    rent_and_release,
-    type_prices,
-)
+from drystone.schedule.budget.arrivals import Arrivals, count_arrivals, first_arrivals
+from drystone.schedule.budget.belief import Belief, believe, is_too_old
+from drystone.schedule.budget.blocks import weigh_rest
+from drystone.schedule.budget.leftovers import option_prices
+from drystone.schedule.budget.multiplier import BudgetBalance, update_balance
 from drystone.schedule.budget.spares import (
     Spares,
     Starts,
     count_starts,
-    pay_for_spares,
     plan_spares,
 )
-from drystone.schedule.decision import Decision, Memory, Wake, change_job, refuse_jobs
-from drystone.schedule.limits import named_options
-from drystone.schedule.packing import Room, make_room
-from drystone.schedule.renting import cheapest_offers, option_rents, own_gpus, rounded_cap
-from drystone.schedule.snapshot import BoolArray, FloatArray, IntArray, Placement, Snapshot
+from drystone.schedule.decision import Decision, Memory, Rent, Start, Wake
+from drystone.schedule.limits import Used
+from drystone.schedule.prices.policy import prices as share_by_prices
+from drystone.schedule.renting import cheapest_offers
+from drystone.schedule.snapshot import FloatArray, Snapshot
 from drystone.units import HOUR_SECONDS
 
-# The horizon of the feedback: so many mean completion times, and the time in which so many jobs
-# come, within bounds. What few jobs cost strays by itself, and to follow that costs time.
+# The horizon of the feedback: the time in which so many jobs come, or half of all that came so
+# far; some completion times at least.
+HORIZON_ARRIVALS: Final = 100.0
 HORIZON_COMPLETIONS: Final = 4.0
-HORIZON_ARRIVALS: Final = 16.0
 MIN_HORIZON_SECONDS: Final = HOUR_SECONDS
-MAX_HORIZON_SECONDS: Final = 24 * HOUR_SECONDS
-# A job keeps its option for so many times what a start costs, so that restarts take a small share.
-KEEP_STARTUPS: Final = 4.0
-KEEP_SECONDS: Final = 60.0  # and at least for so long
+MAX_HORIZON_SECONDS: Final = 7 * 24 * HOUR_SECONDS
+# The multiplier follows what is wanted of it over so many jobs, or over a part of all that came so
+# far, and a job moves its logarithm so far at most.
+STEADY_JOBS: Final = 40.0
+MAX_STEP: Final = 0.7
+FAST: Final = 3.0  # so many times as fast where the money confirms it
+MUCH_OWED_HORIZONS: Final = 0.25
+# Jobs have to wait where the budget is so much below what keeps up, until it is so much above.
+OVERLOADED_SHARE: Final = 0.97
+RELIEVED_SHARE: Final = 1.03
 MAX_DEBT_HORIZONS: Final = 1.0
 _NUM_HALVINGS: Final = 40
 
@@ -81,278 +77,267 @@ class BudgetMemory:
     """What the policy remembers between decisions."""
 
     arrivals: Arrivals
-    balance: BudgetBalance | None  # None: there is no limit on money
-    picks: Mapping[str, int]  # of the jobs that still wait
-    starts: StartCosts
-    extra_start_seconds: float = 0.0  # beyond what is told of a start; learned anew as jobs come
-    paths: Paths = field(default_factory=dict)
+    time_seconds: float
+    balance: BudgetBalance | None = None  # None: there is no limit on money
+    belief: Belief | None = None
+    picks: Mapping[str, int] = field(default_factory=dict)  # of the jobs that still wait
     began: Starts = field(default_factory=Starts)  # what spare places are reckoned from
+    multiplier: float = 0.0  # what a dollar was worth at the last decision; 0: not known yet
+    used: Mapping[str, Used] = field(default_factory=dict)  # by jobs with limits
+    overload: Any = None  # the memory of `prices` while the budget cannot keep up
+    is_overloaded: bool = False
 
 
 def budget(snapshot: Snapshot, memory: Memory) -> tuple[list[Decision], Memory]:
     """Start every job on the option it is worth, renting for it; give back what is idle."""
     before = memory if isinstance(memory, BudgetMemory) else _first_memory(snapshot)
     arrivals = count_arrivals(before.arrivals, snapshot)
-    offers = cheapest_offers(
-        snapshot.offers, snapshot.gpu_types, snapshot.hard_cap_dollars_per_hour
-    )
-    prices = _option_prices(snapshot, offers)
-    costs, extra = before.starts, before.extra_start_seconds
     has_arrivals = bool(arrivals.active - before.arrivals.active)
-    if snapshot.knows_lengths:
-        idle_dollars = before.began.idle_dollars(snapshot.now_seconds)
-        costs = count_training(before.starts, snapshot, idle_dollars)
-        if has_arrivals:  # paths hold for as long as nobody comes
-            extra = costs.extra_seconds(snapshot.spent_dollars)
-    startups = np.maximum(snapshot.startup_seconds + extra, 0.0)
-    frontier, paths = _believed_frontier(snapshot, arrivals, prices, extra, before.paths)
-    balance = _balance_now(before.balance, snapshot, _horizon_seconds(snapshot, frontier))
-    multiplier = _multiplier(snapshot, frontier, balance, prices)
-    rest = weigh_rest(snapshot, _job_prices(snapshot, prices), multiplier, startups)
-
-    room = make_room(snapshot)
-    wanted = Wanted(snapshot, offers, room, _max_rentals(snapshot, balance))
-    numbers = {"job_hours_per_dollar": multiplier}
-    # Who waits for nodes that are on their way keeps its pick; anybody else picks again.
-    kept = before.picks if snapshot.rentals.coming else {}
-    starts, picks = _start(snapshot, rest.start, kept, room, wanted, numbers)
-    resizes = (
-        _resize(snapshot, rest, startups, room, wanted, numbers) if snapshot.knows_lengths else []
-    )
-    began = count_starts(before.began, snapshot, offers, starts, has_arrivals=has_arrivals)
-    spares = plan_spares(snapshot, began, offers, frontier, balance)
-    rentals, num_kept = rent_and_release(
-        snapshot, wanted=wanted, room=room, spares=spares.num_nodes
-    )
-    after = BudgetMemory(
-        arrivals=arrivals,
-        balance=balance,
-        picks=picks,
-        starts=expect_starts(costs, snapshot, [*starts, *resizes]),
-        extra_start_seconds=extra,
-        paths=paths,
-        began=pay_for_spares(began, snapshot, offers, num_kept),
-    )
-    return [*_refuse(snapshot), *starts, *resizes, *rentals, *_wakes(spares)], after
+    offers = offers_now(snapshot)
+    now = replace(before, arrivals=arrivals, time_seconds=snapshot.now_seconds)
+    now = _believe_anew(snapshot, now, offers, has_arrivals=has_arrivals)
+    now = replace(now, balance=_balance_now(now, snapshot))
+    if now.balance is not None:
+        now = replace(now, is_overloaded=_is_overloaded(snapshot, now, now.balance))
+    if now.is_overloaded:
+        return _share(snapshot, now)
+    return _rent_freely(snapshot, replace(now, overload=None), before, offers, has_arrivals)
 
 
-def _wakes(spares: Spares) -> list[Decision]:
-    """Ask to decide again when places have waited long enough for the next job."""
-    if not spares.num_nodes:
-        return []
-    return [Wake(at_seconds=spares.until_seconds, reason="nobody may have come until then")]
+def offers_now(snapshot: Snapshot) -> dict[int, Offer]:
+    """By type: the offer to rent of, below the hard cap."""
+    return cheapest_offers(snapshot.offers, snapshot.gpu_types, snapshot.hard_cap_dollars_per_hour)
 
 
 def _first_memory(snapshot: Snapshot) -> BudgetMemory:
     return BudgetMemory(
-        arrivals=first_arrivals(snapshot.now_seconds),
-        balance=None,
-        picks={},
-        starts=StartCosts(first_dollars=snapshot.spent_dollars),
+        arrivals=first_arrivals(snapshot.now_seconds), time_seconds=snapshot.now_seconds
     )
 
 
-def _balance_now(
-    balance: BudgetBalance | None, snapshot: Snapshot, horizon_seconds: float
-) -> BudgetBalance | None:
+def _rent_freely(
+    snapshot: Snapshot,
+    now: BudgetMemory,
+    before: BudgetMemory,
+    offers: Mapping[int, Offer],
+    has_arrivals: bool,
+) -> tuple[list[Decision], Memory]:
+    """Where the budget keeps up: nobody waits but for nodes to come."""
+    belief = now.belief
+    shares = np.zeros(len(snapshot.gpu_types)) if belief is None else belief.used_shares
+    terms, used = _terms(snapshot, before, offers, shares, now.picks)
+    multiplier = _multiplier(snapshot, now, terms)
+    num_new = len(now.arrivals.active - before.arrivals.active)
+    if belief is not None and now.multiplier > 0:
+        multiplier = _steadied(
+            now.multiplier,
+            multiplier,
+            num_new=num_new,
+            num_jobs=now.arrivals.total,
+            owed_horizons=0.0 if now.balance is None else now.balance.owed_horizons,
+        )
+    spares = Spares({})
+    if belief is not None and now.balance is not None:
+        rate = belief.arrivals_per_second
+        spares = plan_spares(snapshot.now_seconds, now.began, belief.places, rate, multiplier)
+    terms = replace(terms, spares=spares.num_nodes, numbers={"job_hours_per_dollar": multiplier})
+    acts = act_at(snapshot, terms, multiplier)
+    after = replace(
+        now,
+        picks=acts.picks,
+        used=used,
+        multiplier=multiplier,
+        began=count_starts(now.began, snapshot, offers, acts.changes, has_arrivals=has_arrivals),
+    )
+    wakes = (
+        [Wake(at_seconds=spares.until_seconds, reason="nobody may have come until then")]
+        if spares.num_nodes
+        else []
+    )
+    return [*acts.decisions, *wakes], after
+
+
+def _share(snapshot: Snapshot, now: BudgetMemory) -> tuple[list[Decision], Memory]:
+    """Where it does not: what it rents is shared, and some wait."""
+    decisions, overload = share_by_prices(_capped(snapshot, now), now.overload)
+    least = 0.0 if now.belief is None else now.belief.least_dollars_per_hour
+    missing = max(least - snapshot.budget_dollars_per_hour, 0.0)
+    told = (
+        f"; the budget of ${snapshot.budget_dollars_per_hour:,.2f} an hour is ${missing:,.2f} "
+        "below what keeps up with the jobs that come, so some wait"
+        if missing
+        else "; more was spent than the budget, and some wait until that is made good"
+    )
+    said: list[Decision] = [
+        replace(decision, reason=decision.reason + told)
+        if isinstance(decision, Start | Rent)
+        else decision
+        for decision in decisions
+    ]
+    return said, replace(now, overload=overload, picks={})
+
+
+def _capped(snapshot: Snapshot, now: BudgetMemory) -> Snapshot:
+    """The same; in deep debt as if no more might be rented than makes it good, or one node."""
+    balance = now.balance
+    if balance is None or balance.owed_horizons < MAX_DEBT_HORIZONS:
+        return snapshot
+    cap = balance.target_dollars_per_hour()
+    if not len(snapshot.running):
+        prices = [offer.price_dollars_per_hour for offer in snapshot.offers]
+        cap = max(cap, min(prices, default=0.0))
+    cap = min(max(cap, 0.0), snapshot.hard_cap_dollars_per_hour)
+    return replace(snapshot, hard_cap_dollars_per_hour=cap)
+
+
+def _terms(
+    snapshot: Snapshot,
+    before: BudgetMemory,
+    offers: Mapping[int, Offer],
+    shares: FloatArray,
+    picks: Mapping[str, int],
+) -> tuple[Terms, Mapping[str, Used]]:
+    limits = limits_now(snapshot, offers, before.used, snapshot.now_seconds - before.time_seconds)
+    return Terms(
+        offers=offers,
+        used_shares=shares,
+        prices=job_prices(snapshot, option_prices(snapshot, offers, shares), limits),
+        limits=limits,
+        # Who waits for nodes that are on their way keeps its pick; anybody else picks again.
+        picks=picks if snapshot.rentals.coming else {},
+    ), limits.used
+
+
+def _believe_anew(
+    snapshot: Snapshot, now: BudgetMemory, offers: Mapping[int, Offer], *, has_arrivals: bool
+) -> BudgetMemory:
+    """The belief, made again if jobs have come or time has passed."""
+    limit, belief = snapshot.budget_dollars_per_hour, now.belief
+    if not (np.isfinite(limit) and limit > 0) or not snapshot.knows_lengths:
+        return replace(now, belief=None)
+    is_old = belief is None or is_too_old(belief, now.arrivals, snapshot.now_seconds)
+    if not (has_arrivals or is_old):
+        return now
+    paths = {} if belief is None else belief.paths
+    return replace(now, belief=believe(snapshot, now.arrivals, now.began, offers, limit, paths))
+
+
+def _balance_now(now: BudgetMemory, snapshot: Snapshot) -> BudgetBalance | None:
     """The balance, at the budget and the horizon of now; None where there is no limit on money."""
-    limit = snapshot.budget_dollars_per_hour
+    limit, balance = snapshot.budget_dollars_per_hour, now.balance
     if not (np.isfinite(limit) and limit > 0):
         return None
+    horizon = _horizon_seconds(now.belief, limit, now.arrivals.total)
     if balance is None:
         return BudgetBalance(
             budget_dollars_per_hour=limit,
-            horizon_seconds=horizon_seconds,
+            horizon_seconds=horizon,
             time_seconds=snapshot.now_seconds,
             spent_dollars=snapshot.spent_dollars,
         )
     after = update_balance(
         balance, now_seconds=snapshot.now_seconds, spent_dollars=snapshot.spent_dollars
     )
-    return replace(after, budget_dollars_per_hour=limit, horizon_seconds=horizon_seconds)
+    return replace(after, budget_dollars_per_hour=limit, horizon_seconds=horizon)
 
 
-def _max_rentals(snapshot: Snapshot, balance: BudgetBalance | None) -> float:
-    """For how many waiting jobs nodes may be rented: any number, none in debt, one if none runs."""
-    if balance is None:
-        return np.inf
-    whole = balance.budget_dollars_per_hour * balance.horizon_seconds / HOUR_SECONDS
-    if balance.balance_dollars >= -MAX_DEBT_HORIZONS * whole:
-        return np.inf
-    return 0.0 if snapshot.jobs.is_running.any() else 1.0
-
-
-def _refuse(snapshot: Snapshot) -> list[Decision]:
-    """Waiting jobs that none of their options allows to run, ever."""
-    possible = ((snapshot.job_speeds > 0) & _allowed(snapshot)).any(axis=1)
-    reason = "it has no option within the limits that its owner set"
-    return refuse_jobs(snapshot.jobs, ~np.asarray(possible), reason)
-
-
-def _option_prices(snapshot: Snapshot, offers: Mapping[int, Offer]) -> FloatArray:
-    """Dollars an hour of every option, (sets, options).
-
-    Infinite where a type cannot be had, and where what must be rented is above the hard cap.
-    """
-    prices, counts = type_prices(snapshot, offers), snapshot.options.counts
-    cap = snapshot.hard_cap_dollars_per_hour
-    known = np.where(np.isfinite(prices), prices, 0.0)
-    missing = (counts[:, :, ~np.isfinite(prices)] > 0).any(axis=2)
-    if np.isfinite(cap):
-        missing |= option_rents(counts, own_gpus(snapshot), offers) > rounded_cap(cap)
-    return np.where(missing, np.inf, counts @ known)
-
-
-def _believed_frontier(
-    snapshot: Snapshot,
-    arrivals: Arrivals,
-    prices: FloatArray,
-    extra_start_seconds: float,
-    paths: Paths,
-) -> tuple[Frontier | None, Paths]:
-    """What jobs gain by money, by what was seen so far; None where that is not known or needed."""
-    if not np.isfinite(snapshot.budget_dollars_per_hour) or not snapshot.knows_lengths:
-        return None, paths
-    classes, paths = believed_classes(arrivals, snapshot, prices, paths, extra_start_seconds)
-    return None if classes is None else trace_frontier(classes), paths
-
-
-def _horizon_seconds(snapshot: Snapshot, frontier: Frontier | None) -> float:
-    """Within which a debt is to be made good: some completion times, and some jobs."""
-    if frontier is None:
-        return MAX_HORIZON_SECONDS if snapshot.knows_lengths else 6 * MIN_HORIZON_SECONDS
-    try:
-        mean = frontier.at_budget(snapshot.budget_dollars_per_hour).mean_completion_seconds
-    except NothingFits:  # more arrives than the budget can carry: the cheapest for everyone
-        mean = float(frontier.mean_completion_seconds[0])
-    some_jobs = HORIZON_ARRIVALS / float(frontier.classes.arrivals_per_second.sum())
-    wanted = max(HORIZON_COMPLETIONS * mean, some_jobs, MIN_HORIZON_SECONDS)
+def _horizon_seconds(belief: Belief | None, limit: float, num_jobs: float) -> float:
+    """Within which a debt is to be made good: many jobs, and some completion times."""
+    if belief is None:
+        return 6 * MIN_HORIZON_SECONDS
+    frontier = belief.frontier
+    mean = float(
+        np.interp(limit, frontier.spend_dollars_per_hour, frontier.mean_completion_seconds)
+    )
+    many_jobs = max(HORIZON_ARRIVALS, num_jobs / 2) / belief.arrivals_per_second
+    wanted = max(HORIZON_COMPLETIONS * mean, many_jobs, MIN_HORIZON_SECONDS)
     return min(wanted, MAX_HORIZON_SECONDS)
 
 
-def _multiplier(
-    snapshot: Snapshot, frontier: Frontier | None, balance: BudgetBalance | None, prices: FloatArray
-) -> float:
+def _is_overloaded(snapshot: Snapshot, now: BudgetMemory, balance: BudgetBalance) -> bool:
+    """Whether the budget cannot keep up: by what is believed, or by what is owed.
+
+    It lasts until it keeps up again and who waits could start on what the budget pays for.
+    """
+    if now.belief is None:
+        return False
+    owed = balance.owed_horizons
+    limit, least = balance.budget_dollars_per_hour, now.belief.least_dollars_per_hour
+    if owed > MAX_DEBT_HORIZONS or (owed > MAX_DEBT_HORIZONS / 2 and limit < least):
+        return True
+    if now.is_overloaded and limit < _demand_dollars(snapshot, now.belief.used_shares):
+        return True
+    share = RELIEVED_SHARE if now.is_overloaded else OVERLOADED_SHARE
+    # What n jobs cost strays by a share of 1 / sqrt(n) and more: that is no overload yet.
+    return limit < share * least / (1.0 + 2.0 / math.sqrt(now.arrivals.total))
+
+
+def _demand_dollars(snapshot: Snapshot, used_shares: FloatArray) -> float:
+    """What all jobs that are here would cost an hour on their cheapest options."""
+    prices = option_prices(snapshot, offers_now(snapshot), used_shares)
+    prices = prices[snapshot.jobs.option_set]
+    speeds = snapshot.job_speeds
+    able = (speeds > 0) & np.isfinite(prices)
+    costs = np.where(able, prices / np.where(able, speeds, 1.0), np.inf)
+    cheapest = costs.argmin(axis=1) if costs.size else np.zeros(0, dtype=np.int64)
+    rates = prices[np.arange(len(prices)), cheapest]
+    return float(rates[np.isfinite(rates)].sum())
+
+
+def _multiplier(snapshot: Snapshot, now: BudgetMemory, terms: Terms) -> float:
     """What a dollar is worth in job-hours now; 0 where money does not count."""
-    if balance is None:
+    if now.balance is None:
         return 0.0
     if not snapshot.knows_lengths:
-        limit = snapshot.budget_dollars_per_hour
-        return _instant_multiplier(snapshot, prices, limit) * balance.correction
-    if frontier is None:
+        limit = now.balance.target_dollars_per_hour()
+        return _instant_multiplier(snapshot, terms.prices, limit)
+    if now.belief is None:
         return 0.0
-    return frontier.multiplier_at(balance.target_dollars_per_hour) * balance.correction
+    promised = _promised_dollars(snapshot, terms)
+    return now.belief.multiplier_at(now.balance.target_dollars_per_hour(promised))
+
+
+def _steadied(
+    before: float, wanted: float, *, num_new: int, num_jobs: float, owed_horizons: float
+) -> float:
+    """The multiplier, moved towards what is wanted of it by a small share for every new job.
+
+    Logarithms are averaged, since that is how far apart multipliers are for jobs, and no job counts
+    for much: near the least budget that keeps up a few large ones move what is wanted a
+    hundredfold, and to be a hundred times too stingy costs far more time than it saves money. It
+    moves faster where the money confirms it: down where some is left, up where much is owed.
+    """
+    if not num_new or not wanted > 0:
+        return before
+    step = math.log(wanted / before)
+    is_confirmed = owed_horizons < 0 if step < 0 else owed_horizons > MUCH_OWED_HORIZONS
+    pace = FAST if is_confirmed else 1.0
+    share = min(num_new * max(pace / num_jobs, 1 / STEADY_JOBS), 1.0)
+    return before * math.exp(share * max(-pace * MAX_STEP, min(step, pace * MAX_STEP)))
+
+
+def _promised_dollars(snapshot: Snapshot, terms: Terms) -> float:
+    """What the jobs that run will still cost if they go on as they are."""
+    rows, jobs = snapshot.running, snapshot.jobs
+    if not len(rows):
+        return 0.0
+    at = (rows, jobs.option[rows])
+    rates = np.where(np.isfinite(terms.prices[at]), terms.prices[at], 0.0)
+    seconds = seconds_to_end(snapshot)[at]
+    return float(rates @ np.where(np.isfinite(seconds), seconds, 0.0)) / HOUR_SECONDS
 
 
 def _instant_multiplier(snapshot: Snapshot, prices: FloatArray, limit: float) -> float:
     """The least multiplier at which the jobs that are present spend no more than the budget."""
     rows = np.arange(len(snapshot.jobs))
-    job_prices = _job_prices(snapshot, prices)
     low, high = -20.0, 20.0
     for _ in range(_NUM_HALVINGS):
         middle = (low + high) / 2
-        values = weigh_rest(
-            snapshot, job_prices, float(np.exp(middle)), snapshot.startup_seconds
-        ).start
+        values = weigh_rest(snapshot, prices, float(np.exp(middle)), snapshot.startup_seconds).start
         able = np.isfinite(values).any(axis=1)
-        picked = job_prices[rows, values.argmin(axis=1)] if values.size else np.zeros(len(rows))
+        picked = prices[rows, values.argmin(axis=1)] if values.size else np.zeros(len(rows))
         if float(np.where(able, picked, 0.0).sum()) > limit:
             low = middle
         else:
             high = middle
     return float(np.exp(high))
-
-
-def _job_prices(snapshot: Snapshot, prices: FloatArray) -> FloatArray:
-    """Dollars an hour, (jobs, options); infinite where a job cannot or may not have an option."""
-    return np.where(_allowed(snapshot), prices[snapshot.jobs.option_set], np.inf)
-
-
-def _allowed(snapshot: Snapshot) -> BoolArray:
-    """Whether each job may take each option, by the limits its owner set."""
-    jobs, allowed = snapshot.jobs, np.ones(snapshot.job_speeds.shape, dtype=np.bool_)
-    rows = np.flatnonzero(jobs.is_limited)
-    if len(rows):
-        counts = snapshot.options.counts[jobs.option_set[rows]]
-        specs = [jobs.specs[row] for row in rows.tolist()]
-        allowed[rows] = named_options(specs, counts, snapshot.gpu_types)
-    return allowed
-
-
-def _start(
-    snapshot: Snapshot,
-    values: FloatArray,
-    picks: Mapping[str, int],
-    room: Room,
-    wanted: Wanted,
-    numbers: Mapping[str, float],
-) -> tuple[list[Decision], dict[str, int]]:
-    """Waiting jobs in order of submission: here if it fits, else on nodes to be rented."""
-    decisions: list[Decision] = []
-    waiting: dict[str, int] = {}
-    for row in np.flatnonzero(~snapshot.jobs.is_running).tolist():
-        job_id = snapshot.jobs.specs[row].id
-        order = np.argsort(values[row], kind="stable").tolist()
-        if picks.get(job_id, -1) in order:
-            order.insert(0, picks[job_id])
-        for option in order:
-            if not np.isfinite(values[row, option]):
-                continue
-            counts = snapshot.counts(row, option)
-            placement = room.place(counts)
-            if placement is not None:
-                reason = "what its speedup is worth at the budget, and there is room"
-                start = change_job(
-                    snapshot.jobs, row, option, placement, reason=reason, numbers=numbers
-                )
-                decisions += [start] if start is not None else []
-                break
-            if wanted.add(counts):
-                waiting[job_id] = option
-                break
-    return decisions, waiting
-
-
-def _resize(
-    snapshot: Snapshot,
-    rest: RestOfJobs,
-    startups: FloatArray,
-    room: Room,
-    wanted: Wanted,
-    numbers: Mapping[str, float],
-) -> list[Decision]:
-    """Running jobs whose rest is clearly better done on another option: here, or once rented."""
-    decisions: list[Decision] = []
-    jobs = snapshot.jobs
-    if not len(jobs):
-        return decisions
-    best = rest.start.argmin(axis=1)
-    least = rest.start[np.arange(len(jobs)), best]
-    ran = snapshot.now_seconds - np.nan_to_num(jobs.running_since_seconds, nan=np.inf)
-    startup = startups[np.arange(len(jobs)), np.maximum(jobs.option, 0)]
-    is_settled = ran >= np.maximum(KEEP_STARTUPS * startup, KEEP_SECONDS)
-    gains = jobs.is_running & is_settled & (best != jobs.option) & (least < rest.stay)
-    for row in np.flatnonzero(gains).tolist():
-        option, held = int(best[row]), jobs.placements[row]
-        counts = snapshot.counts(row, option)
-        room.give_back(held)
-        placement = room.place(counts)
-        if placement is None:
-            room.take(held)
-            wanted.add(np.maximum(counts - _whole_nodes(snapshot, held), 0))
-            continue
-        saving = 1 - float(least[row] / rest.stay[row])
-        reason = f"{saving:.0%} less time and money for what is left, restart included"
-        resize = change_job(jobs, row, option, placement, reason=reason, numbers=numbers)
-        decisions += [resize] if resize is not None else []
-    return decisions
-
-
-def _whole_nodes(snapshot: Snapshot, held: Placement) -> IntArray:
-    """GPUs by type of the nodes that a job has for itself, which it would keep if it grew."""
-    nodes = snapshot.nodes
-    own = np.zeros(len(snapshot.gpu_types), dtype=np.int64)
-    for node, count in held:
-        if count + nodes.free[node] == nodes.num_gpus[node]:
-            own[nodes.type_index[node]] += nodes.num_gpus[node]
-    return own

@@ -1,18 +1,13 @@
-"""How many idle nodes are kept for the jobs to come, where there is money left?
+"""How many idle nodes are kept for the jobs to come, at what a dollar is worth?
 
-A rented node takes minutes to come, and a job waits for it. Where the budget is above what all jobs
-can use on their fastest options, the rest buys them a place that is there when they arrive. A place
-is as many nodes as a job takes on average. One that is taken is replaced by a new one, which takes
-the start delay d to come, so where jobs arrive at rate a (Poisson), an arrival finds none of s
-places with Erlang's loss probability B(s, a d) (A. K. Erlang 1917; B(0) = 1, and
+A rented node takes minutes to come, and a job waits for it. A place is as many nodes as a job takes
+on average, kept idle so that the next job need not wait. One that is taken is replaced by a new
+one, which takes the start delay d to come, so where jobs arrive at rate a (Poisson), an arrival
+finds none of s places with Erlang's loss probability B(s, a d) (A. K. Erlang 1917; B(0) = 1, and
 B(s) = a d B(s-1) / (s + a d B(s-1))). So s places save d (1 - B) seconds a job, and stand idle as
-s - a d (1 - B) places. Both grow with s, the first ever slower, the second ever faster: places are
-taken in order of seconds saved for a dollar, over all GPU types, until the money that is left is
-spent, as steps of the frontier are (`frontier.py`). They come after all of these.
-
-What is left is what was saved so far, and no more than the budget less what jobs can use. The count
-of n jobs is off by a share of 1 / sqrt(n), so by that share they may use more than is believed:
-without it places that were bought early were repaid by jobs that came later, on narrower options.
+s - a d (1 - B) places. Both grow with s, the first ever slower, the second ever faster: each
+further place is a step like those of the frontier (`frontier.py`), with job-hours saved for a
+dollar, and is taken in the same order, where it saves more than the multiplier asks for.
 
 Nobody is waited for at night: places are kept for `MAX_GAPS` mean times between arrivals after
 the last one, and no place is kept that would be taken for less than `MIN_USE` of the time.
@@ -28,11 +23,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from drystone.describe.market import Offer
-from drystone.schedule.budget.frontier import Frontier
-from drystone.schedule.budget.multiplier import BudgetBalance
 from drystone.schedule.decision import Decision, Start
 from drystone.schedule.snapshot import Snapshot
-from drystone.units import HOUR_SECONDS
 
 MAX_GAPS: Final = 4.0  # e^-4: so rarely does a Poisson process pause for longer
 MIN_USE: Final = 0.02
@@ -45,13 +37,6 @@ class Starts:
     num_jobs: Mapping[int, int] = field(default_factory=dict)
     num_nodes: Mapping[int, int] = field(default_factory=dict)
     last_arrival_seconds: float = -math.inf
-    # What is paid for the places that were kept at the last decision, and since when.
-    dollars_per_hour: float = 0.0
-    time_seconds: float = math.inf
-
-    def idle_dollars(self, now_seconds: float) -> float:
-        """What the places have cost since the last decision."""
-        return self.dollars_per_hour * max(now_seconds - self.time_seconds, 0.0) / HOUR_SECONDS
 
 
 class Spares(NamedTuple):
@@ -61,39 +46,49 @@ class Spares(NamedTuple):
     until_seconds: float = math.inf
 
 
-def plan_spares(
-    snapshot: Snapshot,
-    starts: Starts,
-    offers: Mapping[int, Offer],
-    frontier: Frontier | None,
-    balance: BudgetBalance | None,
-) -> Spares:
-    """The places that the money pays for which jobs cannot use."""
-    if frontier is None or balance is None or not starts.num_jobs:
-        return Spares({})
-    total = sum(starts.num_jobs.values())
-    usable = float(frontier.spend_dollars_per_hour[-1]) * (1 + 1 / math.sqrt(total))
-    unspent = balance.target_dollars_per_hour - balance.budget_dollars_per_hour
-    left = min(balance.budget_dollars_per_hour - usable, unspent)
-    rate = float(frontier.classes.arrivals_per_second.sum())
-    until = starts.last_arrival_seconds + MAX_GAPS / rate
-    if left <= 0 or until <= snapshot.now_seconds:
-        return Spares({})
-    steps = list[tuple[float, float, int, int]]()
+class PlaceStep(NamedTuple):
+    """One more place: what a dollar spent on it saves, what it costs, and of what it is made."""
+
+    job_hours_per_dollar: float
+    dollars_per_hour: float
+    kind: int
+    num_nodes: int
+
+
+def worth_of_places(
+    starts: Starts, offers: Mapping[int, Offer], arrivals_per_second: float
+) -> list[PlaceStep]:
+    """All places that could be kept, those first that save most for a dollar."""
+    steps, total = list[PlaceStep](), sum(starts.num_jobs.values())
     for kind, number in starts.num_jobs.items():
         offer = offers.get(kind)
-        if offer is not None and not offer.is_short:
-            size = math.ceil(starts.num_nodes[kind] / number)
-            found = place_steps(rate * number / total * offer.start_delay_seconds)
-            price = size * offer.price_dollars_per_hour
-            # Dollars for a start delay saved, not the other way round: a node may cost nothing.
-            steps += [(idle * price / taken, idle * price, kind, size) for taken, idle in found]
+        if offer is None or offer.is_short:
+            continue
+        size = math.ceil(starts.num_nodes[kind] / number)
+        price = size * offer.price_dollars_per_hour
+        load = arrivals_per_second * number / total * offer.start_delay_seconds
+        for taken, idle in place_steps(load):
+            dollars = idle * price
+            steps.append(PlaceStep(taken / dollars if dollars else math.inf, dollars, kind, size))
+    return sorted(steps, key=lambda step: (-step.job_hours_per_dollar, step.kind))
+
+
+def plan_spares(
+    now_seconds: float,
+    starts: Starts,
+    places: Sequence[PlaceStep],
+    arrivals_per_second: float,
+    multiplier: float,
+) -> Spares:
+    """The places that are worth their money where a dollar is worth so many job-hours."""
+    until = starts.last_arrival_seconds + MAX_GAPS / arrivals_per_second
+    if until <= now_seconds:
+        return Spares({})
     nodes: dict[int, int] = {}
-    for _, dollars, kind, size in sorted(steps, key=lambda step: (step[0], step[2])):
-        left -= dollars
-        if left < 0:
+    for step in places:
+        if step.job_hours_per_dollar < multiplier:
             break
-        nodes[kind] = nodes.get(kind, 0) + size
+        nodes[step.kind] = nodes.get(step.kind, 0) + step.num_nodes
     return Spares(nodes, until)
 
 
@@ -134,11 +129,3 @@ def count_starts(
                 num_nodes[kind] = num_nodes.get(kind, 0) + nodes
     last = snapshot.now_seconds if has_arrivals else starts.last_arrival_seconds
     return replace(starts, num_jobs=num_jobs, num_nodes=num_nodes, last_arrival_seconds=last)
-
-
-def pay_for_spares(
-    starts: Starts, snapshot: Snapshot, offers: Mapping[int, Offer], num_kept: Mapping[int, int]
-) -> Starts:
-    """Take down what the idle nodes that stay will cost until the next decision."""
-    dollars = sum(number * offers[kind].price_dollars_per_hour for kind, number in num_kept.items())
-    return replace(starts, dollars_per_hour=dollars, time_seconds=snapshot.now_seconds)

@@ -539,3 +539,17 @@ def test_tensor_parallelism_of_experts_is_stated_or_as_megatron_has_it():
     assert layout(**plain | {"model": "moe:gpt3_tp2_ep4_etp1_te"}).expert_tp == 1
     assert layout(**plain | {"framework": "Megatron-Bridge"}).expert_tp == 1
     assert layout(**plain | {"framework": "Megatron-Bridge", "etp": "2"}).expert_tp == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("selective [layernorm moe_act]", "selective[layernorm,moe_act]"),
+        ("selective (mla_up_proj, mlp)", "selective[mla_up_proj,mlp]"),
+        ("selective (op)", "selective"),
+        ("full (block 4)", "full/3"),
+        ("full (uniform 1)", "full"),
+    ],
+)
+def test_recomputation_by_module_and_by_layers_of_a_stage(text, found):
+    assert str(recipe(recompute=text, layers="24").recompute) == found

@@ -47,6 +47,7 @@ def test_faults_are_treated_apart():
     assert is_hopeless(FaultKind.CRASH, 5)
     assert not is_hopeless(FaultKind.NODE_LOST, 1000)
     assert wait_seconds(FaultKind.OUT_OF_MEMORY, 3) == 0
+    assert [wait_seconds(FaultKind.PREEMPTED, number) for number in (1, 2, 3)] == [0, 2, 4]
     assert [wait_seconds(FaultKind.CRASH, one) for one in (1, 2, 3, 30)] == [2, 4, 8, 300]
 
 

@@ -67,7 +67,7 @@ def journal(tmp_path):
 @pytest.mark.parametrize(
     ("model", "placement", "way"),
     [
-        ("gpt2", ((0, 1),), Way.UNEVEN),
+        ("gpt2", ((0, 1),), Way.CELL),
         ("gpt2", ((0, 2), (1, 2)), Way.UNEVEN),
         ("llama-3-8b", ((0, 2),), Way.CELL),
     ],

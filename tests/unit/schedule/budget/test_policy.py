@@ -12,21 +12,11 @@ from drystone.describe.market import Offer
 from drystone.describe.option import OptionSet
 from drystone.run.simulate.world import SimulatedWorld
 from drystone.run.world import apply
+from drystone.schedule.budget.acting import KEEP_SECONDS
 from drystone.schedule.budget.arrivals import believed_classes, first_arrivals
 from drystone.schedule.budget.frontier import classes_from_speeds, trace_frontier
-from drystone.schedule.budget.multiplier import (
-    TOLD_STARTS,
-    StartCosts,
-    _Held,
-    count_training,
-)
 from drystone.schedule.budget.nodes import Wanted, rent_and_release
-from drystone.schedule.budget.policy import (
-    HORIZON_COMPLETIONS,
-    KEEP_SECONDS,
-    MAX_DEBT_HORIZONS,
-    budget,
-)
+from drystone.schedule.budget.policy import HORIZON_ARRIVALS, budget
 from drystone.schedule.check import check_decisions
 from drystone.schedule.decision import Refuse, Release, Rent, Resize, Start
 from drystone.schedule.packing import make_room
@@ -198,21 +188,23 @@ def test_nodes_of_another_offer_that_are_on_their_way_are_not_rented_twice():
 
 
 def test_a_tight_budget_takes_the_cheapest_option():
-    """One such job an hour: two dollars on one GPU, 2.67 on eight. A node may cost more an hour."""
+    """32 such jobs an hour: $64 on one GPU each, four on a node, and $85 on two nodes each."""
 
     def rented(limit: float) -> list[tuple[str, int]]:
-        decisions, _ = budget(market_snapshot([one_job()], limit).observe(), None)
+        jobs = [one_job(id=f"j{number}") for number in range(24)]
+        decisions, _ = budget(market_snapshot(jobs, limit).observe(), None)
         return [(one.offer, one.num_nodes) for one in decisions]
 
-    assert rented(2.01) == [("a", 1)]
-    assert rented(3.0) == [("a", 2)]
+    assert rented(55.0) == [("a", 6)]
+    assert rented(200.0) == [("a", 48)]
 
 
 def test_the_hard_cap_is_kept():
     world = market_snapshot([one_job(), one_job(id="k")], 1000.0, hard_cap_dollars_per_hour=13.0)
     decisions, _ = budget(world.observe(), None)
 
-    assert [(one.offer, one.num_nodes) for one in decisions] == [("a", 3)]
+    # Two nodes for each would be faster and more than the cap, and leave the second job waiting.
+    assert [(one.offer, one.num_nodes) for one in decisions] == [("a", 2)]
     assert check_decisions(world.observe(), decisions) == []
 
 
@@ -254,7 +246,8 @@ def test_idle_nodes_that_no_waiting_job_can_use_make_way_under_the_cap():
         Offer(name="b", gpu="B", num_gpus=1, price_dollars_per_hour=3.0),
     )
     table = {"m": options(1.0, 1.9, kinds=2, kind=1)}  # on B alone
-    world = MarketWorld([one_job()], table, offers, 1000.0, hard_cap_dollars_per_hour=7.0)
+    job = one_job(min_gpus=2)
+    world = MarketWorld([job], table, offers, 1000.0, hard_cap_dollars_per_hour=7.0)
     world.rent("a", 3, "a test")
     world.advance()
     made = [one for _, one in world.run()]
@@ -349,7 +342,8 @@ def test_deep_debt_stops_renting_while_a_job_runs():
 
     assert not [one for one in decisions(is_running=True) if isinstance(one, Rent)]
     # Nobody's end would bring another look: the first job goes on, on one node.
-    assert [one.num_nodes for one in decisions(is_running=False)] == [1]
+    rents = [one for one in decisions(is_running=False) if isinstance(one, Rent)]
+    assert [one.num_nodes for one in rents] == [1]
 
 
 # In a market
@@ -397,37 +391,12 @@ def test_in_the_theorem_s_own_setting_the_policy_is_near_its_optimum(limit):
     assert world.mean_completion_seconds() <= 1.03 * theory(world, world.spent_dollars / hours)
 
 
-@pytest.mark.parametrize(("told_seconds", "true_seconds"), [(300.0, 60.0), (60.0, 300.0)])
-def test_what_starts_really_cost_is_learned_from_the_money(told_seconds, true_seconds):
-    offers = (Offer(name="a", gpu="A", num_gpus=1, price_dollars_per_hour=1.0),)
-    jobs = stream({"m": 1 / 225}, 1500.0, 60, seed=1)
-    true = StartupCost(seconds_per_gpu=true_seconds, most_seconds=true_seconds)
-    world = MarketWorld(jobs, {"m": options(1.0, 1.8, 3.2)}, offers, 10.0, startup=true)
-    # Policies are told something else than what happens.
-    told = StartupCost(seconds_per_gpu=told_seconds, most_seconds=told_seconds)
-    world._maker.constants["startup"] = told
-    memory = None
-    while not world.is_over:
-        snapshot = world.observe()
-        decisions, memory = budget(snapshot, memory)
-        apply(decisions, world, snapshot)
-        world.advance()
-
-    costs = memory.starts
-    share = costs.num_starts / (costs.num_starts + TOLD_STARTS)
-    extra = costs.extra_seconds(world.spent_dollars)
-    assert extra == pytest.approx(share * (true_seconds - told_seconds), rel=0.02)
-    assert memory.extra_start_seconds == pytest.approx(extra, rel=0.2)  # as the last job came
-
-
 @pytest.mark.parametrize(
-    ("num_jobs", "seconds", "believed_seconds"),
-    [(1, 0.0, 3600.0), (4, 600.0, 1800.0), (9, 1200.0, 1200.0), (9, 5000.0, 5000.0)],
+    ("num_jobs", "hours", "load"), [(8, 0.0, 16.0), (1, 8.0, 1.09), (992, 100.0, 9.9)]
 )
-def test_the_more_jobs_have_come_the_sooner_their_rate_is_believed(
-    num_jobs, seconds, believed_seconds
-):
-    snapshot = replace(market(70.0, number=1).observe(), now_seconds=seconds)
+def test_the_owner_s_budget_tells_the_load_until_many_jobs_have_come(num_jobs, hours, load):
+    """A job costs a dollar: of what the budget tells of their rate, eight in an hour count."""
+    snapshot = replace(market(70.0, number=1).observe(), now_seconds=hours * HOUR)
     one_class = np.eye(1, len(snapshot.options.samples_per_second))[0] * num_jobs
     arrivals = replace(
         first_arrivals(0.0),
@@ -436,19 +405,11 @@ def test_the_more_jobs_have_come_the_sooner_their_rate_is_believed(
         weights=one_class,
         startups=-one_class,
     )
-    prices = np.ones(snapshot.options.samples_per_second.shape)
+    prices = HOUR / 1000.0 * snapshot.options.samples_per_second
 
-    classes, _ = believed_classes(arrivals, snapshot, prices, {})
+    classes, _, _ = believed_classes(arrivals, snapshot, prices, {})
 
-    assert classes.arrivals_per_second.tolist() == pytest.approx([num_jobs / believed_seconds])
-
-
-def test_a_cancelled_job_has_not_trained_what_was_left_of_it():
-    snapshot = replace(market(70.0, number=1).observe(), now_seconds=5400.0)
-    long_one = _Held(remaining_samples=1e9, dollars_per_sample=0.001, dollars_per_hour=2.0)
-    costs = StartCosts(first_dollars=0.0, time_seconds=3600.0, held={"gone": long_one})
-
-    assert count_training(costs, snapshot).trained_dollars == pytest.approx(1.0)  # half an hour
+    assert HOUR * classes.arrivals_per_second.sum() == pytest.approx(load, rel=0.01)
 
 
 def test_the_same_market_gives_the_same_decisions():
@@ -485,7 +446,7 @@ def test_every_job_ends_and_the_budget_is_kept(fields):
 
     assert world.has_ended()
     assert world.rate == 0
-    assert world.spent_dollars / hours <= 75.0 * 1.03
+    assert world.spent_dollars / hours <= 75.0 * 1.05  # of 300 jobs; of 1,500 see above: 3 %
 
 
 @pytest.mark.parametrize("limit", [3.3, 40.0])
@@ -504,7 +465,7 @@ def test_money_that_jobs_cannot_use_keeps_places_for_those_to_come(limit):
     assert world.has_ended()
     assert world.rate == 0.0
     assert world.spent_dollars <= 1.1 * limit * world.last_submit / HOUR
-    assert bool(ahead) == (limit > 10.0)
+    assert ahead
     assert len(at_once) >= (36 if limit > 10.0 else 0)
 
 
@@ -534,7 +495,6 @@ def test_a_budget_below_the_load_makes_jobs_wait_and_not_the_spend_grow():
     owed = world.spent_dollars - 30.0 * world.now_seconds / HOUR
 
     assert world.has_ended()
-    # The debt at which renting stops, and what the jobs that run then still cost.
-    horizon_hours = HORIZON_COMPLETIONS * MEAN_SAMPLES / HOUR
-    assert owed <= 1.5 * MAX_DEBT_HORIZONS * horizon_hours * 30.0
+    horizon_hours = HORIZON_ARRIVALS / sum(RATES.values()) / HOUR
+    assert owed <= 1.2 * horizon_hours * 30.0
     assert world.mean_completion_seconds() > MEAN_SAMPLES

@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 
 from drystone.describe.market import Offer
-from drystone.schedule.budget.frontier import classes_from_speeds, trace_frontier
-from drystone.schedule.budget.multiplier import BudgetBalance
-from drystone.schedule.budget.spares import MIN_USE, Starts, place_steps, plan_spares
+from drystone.schedule.budget.spares import (
+    MIN_USE,
+    Starts,
+    place_steps,
+    plan_spares,
+    worth_of_places,
+)
 
 
 def erlang_b(num_places: int, load: float) -> float:
@@ -59,28 +63,8 @@ def offer(gpu: str, price: float, delay: float) -> Offer:
     )
 
 
-class Now:
-    """All that is asked of a snapshot."""
-
-    now_seconds = 1000.0
-
-
-def frontier(jobs_per_hour: float):
-    """One job costs half a dollar at most."""
-    return trace_frontier(
-        classes_from_speeds(
-            arrivals_per_second=[jobs_per_hour / 3600.0],
-            mean_samples=[1800.0],
-            price_dollars_per_hour=[[1.0]],
-            samples_per_second=[[1.0]],
-        )
-    )
-
-
-def balance(budget: float, unspent: float) -> BudgetBalance:
-    return BudgetBalance(
-        budget_dollars_per_hour=budget, horizon_seconds=3600.0, balance_dollars=unspent
-    )
+NOW = 1000.0
+RATE = 60 / 3600.0
 
 
 STARTS = Starts(num_jobs={0: 75, 1: 25}, num_nodes={0: 75, 1: 50}, last_arrival_seconds=990.0)
@@ -98,40 +82,33 @@ def worth(places: dict[int, int]) -> tuple[float, float]:
     return seconds, dollars
 
 
-@pytest.mark.parametrize("left", [0.5, 3.0, 7.0, 15.0, 40.0])
-def test_the_money_that_is_left_is_spent_where_it_saves_most(left):
-    """No other way to spend as much or less saves more, as with every greedy on a concave hull."""
-    usable = 30.0 * 1.1  # 60 jobs an hour, and of 100 jobs a tenth more may come
-    spares = plan_spares(Now(), STARTS, OFFERS, frontier(60.0), balance(usable + left, 1000.0))
-    places = {0: spares.num_nodes.get(0, 0), 1: spares.num_nodes.get(1, 0) // 2}
-    seconds, dollars = worth(places)
+def plan(starts: Starts, offers: dict[int, Offer], multiplier: float):
+    places = worth_of_places(starts, offers, RATE)
+    return plan_spares(NOW, starts, places, RATE, multiplier)
 
-    assert dollars <= left + 1e-9
+
+@pytest.mark.parametrize("multiplier", [0.3, 0.1, 0.03, 0.01, 0.001])
+def test_places_are_kept_where_they_save_more_than_a_dollar_is_worth(multiplier):
+    """No other number of places has a better sum of time saved and money, at that multiplier."""
+    spares = plan(STARTS, OFFERS, multiplier)
+    seconds, dollars = worth({0: spares.num_nodes.get(0, 0), 1: spares.num_nodes.get(1, 0) // 2})
+
     for first, second in product(range(6), range(6)):
         other, price = worth({0: first, 1: second})
-        assert other <= seconds + 1e-9 or price > dollars - 1e-9
-
-
-def test_nothing_is_kept_from_money_that_jobs_can_use_or_that_was_not_saved():
-    kept = [
-        plan_spares(Now(), STARTS, OFFERS, frontier(60.0), one).num_nodes
-        for one in (balance(32.0, 1000.0), balance(500.0, 0.0), balance(500.0, -50.0), None)
-    ]
-    assert kept == [{}, {}, {}, {}]
+        assert other - multiplier * price <= seconds - multiplier * dollars + 1e-9
 
 
 def test_nobody_is_waited_for_when_jobs_have_stopped_coming():
     late = Starts(num_jobs={0: 10}, num_nodes={0: 10}, last_arrival_seconds=1000.0 - 241.0)
     early = Starts(num_jobs={0: 10}, num_nodes={0: 10}, last_arrival_seconds=1000.0 - 239.0)
-    rich = balance(500.0, 1000.0)
 
-    assert plan_spares(Now(), late, OFFERS, frontier(60.0), rich).num_nodes == {}
-    kept = plan_spares(Now(), early, OFFERS, frontier(60.0), rich)
+    assert plan(late, OFFERS, 0.0).num_nodes == {}
+    kept = plan(early, OFFERS, 0.0)
     assert kept.num_nodes[0] > 0
     assert kept.until_seconds == pytest.approx(1001.0)
 
 
 def test_nodes_that_cost_nothing_are_kept_first():
     free = {0: offer("A", 8.0, 120.0), 1: offer("B", 0.0, 300.0)}
-    spares = plan_spares(Now(), STARTS, free, frontier(60.0), balance(33.5, 1000.0))
-    assert spares.num_nodes == {1: 2 * len(place_steps(60 / 3600.0 * 0.25 * 300.0))}
+    spares = plan(STARTS, free, 1000.0)
+    assert spares.num_nodes == {1: 2 * len(place_steps(RATE * 0.25 * 300.0))}

@@ -19,6 +19,8 @@ from drystone.run.train.cells.tensor import Leaf, TensorSplit
 from drystone.run.train.collectives import Wire
 from drystone.run.train.models.rotary import Rotary, rotary_tables
 from drystone.run.train.models.transformer import Transformer
+from drystone.run.train.recompute import kind_of_block, recomputing
+from drystone.run.train.samples import Places, documents_of
 from drystone.run.train.uneven.shard import Unit, cut_units
 
 TIED = "tokens.weight"  # what the head shares, where it shares something
@@ -167,12 +169,12 @@ class CellBuilder:
                 is_entry=True,
             )
         for layer in range(chunk.first_layer, chunk.end_layer):
-            is_recomputed = (
-                self._recompute.kind is RecomputeKind.FULL and layer % self._recompute.every == 0
-            )
+            kind = kind_of_block(self._recompute, layer)
+            is_recomputed = kind is RecomputeKind.FULL
+            run = partial(self._run_block, layer)
             yield Segment(
                 parts[f"blocks.{layer}"],
-                partial(self._run_block, layer),
+                run if is_recomputed else recomputing(run, kind),
                 kinds=("forward", "backward"),
                 is_recomputed=is_recomputed,
             )
@@ -187,13 +189,17 @@ class CellBuilder:
         return self._split.enter(self._model.embed(batch)[0])
 
     def _run_block(
-        self, layer: int, hidden: torch.Tensor | None, _: torch.Tensor | None
+        self, layer: int, hidden: torch.Tensor | None, batch: torch.Tensor | None
     ) -> torch.Tensor:
         assert hidden is not None
         spec = self._model.spec
         if not self._rotary and not spec.learned_positions:
             self._rotary = rotary_tables(spec, self._seq_len, hidden)
-        left: torch.Tensor = self._model.blocks[layer](hidden, self._rotary)
+        documents = None
+        if self._model.is_packed:
+            assert batch is not None
+            documents = documents_of(batch)
+        left: torch.Tensor = self._model.blocks[layer](hidden, Places(self._rotary, documents))
         return left
 
     def _run_back(self, hidden: torch.Tensor | None, batch: torch.Tensor | None) -> torch.Tensor:

@@ -29,10 +29,8 @@ from drystone.run.train.emulate import Pacer
 from drystone.run.train.models.layered import Batch, LayeredModel
 from drystone.run.train.models.transformer import Transformer
 from drystone.run.train.samples import num_predicted
-from drystone.run.train.stepping import Stepper, StepResult
+from drystone.run.train.stepping import Stepper, StepResult, Total
 from drystone.run.train.trainer import Trainer
-
-_PARTS = ("forward", "backward", "gather", "reduce", "receive")
 
 
 class CellEngine(Stepper):
@@ -58,6 +56,7 @@ class CellEngine(Stepper):
             refuse_unsplittable(model, stage.tp)
         self.layout, self.seat, self._seq_len = layout, layout.seat(wire.rank), seq_len
         self._dtype, self._width = dtype, model.spec.hidden_size
+        self._is_packed = model.is_packed
         order = pipeline_order(
             layout.schedule,
             num_stages=len(layout.stages),
@@ -85,18 +84,18 @@ class CellEngine(Stepper):
         super().__init__(owned, wire=wire, device=device, pacer=pacer)
         is_tied = model.spec.tied_embeddings and len(layout.stages) > 1
         self._tied = self._tie() if is_tied else None
-        self._total = 0.0  # tokens that a step predicts
+        self._total = Total(torch.ones(1, dtype=torch.float64, device=device))  # of a step
         self._losses = torch.zeros((), dtype=torch.float64, device=device)
 
     @property
     def reads_samples(self) -> bool:
-        """Whether this rank needs tokens: those that enter, or those to be predicted."""
+        """Whether this rank needs tokens: to enter, to be predicted, or to keep documents apart."""
         chunks = self.layout.chunks
-        return self.seat.stage in (chunks[0].stage, chunks[-1].stage)
+        return self._is_packed or self.seat.stage in (chunks[0].stage, chunks[-1].stage)
 
     def compute_gradients(self, batches: Sequence[Batch]) -> StepResult:
         """Forward and backward over all micro-batches: each owned piece gets its `grad`."""
-        self._seconds = dict.fromkeys(_PARTS, 0.0)
+        self._timer.begin()
         self._losses.zero_()
         self._total = self._count_predicted(batches)
         incoming: dict[Action, Incoming] = {}
@@ -121,7 +120,7 @@ class CellEngine(Stepper):
 
     def compute_loss(self, batches: Sequence[Batch]) -> tuple[float, float]:
         """Losses summed over the samples of all ranks, and the tokens predicted; no gradients."""
-        self._seconds = dict.fromkeys(_PARTS, 0.0)
+        self._timer.begin()
         self._losses.zero_()
         total = self._count_predicted(batches)
         incoming: dict[Action, Incoming] = {}
@@ -137,21 +136,21 @@ class CellEngine(Stepper):
         for part in self._parts:
             part.end_step()
         self._groups.forward_mail.finish()
-        return self._summed(self._losses, 0.0)[0], total
+        (predicted,) = self.wire.read(total.value())
+        return self._summed(self._losses, 0.0)[0], predicted
 
-    def _count_predicted(self, batches: Sequence[Batch]) -> float:
+    def _count_predicted(self, batches: Sequence[Batch]) -> Total:
         """Over all ranks: each sample is counted by one rank of the last stage."""
         counts = self.seat.stage == self.layout.chunks[-1].stage and self.seat.tp_index == 0
         mine = sum(num_predicted(batch) for batch in batches) if counts else 0
-        total = torch.tensor([mine], dtype=torch.float64, device=self.device)
-        self.wire.sum(total).wait()
-        return self.wire.read(total)[0]
+        return self._start_total(mine)
 
     def _take(self, action: Action, given: torch.Tensor | None, batches: Sequence[Batch]) -> None:
         run, chunk = self._runs[action.chunk], action.chunk
         is_last = chunk == len(self.layout.chunks) - 1
         if action.is_forward:
-            batch = batches[action.micro] if chunk == 0 or is_last else None
+            is_read = chunk == 0 or is_last or self._is_packed
+            batch = batches[action.micro] if is_read else None
             hidden = run.forward(action.micro, given, batch)
             if not is_last:
                 self._send(action, hidden)
@@ -159,7 +158,7 @@ class CellEngine(Stepper):
                 self._losses += hidden
         else:
             if is_last:
-                given = torch.tensor(self.loss_scale / self._total, device=self.device)
+                given = self._loss_gradient(self._losses.float(), self._total)
             # Every order takes the micro-batches of a chunk backward from first to last.
             is_last_micro = action.micro == self.layout.num_micro - 1
             self._send(action, run.backward(action.micro, given, is_last=is_last_micro))
@@ -244,8 +243,9 @@ class CellTrainer(Trainer):
         recompute: Recompute | None = None,
         **settings: Any,
     ) -> None:
-        self.layout, self._seq_len, self._recompute = layout, seq_len, recompute
-        super().__init__(model, layout_works(layout), **settings)
+        self.layout, self._seq_len = layout, seq_len
+        how = recompute or Recompute()
+        super().__init__(model, layout_works(layout), recompute=how, **settings)
 
     @property
     def global_batch(self) -> int:

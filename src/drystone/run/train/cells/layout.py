@@ -109,8 +109,13 @@ class CellLayout:
 
 
 def is_cell(plan: Plan) -> bool:
-    """Whether the plan splits layers or matrices; data parallelism alone is another engine's."""
-    return len(plan.stages) > 1 or plan.stages[0].tp > 1
+    """Whether the plan splits layers or matrices, or gathers weights for every micro-batch.
+
+    Data parallelism with whole weights, or layer by layer over all micro-batches, is the business
+    of other engines (`run/train/uneven/`).
+    """
+    gathers = plan.way is Way.CELL and plan.sharding >= Sharding.ZERO2 and plan.num_gpus > 1
+    return len(plan.stages) > 1 or plan.stages[0].tp > 1 or gathers
 
 
 def cell_layout(plan: Plan) -> CellLayout:

@@ -58,6 +58,7 @@ class StagePart:
                 one.value,
                 by_name[one.name].part,
                 is_counted=(is_first or by_name[one.name].is_split) and one.name not in copied,
+                is_in_block=one.is_in_block,
             )
             for unit in units
             for one in unit.owned

@@ -11,7 +11,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ from drystone.errors import InvalidSpec, UnknownName
 
 _LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 Batch = Any  # what the model takes: a tensor, a tuple of tensors, a dict
+Weight: TypeAlias = "float | torch.Tensor"  # of one element; the host need not know it
 Extras = Any  # what every block takes besides the hidden state
 
 
@@ -51,7 +52,7 @@ class LayeredModel(Protocol):
     def loss_sum(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
         """The losses of the batch, summed over what counts (tokens, or samples)."""
 
-    def weight(self, batch: Batch) -> float:
+    def weight(self, batch: Batch) -> Weight:
         """How much counts in the batch: the losses of a step are divided by the global sum."""
 
 
@@ -86,7 +87,7 @@ class NamedBlocks:
         module: nn.Module,
         blocks: str,
         *,
-        weight: Callable[[Batch], float] | None = None,
+        weight: Callable[[Batch], Weight] | None = None,
     ) -> None:
         found = dict(module.named_modules()).get(blocks)
         if not isinstance(found, _LISTS) or not len(found):
@@ -143,7 +144,7 @@ class NamedBlocks:
         loss = out if isinstance(out, torch.Tensor) else out["loss"]
         return loss.float() * self.weight(batch)
 
-    def weight(self, batch: Batch) -> float:
+    def weight(self, batch: Batch) -> Weight:
         """Samples, or what the caller counts."""
         return self._weight(batch)
 

@@ -25,7 +25,7 @@ from torch import nn
 from drystone.describe.model import ModuleSpec
 from drystone.errors import InvalidSpec
 from drystone.run.train.data import TokenSource
-from drystone.run.train.models.layered import Batch, NamedBlocks
+from drystone.run.train.models.layered import Batch, NamedBlocks, Weight
 from drystone.run.train.tracing.build import load_source
 
 _TOLERANCE: Final = 1e-4  # of the largest value; the same operations differ by rounding at most
@@ -139,7 +139,7 @@ class UserModule(NamedBlocks):
         super().__init__(module, blocks)
         self.make_batch, self._seq_len = make_batch, seq_len
 
-    def weight(self, batch: Batch) -> float:
+    def weight(self, batch: Batch) -> Weight:
         """Tokens: all samples have as many."""
         return super().weight(batch) * self._seq_len
 

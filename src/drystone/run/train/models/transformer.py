@@ -21,7 +21,15 @@ from drystone.run.train.checkpoint.slices import Box
 from drystone.run.train.models.layered import place_parameters, seeded_normal
 from drystone.run.train.models.pretrained import PretrainedWeights
 from drystone.run.train.models.rotary import Rotary, rotary_tables, rotate
-from drystone.run.train.samples import inputs_of, num_predicted, targets_of
+from drystone.run.train.samples import (
+    Places,
+    document_starts,
+    documents_of,
+    inputs_of,
+    num_predicted,
+    same_document,
+    targets_of,
+)
 
 _RESIDUAL = ("out", "down")  # projections whose result is added to the residual stream
 
@@ -59,6 +67,7 @@ class Transformer(nn.Module):
     def __init__(self, spec: ModelSpec, *, seed: int = 0) -> None:
         super().__init__()
         self.spec, self.seed = spec, seed
+        self.is_packed = False  # whether rows hold several documents, which do not see each other
         self.pretrained: PretrainedWeights | None = None
         width = spec.hidden_size
         padding = spec.padding_token if spec.padding_token >= 0 else None
@@ -130,8 +139,8 @@ class Transformer(nn.Module):
             return torch.zeros(shape) if self.spec.norm_adds_one else torch.ones(shape)
         return seeded_normal(shape, std, self.seed, name)
 
-    def embed(self, batch: torch.Tensor) -> tuple[torch.Tensor, Rotary]:
-        """Embedded tokens, and the rotary tables where positions are not learned."""
+    def embed(self, batch: torch.Tensor) -> tuple[torch.Tensor, Places]:
+        """Embedded tokens, and where they are: what the blocks need to know besides."""
         inputs = inputs_of(batch)
         x = self.tokens(inputs)
         if self.spec.embedding_scale != 1.0:  # rounded as the embedding is
@@ -140,10 +149,16 @@ class Transformer(nn.Module):
         if self.positions is None:
             rotary = rotary_tables(self.spec, inputs.shape[1], x)
         else:
-            x = x + self.positions(torch.arange(inputs.shape[1], device=x.device))
-        return (x if self.first_norm is None else self.first_norm(x)), rotary
+            x = x + self.positions(self._positions_of(batch))
+        documents = documents_of(batch) if self.is_packed else None
+        return (x if self.first_norm is None else self.first_norm(x)), Places(rotary, documents)
 
-    def run_block(self, index: int, hidden: torch.Tensor, extras: Rotary) -> torch.Tensor:
+    def _positions_of(self, batch: torch.Tensor) -> torch.Tensor:
+        """Counted from the beginning of each document."""
+        at = torch.arange(batch.shape[1] - 1, device=batch.device)
+        return at - document_starts(documents_of(batch)) if self.is_packed else at
+
+    def run_block(self, index: int, hidden: torch.Tensor, extras: Places) -> torch.Tensor:
         """One layer."""
         return self.blocks[index](hidden, extras)
 
@@ -161,15 +176,15 @@ class Transformer(nn.Module):
         cap = self.spec.logit_softcap
         return torch.tanh(logits / cap) * cap if cap else logits
 
-    def weight(self, batch: torch.Tensor) -> float:
+    def weight(self, batch: torch.Tensor) -> torch.Tensor:
         """Tokens that are predicted."""
-        return float(num_predicted(batch))
+        return num_predicted(batch)
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         """The mean loss: plain training, without the engine."""
-        x, rotary = self.embed(batch)
+        x, places = self.embed(batch)
         for block in self.blocks:
-            x = block(x, rotary)
+            x = block(x, places)
         return self.loss_sum(x, batch) / self.weight(batch)
 
 
@@ -188,15 +203,15 @@ class DecoderBlock(nn.Module):
             make_norm(spec.norm, width, model) for _ in range(spec.num_norms)
         )
 
-    def forward(self, x: torch.Tensor, rotary: Rotary) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, places: Places) -> torch.Tensor:
         """Hidden states in, the same out."""
         norms = self.norms
         if self.is_parallel:
-            return x + self.attention(norms[0](x), rotary) + self.feed_forward(norms[-1](x))
+            return x + self.attention(norms[0](x), places) + self.feed_forward(norms[-1](x))
         if self.norms_after:
-            x = x + norms[0](self.attention(x, rotary))
+            x = x + norms[0](self.attention(x, places))
             return x + norms[1](self.feed_forward(x))
-        x = self._added(x, self.attention(norms[0](x), rotary), 2)
+        x = self._added(x, self.attention(norms[0](x), places), 2)
         return self._added(x, self.feed_forward(norms[1](x)), 3)
 
     def _added(self, x: torch.Tensor, change: torch.Tensor, norm: int) -> torch.Tensor:
@@ -225,24 +240,32 @@ class SelfAttention(nn.Module):
             self.query_norm = make_norm(norm, self.query.out_features, model)
             self.key_norm = make_norm(norm, self.key.out_features, model)
 
-    def forward(self, x: torch.Tensor, rotary: Rotary) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, places: Places) -> torch.Tensor:
         """Each position looks at itself and at what came before."""
         spec = self.spec
         q = self._heads(self.query(x), self.query_norm)
         k = self._heads(self.key(x), self.key_norm)
         v = self.value(x).unflatten(-1, (-1, spec.v_dim)).transpose(1, 2)
-        if rotary:
-            table = rotary[spec.rope_theta]
+        if places.rotary:
+            table = places.rotary[spec.rope_theta]
             q, k = rotate(q, table), rotate(k, table)
         repeats = spec.num_heads // spec.num_kv_heads
         if repeats > 1:
             k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
-        y = self._attend(q, k, v)
+        y = self._attend(q, k, v, places.documents)
         return self.out(y.transpose(1, 2).flatten(2))
 
-    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def _attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        documents: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         spec, length = self.spec, q.shape[2]
         mask = self._window(length, q.device)
+        if documents is not None:
+            mask = same_document(documents, mask)
         if not spec.softcap:
             return F.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, is_causal=mask is None, scale=spec.scale or None

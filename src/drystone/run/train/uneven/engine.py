@@ -12,17 +12,18 @@ as much as its samples. The next layer is gathered while this one is computed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from drystone.errors import InvalidSpec
+from drystone.run.train.chance import Chance
 from drystone.run.train.collectives import Pending, Wire
 from drystone.run.train.emulate import Pacer, active_ledger, host_memory
 from drystone.run.train.models.layered import Batch, Extras, LayeredModel, place_parameters
-from drystone.run.train.stepping import Stepper, StepResult
+from drystone.run.train.stepping import Stepper, StepResult, Total
 from drystone.run.train.uneven.shard import (
     InitialValue,
     Layer,
@@ -33,6 +34,7 @@ from drystone.run.train.uneven.shard import (
 )
 
 Named = list[tuple[str, nn.Parameter]]
+_FROZEN = ", frozen"  # at the end of a unit's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +60,13 @@ def lay_out(
     wire: Wire,
     device: torch.device,
     dtype: torch.dtype,
+    replicates_trained: bool = False,
+    replicates_frozen: bool = False,
 ) -> Layers:
-    """Cut a model by the ranks' shares of state; trained and frozen parameters each by them."""
+    """Cut a model by the ranks' shares of state; trained and frozen parameters each by them.
+
+    What is replicated is not cut at all: every rank holds the whole of it.
+    """
     for buffer in model.module.buffers():
         buffer.data = buffer.data.to(device)
     initial_value = _initial_values(model, wire, device)
@@ -69,10 +76,12 @@ def lay_out(
         for index, (name, parameters) in enumerate(groups):
             some = [named for named in parameters if named[1].requires_grad is is_trained]
             if some or (is_trained and not parameters):
-                parts.append((index, name if is_trained else f"{name}, frozen", some))
-    cuts = _cut(parts, shares)
+                parts.append((index, name if is_trained else f"{name}{_FROZEN}", some))
+    replicated = {True: replicates_trained, False: replicates_frozen}
+    cuts = _cut(parts, {kind: (1.0,) if replicated[kind] else shares for kind in replicated})
     units: list[list[Unit]] = [[] for _ in groups]
     for (index, name, parameters), cut in zip(parts, cuts, strict=True):
+        is_frozen = name.endswith(_FROZEN)
         unit = Unit(
             name,
             parameters,
@@ -81,6 +90,7 @@ def lay_out(
             device=device,
             dtype=dtype,
             initial_value=initial_value,
+            is_replicated=replicated[not is_frozen],
         )
         units[index].append(unit)
     layers = [Layer(some) for some in units]
@@ -88,12 +98,19 @@ def lay_out(
     return Layers(tuple(layers[:num_blocks]), layers[num_blocks], layers[-1])
 
 
-def _cut(parts: Sequence[tuple[int, str, Named]], shares: Sequence[float]) -> list[tuple[int, ...]]:
-    """Trained units come first, then the frozen ones; each kind is divided by the shares."""
-    sizes = [sum(one.numel() for _, one in parameters) for _, _, parameters in parts]
-    num_trained = sum(not name.endswith(", frozen") for _, name, _ in parts)
-    cuts = cut_units(sizes[:num_trained], shares) if num_trained else []
-    return cuts + (cut_units(sizes[num_trained:], shares) if num_trained < len(sizes) else [])
+def _cut(
+    parts: Sequence[tuple[int, str, Named]], shares: Mapping[bool, Sequence[float]]
+) -> list[tuple[int, ...]]:
+    """Trained units come first, then the frozen ones; each kind is divided by its shares."""
+    cuts: list[tuple[int, ...]] = []
+    for is_trained in (True, False):
+        sizes = [
+            sum(parameter.numel() for _, parameter in parameters)
+            for _, name, parameters in parts
+            if name.endswith(_FROZEN) is not is_trained
+        ]
+        cuts += cut_units(sizes, shares[is_trained]) if sizes else []
+    return cuts
 
 
 def _initial_values(model: LayeredModel, wire: Wire, device: torch.device) -> InitialValue:
@@ -157,7 +174,8 @@ class Engine(Stepper):
             raise InvalidSpec(f"{len(shares)} state shares for {wire.num_ranks} ranks")
         layers = lay_out(model, shares, wire=wire, device=device, dtype=dtype)
         super().__init__(layers.owned, wire=wire, device=device, pacer=pacer)
-        self.model, self.seed, self._chance = model, seed, _default_generator(device)
+        self.model = model
+        self._chance = Chance(device, seed=seed, rank=wire.rank)
         # On a processor only where its memory plays that of a device: `host_memory` is another.
         self._offload = offload and (device.type == "cuda" or active_ledger() is not None)
         self._blocks, self._front, self._back = layers.blocks, layers.front, layers.back
@@ -165,24 +183,20 @@ class Engine(Stepper):
 
     def compute_gradients(self, batches: Sequence[Batch]) -> StepResult:
         """Forward and backward over this rank's micro-batches: each owned piece gets its `grad`."""
-        self._seconds = dict.fromkeys(("forward", "backward", "gather", "reduce"), 0.0)
-        weights = [self.model.weight(batch) for batch in batches]
-        total = torch.tensor([sum(weights)], dtype=torch.float64, device=self.device)
-        total_pending = self.wire.sum(total)
+        self._timer.begin()
+        total = self._start_total(sum(self.model.weight(batch) for batch in batches))
         self._order = self._gather_order()
-        with torch.random.fork_rng(devices=self._rng_devices()):
+        with self._chance.in_step(self.num_steps):
             hidden, extras, kept = self._forward(batches)
-            total_pending.wait()
-            (total_weight,) = self.wire.read(total)
-            loss, gradients = self._head(batches, hidden, total_weight)
+            loss, gradients = self._head(batches, hidden, total)
             self._backward(batches, gradients, extras, kept)
         self._finish_reduction()
         self.num_steps += 1
-        return self._result(loss, total_weight)
+        return self._result(loss, total)
 
     def compute_loss(self, batches: Sequence[Batch]) -> tuple[float, float]:
         """Losses summed over the micro-batches of all ranks, and their weight; no gradients."""
-        self._seconds = dict.fromkeys(("forward", "backward", "gather", "reduce"), 0.0)
+        self._timer.begin()
         self._order = [self._front, *self._blocks, self._back]
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self.model.module.eval()
@@ -233,7 +247,7 @@ class Engine(Stepper):
         with torch.no_grad():
             with self._timed("forward"):
                 for index, batch in enumerate(batches):
-                    self._seed(-1, index)
+                    self._chance.begin(-1, index)
                     one, more = self.model.embed(batch)
                     hidden.append(self._put(one))
                     del one
@@ -254,7 +268,7 @@ class Engine(Stepper):
         return hidden, extras, kept
 
     def _head(
-        self, batches: Sequence[Batch], hidden: list[torch.Tensor], total: float
+        self, batches: Sequence[Batch], hidden: list[torch.Tensor], total: Total
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Losses, and their gradients with respect to what left the last block."""
         unit = self._gather_next()
@@ -264,10 +278,10 @@ class Engine(Stepper):
             for index, batch in enumerate(batches):
                 entered = self._get(hidden[index]).detach().requires_grad_()
                 with self._paced("head", entered):
-                    self._seed(len(self._blocks), index)
+                    self._chance.begin(len(self._blocks), index)
                     loss = self.model.loss_sum(entered, batch)
                     loss_sum += loss.detach()
-                    (loss / total * self.loss_scale).backward()
+                    loss.backward(self._loss_gradient(loss, total))
                 hidden[index] = self._put(_gradient(entered))  # so that the other is freed
                 del entered, loss
         unit.free()
@@ -309,7 +323,7 @@ class Engine(Stepper):
             unit.begin_gradients()
         with self._timed("backward"):
             for index, batch in enumerate(batches):
-                self._seed(-1, index)
+                self._chance.begin(-1, index)
                 hidden, _ = self.model.embed(batch)
                 if hidden.requires_grad:
                     hidden.backward(self._get(gradients[index]))
@@ -319,7 +333,7 @@ class Engine(Stepper):
     def _run_block(
         self, layer: int, index: int, hidden: torch.Tensor, extras: Extras
     ) -> torch.Tensor:
-        self._seed(layer, index)
+        self._chance.begin(layer, index)
         return self.model.run_block(layer, hidden, extras)
 
     def _start_reduction(self, unit: Layer) -> None:
@@ -346,25 +360,6 @@ class Engine(Stepper):
         if self._offload and self.device.type == "cpu":
             return hidden.clone()
         return hidden.to(self.device, non_blocking=True)
-
-    def _seed(self, layer: int, index: int) -> None:
-        """The same chance (dropout) when a layer is computed again."""
-        key = ((self.seed * 1_000_003 + self.num_steps) * 65_537 + layer + 1) * 8_191
-        # `torch.manual_seed` looks for every kind of device, at 200 microseconds a call.
-        self._chance.manual_seed((key + index * 4_099 + self.wire.rank) % 2**63)
-
-    def _rng_devices(self) -> list[torch.device]:
-        return [self.device] if self.device.type == "cuda" else []
-
-
-def _default_generator(device: torch.device) -> torch.Generator:
-    """Where operations on that device take their chance from."""
-    if device.type != "cuda":
-        return torch.default_generator
-    torch.cuda.init()
-    index = torch.cuda.current_device() if device.index is None else device.index
-    generator: torch.Generator = torch.cuda.default_generators[index]
-    return generator
 
 
 def _gradient(entered: torch.Tensor) -> torch.Tensor:

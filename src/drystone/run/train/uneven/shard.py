@@ -3,7 +3,8 @@
 All parameters of a unit (a block, or what stands around the blocks) lie one after another in one
 flat buffer. Cuts divide it among the ranks; a rank keeps its piece in fp32 and the optimizer works
 on that piece alone. The buffer itself exists only while the layer is computed: `gather` fills it,
-`free` gives its memory back, and the module's parameters are views of it all the while.
+`free` gives its memory back, and the module's parameters are views of it all the while. A unit may
+also be replicated: then every rank holds all of it, and only gradients are exchanged.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Owned:
     value: nn.Parameter  # 1-D; a view of the unit's piece; fp32 if trained
     part: Box | None = None  # of the parameter, within which they are counted; None: all of it
     is_counted: bool = True  # not a copy of what another rank holds too
+    is_in_block: bool = False  # not of what stands around the blocks
 
     def slice_of(self, values: torch.Tensor) -> Slice:
         """Values for these elements, placed in the whole."""
@@ -83,6 +85,7 @@ def _normalised(shares: Sequence[float]) -> list[float]:
 
 # Elements [first, last) of a parameter, row by row. Every rank asks for every parameter, in one
 # order, though it may be for none of its elements.
+BLOCK = "block"  # with which the name of a unit begins whose parameters are those of a block
 InitialValue = Callable[[str, nn.Parameter, int, int], torch.Tensor]
 
 
@@ -103,29 +106,36 @@ class Unit:
         device: torch.device,
         dtype: torch.dtype,
         initial_value: InitialValue,
+        is_replicated: bool = False,
     ) -> None:
         self.name, self.cuts, self._wire = name, tuple(cuts), wire
-        self._parameters = [parameter for _, parameter in parameters]
-        self.is_trained = any(parameter.requires_grad for parameter in self._parameters)
-        start, end = self.cuts[wire.rank], self.cuts[wire.rank + 1]
+        self.is_replicated = is_replicated and wire.num_ranks > 1
+        self.parameters = [parameter for _, parameter in parameters]
+        self.is_trained = any(parameter.requires_grad for parameter in self.parameters)
+        start, end = 0, self.cuts[-1]
+        if not is_replicated:
+            start, end = self.cuts[wire.rank], self.cuts[wire.rank + 1]
         self._piece = torch.zeros(
             end - start, dtype=torch.float32 if self.is_trained else dtype, device=device
         )
         self._piece_gradient: torch.Tensor | None = None
         self._gradient: torch.Tensor | None = None  # of the whole unit, fp32
-        self._offsets = [0, *accumulate(parameter.numel() for parameter in self._parameters)][:-1]
+        self._offsets = [0, *accumulate(parameter.numel() for parameter in self.parameters)][:-1]
         self._fill_piece(parameters, start, end, initial_value)
-        # A single rank has the whole already, and computes with it if the dtype is the same.
-        self._is_whole = wire.num_ranks == 1 and self._piece.dtype == dtype
+        # Who holds the whole computes with it if the dtype is the same.
+        self._is_local = is_replicated or wire.num_ranks == 1
+        self._is_whole = self._is_local and self._piece.dtype == dtype
         if self._is_whole:
             self._flat = self._piece
         else:
             self._flat = torch.empty(self.cuts[-1], dtype=dtype, device=device)
-        for parameter, offset in zip(self._parameters, self._offsets, strict=True):
+        for parameter, offset in zip(self.parameters, self._offsets, strict=True):
             view = self._flat[offset : offset + parameter.numel()]
             parameter.data = view.view(parameter.shape)
-        self._folds = self.is_trained and dtype != torch.float32
-        if self._folds:
+        # A single rank takes fp32 gradients as the backward passes leave them: no buffer, no copy.
+        self._is_direct = self.is_trained and wire.num_ranks == 1 and dtype == torch.float32
+        self._takes_gradients = False
+        if self.is_trained and not self._is_direct:
             self._fold_gradients()
         self.owned = list(self._owned(parameters, start, end))
         self.is_gathered = False
@@ -138,8 +148,11 @@ class Unit:
         """Begin to fill the buffer; `gather` waits for it."""
         if self.is_gathered or self._pending is not None:
             return
-        if self._is_whole:
+        if self._is_local:
             self._wire.traffic.count("gather", 0)
+            if not self._is_whole:
+                resize_storage(self._flat, self._flat_bytes)
+                self._flat.copy_(self._piece)
             self._pending = Pending((), _nothing)
             return
         resize_storage(self._flat, self._flat_bytes)
@@ -160,56 +173,88 @@ class Unit:
         self.is_gathered = False
         self._release()
 
-    def begin_gradients(self) -> None:
-        """From here on, backward passes add into one flat gradient."""
-        if not self.is_trained:
-            return
-        self._gradient = torch.zeros(self.cuts[-1], dtype=torch.float32, device=self._flat.device)
-        if self._folds:
-            return
-        for parameter, view in zip(self._parameters, self.gradients(), strict=True):
-            parameter.grad = view.view(parameter.shape)
+    def leave(self) -> None:
+        """The weights will change; their memory stays for the next time."""
+        self.is_gathered = False
+
+    def begin_gradients(self, *, is_late: bool = False) -> None:
+        """From here on, backward passes add into one flat gradient; late: made with the first."""
+        self._takes_gradients = self.is_trained
+        if self.is_trained and not self._is_direct and not is_late:
+            self._whole_gradient()
 
     def _fold_gradients(self) -> None:
-        """Add 16-bit gradients in fp32, each as soon as it is there, and let go of it."""
+        """Add gradients in fp32, each as soon as it is there, and let go of it."""
 
         def fold(offset: int, parameter: torch.Tensor) -> None:
-            if self._gradient is not None and parameter.grad is not None:
-                view = self._gradient[offset : offset + parameter.numel()]
+            if self._takes_gradients and parameter.grad is not None:
+                view = self._whole_gradient()[offset : offset + parameter.numel()]
                 view += parameter.grad.reshape(-1)
                 parameter.grad = None
 
-        for parameter, offset in zip(self._parameters, self._offsets, strict=True):
+        for parameter, offset in zip(self.parameters, self._offsets, strict=True):
             parameter.register_post_accumulate_grad_hook(partial(fold, offset))
+
+    def _whole_gradient(self) -> torch.Tensor:
+        if self._gradient is None:
+            self._gradient = torch.zeros(
+                self.cuts[-1], dtype=torch.float32, device=self._flat.device
+            )
+        return self._gradient
 
     def gradients(self) -> list[torch.Tensor]:
         """Of each parameter, fp32, before they are reduced."""
-        assert self._gradient is not None
+        if self._is_direct:
+            for parameter in self.parameters:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+            return [_flattened(parameter) for parameter in self.parameters]
+        whole = self._whole_gradient()
         return [
-            self._gradient[offset : offset + one.numel()]
-            for one, offset in zip(self._parameters, self._offsets, strict=True)
+            whole[offset : offset + one.numel()]
+            for one, offset in zip(self.parameters, self._offsets, strict=True)
         ]
 
     def start_reduce(self) -> Pending:
         """Sum the gradients over all ranks; after waiting, each owned value has its `grad`."""
         if not self.is_trained:
             return Pending((), _nothing)
-        assert self._gradient is not None
-        for parameter in self._parameters:
+        left = self.gradients() if self._is_direct else []
+        for parameter in self.parameters:
             parameter.grad = None
-        if self._wire.num_ranks == 1:
-            self._piece_gradient, self._gradient = self._gradient, None
+        if self._is_direct:
+            self._wire.traffic.count("reduce", 0)
+            return Pending((), partial(self._take_gradients, left))
+        whole, self._gradient, self._takes_gradients = self._whole_gradient(), None, False
+        if self._is_local:
+            self._piece_gradient = whole
+            if self.is_replicated:
+                return self._start_sum(whole)
             self._wire.traffic.count("reduce", 0)
             return Pending((), self._set_owned_gradients)
         self._piece_gradient = torch.empty_like(self._piece)
-        summed = self._wire.reduce(self._gradient, self._piece_gradient, self.cuts)
-        # The pending reduction keeps what it reads alive; the unit lets go of it.
-        sent, self._gradient = self._gradient, None
+        summed = self._wire.reduce(whole, self._piece_gradient, self.cuts)
 
         def finish() -> None:
-            nonlocal sent
+            nonlocal whole
             summed.wait()
-            del sent
+            del whole  # it was read until here; the unit itself has let go of it
+            self._set_owned_gradients()
+
+        return Pending((), finish)
+
+    def _take_gradients(self, gradients: list[torch.Tensor]) -> None:
+        given = (gradient for gradient in gradients if gradient.numel())
+        for one, gradient in zip(self.owned, given, strict=True):
+            one.value.grad = gradient
+        gradients.clear()
+
+    def _start_sum(self, gradient: torch.Tensor) -> Pending:
+        """Of all ranks, in place."""
+        summed = self._wire.sum(gradient, kind="reduce")
+
+        def finish() -> None:
+            summed.wait()
             self._set_owned_gradients()
 
         return Pending((), finish)
@@ -241,13 +286,26 @@ class Unit:
     def _owned(
         self, parameters: Sequence[tuple[str, nn.Parameter]], start: int, end: int
     ) -> Iterator[Owned]:
-        for (name, parameter), offset in zip(parameters, self._offsets, strict=True):
+        ranks = self._wire.num_ranks if self.is_replicated else 1
+        for at, ((name, parameter), offset) in enumerate(
+            zip(parameters, self._offsets, strict=True)
+        ):
             first = max(start, offset)
             last = min(end, offset + parameter.numel())
             if first < last:
                 value = nn.Parameter(self._piece[first - start : last - start])
                 value.requires_grad_(self.is_trained)
-                yield Owned(name, parameter.shape, first - offset, last - offset, value)
+                # What every rank holds, each counts, and saves, a part of.
+                is_counted = at % ranks == self._wire.rank % ranks
+                yield Owned(
+                    name,
+                    parameter.shape,
+                    first - offset,
+                    last - offset,
+                    value,
+                    is_counted=is_counted,
+                    is_in_block=self.name.startswith(BLOCK),
+                )
 
     def _release(self) -> None:
         if not self._is_whole:
@@ -286,10 +344,19 @@ class Layer:
         for unit in self.units:
             unit.free()
 
-    def begin_gradients(self) -> None:
+    def leave(self) -> None:
+        """The weights will change; their memory stays for the next time."""
+        for unit in self.units:
+            unit.leave()
+
+    def trained_parameters(self) -> list[nn.Parameter]:
+        """Those that get gradients."""
+        return [one for unit in self.units if unit.is_trained for one in unit.parameters]
+
+    def begin_gradients(self, *, is_late: bool = False) -> None:
         """From here on, backward passes add into flat gradients."""
         for unit in self.units:
-            unit.begin_gradients()
+            unit.begin_gradients(is_late=is_late)
 
     def start_reduce(self) -> Pending:
         """Sum the gradients over all ranks."""
@@ -313,6 +380,13 @@ def value_of_rank_0(wire: Wire, device: torch.device) -> InitialValue:
         return whole.reshape(-1)[first:last]
 
     return value
+
+
+def _flattened(parameter: nn.Parameter) -> torch.Tensor:
+    """Its gradient as a view of one dimension."""
+    assert parameter.grad is not None
+    parameter.grad = parameter.grad.contiguous()
+    return parameter.grad.view(-1)
 
 
 def _nothing() -> None:

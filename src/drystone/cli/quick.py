@@ -45,10 +45,11 @@ def run_quickly(arguments: Sequence[str]) -> bool:
 
 def list_jobs(client: Client, states: Sequence[str], owner: str, limit: int) -> dict[str, Any]:
     """The first jobs, as if they came in one page: the service answers only so many at once."""
-    page: dict[str, Any] = {"jobs": [], "next_skip": 0}
-    while page["next_skip"] is not None and len(page["jobs"]) < limit:
-        asked = {"most": limit - len(page["jobs"]), "skip": page["next_skip"]}
-        more = client.get("/v1/jobs", state=list(states), owner=owner, **asked)
+    asked: dict[str, Any] = {"state": list(states), "owner": owner}
+    page = client.get("/v1/jobs", **asked, most=limit)
+    while page.get("next_skip") and len(page["jobs"]) < limit:
+        missing = limit - len(page["jobs"])
+        more = client.get("/v1/jobs", **asked, most=missing, skip=page["next_skip"])
         page = more | {"jobs": page["jobs"] + more["jobs"]}
     return page
 

@@ -358,9 +358,10 @@ def _layout_optimizer_seconds(
     prepared: Prepared, layouts: Layouts, split: StepSplit, params: RankParams
 ) -> FloatArray:
     work, recipe = prepared.work, prepared.recipe
-    shared = params.dense / layouts.shard_size
+    ranks = layouts.shard_size.astype(np.float64)
+    shared: FloatArray = params.dense / ranks
     if work.num_moe_layers:
-        shared = shared + params.expert / expert_copies(split, layouts.shard_size)
+        shared = shared + params.expert / expert_copies(split, ranks)
     mine = np.where(layouts.sharding > 0, shared, params.total) * work.trained_share
     seconds = optimizer_seconds(prepared, mine)
     if recipe.offload in (Offload.OPTIMIZER, Offload.STATE) and recipe.tuning is Tuning.FULL:

@@ -2,7 +2,8 @@
 
 It is killed between any two writes and requests, answers of the store and of agents are lost before
 or after the deed, reports come late, nodes fall silent, die and come back, people pause, cancel
-and drain. Whatever the seed: no job is lost, none runs twice or after its end, and the log says what memory says.
+and drain. Whatever the seed: no job is lost, none runs twice or after its end, and the log says
+what memory says.
 `DRYSTONE_FAULT_SEEDS=1000:2000` tries others.
 """
 
@@ -35,7 +36,7 @@ CLUSTER = parse_cluster(
 )
 NUM_JOBS, BAD_ROUNDS, MAX_ROUNDS = 5, 40, 600
 CONTROL = "drystone.run.control."
-SEEDS = range(*map(int, os.environ.get("DRYSTONE_FAULT_SEEDS", "8:200").split(":")))
+SEEDS = range(*map(int, os.environ.get("DRYSTONE_FAULT_SEEDS", "8:80").split(":")))
 IN_MEMORY = Path("/dev/shm")  # where there is one: a seed is hundreds of commits
 
 

@@ -4,6 +4,7 @@ import itertools
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -40,6 +41,8 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     """On a machine with GPUs the suite does not touch them, unless it is told to."""
+    # A shell makes what it puts in the background deaf to Ctrl-C, and with it all that we start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("--device") == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     else:

@@ -278,6 +278,22 @@ MONEY = Part(
             ),
         ),
         Benchmark(
+            name="spot",
+            about="What does a job with a deadline cost on spot nodes, against the optimum?",
+            script="spot.py", quick="--quick", limit_seconds=300,
+            figures=(
+                within("num_missed", "deadlines missed", 0, 0, "", AIM),
+                at_most("published_of_optimum", "SkyNomad's setting: of the offline optimum", 1.12,
+                        "x", "aim; its authors' policy reaches 1.117"),
+                shown("published_dollars", "the same in dollars; SkyNomad $41.73", "$"),
+                at_most("late_of_optimum", "windows that nothing was chosen on: of the optimum",
+                        1.12, "x", AIM),
+                at_most("late_of_uniform", "the same windows: of uniform progress", 1.0, "x", AIM),
+                shown("late_of_best_rule", "of the better of two rules, case by case", "x"),
+                shown("late_worst_of_optimum", "of the optimum, worst case", "x"),
+            ),
+        ),
+        Benchmark(
             name="renting_live",
             about="Does renting keep its budget with real processes? Clock 60 times as fast",
             script="renting_live.py", arguments="--speed 60 --hours 10 --warm-up 2",

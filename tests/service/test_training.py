@@ -106,6 +106,40 @@ def test_a_resized_job_learns_what_an_uninterrupted_one_learns(tmp_path, monkeyp
         assert resized[step] == pytest.approx([expected] * len(resized[step]), rel=1e-4)
 
 
+DEEP = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 256,
+    "intermediate_size": 512, "num_hidden_layers": 8, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "vocab_size": 256, "max_position_embeddings": 256,
+}  # fmt: skip
+
+
+def test_a_pipeline_over_unlike_gpus_is_chosen_launched_and_learns_the_same(tmp_path, monkeypatch):
+    cluster = """
+nodes:
+  - {gpu: A100, emulate: {speed: 0.001, memory: 4GiB}, gpus_per_node: 1}
+  - {gpu: L40S, emulate: {speed: 0.001, memory: 4GiB}, gpus_per_node: 2}
+"""
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "config.json").write_text(json.dumps(DEEP))
+    train = {"steps": 4, "batch": 16, "sequence": 64}
+    wanted = Wanted()
+    monkeypatch.setattr("drystone.run.control.controller.find_policy", lambda _: wanted)
+    with running(tmp_path / "s", cluster, **PATIENT) as system:
+        found = []
+        for counts in ((1, 2), (0, 1)):
+            wanted.counts = counts
+            job = submit(system, 4, model=str(tmp_path / "deep"), train=train)
+            assert system.wait_over(job, seconds=240) == ["done"]
+            [launched] = [event for event in system.events(job) if isinstance(event, Launched)]
+            found.append((launched.plan, losses(system, job)))
+    (piped, together), (_, alone) = found
+    assert "1 A100-80GB-SXM" in piped
+    assert "groups pp=" in piped
+    assert sorted(together) == sorted(alone) == [1, 2, 3, 4]
+    for step, [expected] in alone.items():
+        assert together[step] == pytest.approx([expected], rel=1e-4)
+
+
 def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(tmp_path, monkeypatch):
     wanted = Wanted()
     monkeypatch.setattr("drystone.run.control.controller.find_policy", lambda _: wanted)

@@ -97,8 +97,29 @@ def executable_cells(
         is_layered=np.zeros(len(cells), dtype=bool),
     )
     is_wanted = (layouts.tp * layouts.pp > 1) | (layouts.sharding <= int(Sharding.ZERO1))
-    is_wanted &= _has_plain_blocks(model)
+    is_wanted &= has_plain_blocks(model)
     return cells.take(np.flatnonzero(is_wanted & ~np.any(list(gaps.values()), axis=0))).best()
+
+
+def executes_splits(
+    model: ModelSpec, recipe: Recipe, tp: IntArray, dp: IntArray, recompute: IntArray
+) -> BoolArray:
+    """Whether the runtime executes such stages of a pipeline over groups."""
+    none = np.zeros(len(tp), dtype=bool)
+    one = np.ones(len(tp), dtype=np.int64)
+    gaps = _gaps(
+        model,
+        recipe,
+        tp=tp,
+        divides_state=dp > 1,
+        cp=one,
+        ep=one,
+        vocab_barriers=0 * one,
+        is_selective=recompute == RECOMPUTES.index(Recompute.parse("selective")),
+        is_layered=none,
+    )
+    found: BoolArray = ~np.any(list(gaps.values()), axis=0)
+    return found
 
 
 def marked(plan: Plan) -> Plan:
@@ -133,7 +154,7 @@ def _divides_state(dp: IntArray, pp: IntArray, sharding: IntArray) -> BoolArray:
     return found
 
 
-def _has_plain_blocks(model: ModelSpec) -> bool:
+def has_plain_blocks(model: ModelSpec) -> bool:
     """Whether Cells can split its layers; a script may train what `check_trainable` refuses."""
     return not model.is_moe and not any(
         block.attention.is_latent or block.side is Side.ENCODER for block in model.blocks

@@ -1,13 +1,13 @@
 """The option table of one job: resources against speed as arrays, the plan of each row beside it.
 
-The best Cell of each type and count comes from one array search per type; two types together are
-estimated for a grid of counts at once (`pairs`). What another option beats in everything is left
-out. The parts are cached by job and hardware.
+The best Cell of each type and count comes from one array search per type. Several types together
+are estimated for a grid of counts at once: two of them data parallel (`uneven/pairs`), two or more
+as a pipeline over groups (`groups/grid`), whichever is faster. What another option beats in
+everything is left out. The parts are cached by job and hardware.
 
 A row knows how it is carried out: a Cell by its place in the search, a division of a module as the
-plan that was made for it. Uneven shares of two types are estimated without the search that divides
-the batch rank by rank (tens of milliseconds each), so that is done once for a row, when it is
-chosen.
+plan that was made for it. Mixed ways are estimated without the exact searches (tens of
+milliseconds each), so those are done once for a row, when it is chosen.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ import numpy.typing as npt
 from drystone.describe.machine import Machine
 from drystone.describe.model import ModelSpec, ModuleSpec
 from drystone.describe.option import FloatArray, IntArray, OptionSet
-from drystone.describe.pool import GpuGroup, Pool, make_pool
+from drystone.describe.pool import Pool
 from drystone.describe.recipe import (
     Recipe,
 )
 from drystone.errors import NothingFits
 from drystone.plan.cells.search import Cells, cell_plan, search_cells
-from drystone.plan.executable import EqualWays, equal_ways
+from drystone.plan.executable import EqualWays, equal_ways, marked
+from drystone.plan.groups.grid import GroupWays, group_ways, part_of
+from drystone.plan.groups.pipelines import plan_groups
 from drystone.plan.plan import Plan
 from drystone.plan.uneven.data_parallel import plan_uneven
 from drystone.plan.uneven.modules import plan_module_grid
@@ -47,7 +49,7 @@ _SCRIPT_EFFICIENCY: Final = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JobOptions:
-    """The options of one job on the GPUs of a pool: each type alone first, then pairs."""
+    """The options of one job on the GPUs of a pool: each type alone first, then several."""
 
     pool: Pool
     table: OptionSet  # a column for each group of the pool
@@ -55,6 +57,9 @@ class JobOptions:
     recipe: Recipe
     cell: IntArray  # by row: the row of `cells[type]`; -1: data parallel with shares of its own
     cells: tuple[Cells, ...] = ()  # by type: the best Cell of each count
+    piped: IntArray | None = None  # by row: the row of `groups`; -1: no pipeline over groups
+    groups: GroupWays | None = None
+    is_for_runtime: bool = True
     plans: dict[int, Plan] = field(default_factory=dict)  # by row, of those that were made
 
     def __len__(self) -> int:
@@ -67,19 +72,28 @@ class JobOptions:
         return self.plans.get(row)
 
     def _make_plan(self, model: ModelSpec, row: int) -> Plan:
-        groups = [
-            GpuGroup(machine=group.machine, count=count)
-            for group, count in zip(self.pool.groups, self.table.counts[row].tolist(), strict=True)
-            if count
-        ]
+        some = part_of(self.pool, self.table.counts[row].tolist())
         if self.cell[row] >= 0:
             cells = self.cells[int(self.table.counts[row].argmax())]
-            return cell_plan(model, cells, int(self.cell[row]), groups[0])
-        some = make_pool(groups)
+            return cell_plan(model, cells, int(self.cell[row]), some.groups[0])
+        if self.groups is not None and self.piped is not None and self.piped[row] >= 0:
+            return self._make_pipeline(model, some, self.groups.plan(int(self.piped[row])))
         found = plan_uneven(model, self.recipe, some)
         if not isinstance(found, Plan):
             raise NothingFits(f"{model.name} does not fit on {some}: {found}")
         return found
+
+    def _make_pipeline(self, model: ModelSpec, pool: Pool, found: Plan) -> Plan:
+        """The fastest pipeline over all GPUs of a pool: at least as fast as the one found."""
+        best = plan_groups(model, self.recipe, pool)
+        if (
+            best is None
+            or best.num_gpus != pool.num_gpus
+            or best.step_seconds >= found.step_seconds
+            or (self.is_for_runtime and marked(best).not_executable)
+        ):
+            return found
+        return best
 
 
 def job_options(
@@ -101,7 +115,7 @@ def enumerate_options(
     prunes: bool = True,
     is_for_runtime: bool = False,
 ) -> JobOptions:
-    """Every option worth having on the pool: each type alone, and pairs of types.
+    """Every option worth having on the pool: each type alone, and several types at once.
 
     With `prunes` without those that fewer GPUs beat; who may not take fewer wants them all. One
     type alone runs as its best Cell, or, with `is_for_runtime`, as our own runtime would run it.
@@ -115,9 +129,16 @@ def enumerate_options(
     parts += [
         _together(model, recipe, pool, columns) for columns in combinations(range(len(ways)), 2)
     ]
+    piped = [np.full(len(part[1]), -1) for part in parts]
+    groups = _pipelines(model, recipe, pool, is_for_runtime=is_for_runtime)
+    if groups is not None:
+        number = len(groups.counts)
+        none = np.full(number, -1)
+        parts.append((groups.counts, groups.step_seconds, np.zeros(number), none))
+        piped.append(np.arange(number))
     counts = np.concatenate([part[0] for part in parts])
     speeds = recipe.global_batch / np.concatenate([part[1] for part in parts])
-    rows = _undominated(counts, speeds) if prunes else np.arange(len(speeds))
+    rows = _undominated(counts, speeds) if prunes else _fastest_each(counts, speeds)
     return JobOptions(
         pool=pool,
         table=OptionSet(
@@ -129,7 +150,34 @@ def enumerate_options(
         recipe=recipe,
         cell=np.concatenate([part[3] for part in parts])[rows],
         cells=tuple(way.cells for way in ways),
+        piped=np.concatenate(piped)[rows],
+        groups=groups,
+        is_for_runtime=is_for_runtime,
     )
+
+
+@lru_cache(maxsize=256)
+def _pipelines(
+    model: ModelSpec, recipe: Recipe, pool: Pool, *, is_for_runtime: bool
+) -> GroupWays | None:
+    """Pipelines over groups that are faster than each of their types alone."""
+    find = _executed if is_for_runtime else _best_cells
+    grids = [pair_grid(group.count) for group in pool.groups]
+    limits = []
+    for group, grid in zip(pool.groups, grids, strict=True):
+        way = find(model, recipe, group.machine, group.count)
+        alone = np.full(grid[-1] + 1, np.inf)
+        alone[way.counts] = way.step_seconds
+        limits.append(np.minimum.accumulate(alone)[list(grid)])
+    return group_ways(model, recipe, pool, grids, limits, is_for_runtime=is_for_runtime)
+
+
+def _fastest_each(counts: IntArray, speeds: FloatArray) -> IntArray:
+    """Rows without those that are slower on the same GPUs."""
+    order = np.lexsort((-speeds, *counts.T))
+    is_first = np.ones(len(order), dtype=bool)
+    is_first[1:] = (np.diff(counts[order], axis=0) != 0).any(axis=1)
+    return np.sort(order[is_first])
 
 
 def _spread(columns: Mapping[int, IntArray], num_types: int) -> IntArray:

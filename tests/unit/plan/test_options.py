@@ -5,9 +5,10 @@ import pytest
 
 from drystone.describe.model_source import find_model
 from drystone.describe.pool import GpuGroup, make_pool, parse_pool
-from drystone.describe.recipe import Precision, Recipe
+from drystone.describe.recipe import Precision, Recipe, auto_precision
 from drystone.plan.options import JobOptions, count_grid, enumerate_options, pair_grid
-from drystone.plan.plan import Plan
+from drystone.plan.plan import Plan, Way
+from drystone.plan.search import plan_job
 from drystone.plan.uneven.data_parallel import plan_uneven
 from drystone.plan.uneven.pairs import pair_speeds
 
@@ -42,10 +43,52 @@ def test_no_option_is_beaten(options):
 
 
 def test_mixed_options_are_worth_having(planned, options):
-    mixed = planned.cell == -1
+    num_types = (options.counts > 0).sum(axis=1)
 
-    assert mixed.any()
-    assert ((options.counts > 0).sum(axis=1)[mixed] == 2).all()
+    assert (num_types[planned.cell >= 0] == 1).all()
+    assert (num_types[planned.cell == -1] >= 2).all()
+    assert {2, 3} <= set(num_types[planned.piped >= 0].tolist())
+
+
+def test_speeds_of_pipelines_over_groups_are_reached_by_their_plans(planned, options):
+    rows = np.flatnonzero(planned.piped >= 0)
+    for row in rows[:: max(1, len(rows) // 8)].tolist():
+        plan = planned.plan(row)
+
+        counts = options.counts[row].tolist()
+        wanted = {g.gpu.name: n for g, n in zip(POOL.groups, counts, strict=True) if n}
+        assert plan.gpus == wanted
+        assert all(need.high_bytes <= need.usable_bytes for need in plan.needs)
+        reached = RECIPE.global_batch / plan.step_seconds
+        assert reached >= options.samples_per_second[row] * (1 - 1e-9)
+        assert reached <= options.samples_per_second[row] * 1.15
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus"),
+    [
+        ("llama-3-8b", "8xA100-80G,8xV100-32G"),
+        ("llama-3-8b", "8xH100,8xA100-80G"),
+        ("llama-3-70b", "32xA100-80G,32xV100-32G"),
+        ("llama-3-70b", "16xH100,32xA100-80G"),
+        ("qwen2.5-14b", "8xA100-80G,8xL40S"),
+        ("qwen2.5-32b", "16xA100-80G,16xL40S"),
+        ("mistral-7b-v0.1", "8xA100-40G,8xL4"),
+        ("llama-3-8b", "8xA100-80G,8xV100-32G,8xL40S"),
+    ],
+)
+def test_the_best_way_of_the_planner_is_an_option(model, gpus):
+    pool, shape = parse_pool(gpus), find_model(model)
+    precision = auto_precision(group.gpu for group in pool.groups)
+    recipe = Recipe(seq_len=4096, global_batch=256, precision=precision)
+    best = next(p for p in plan_job(shape, recipe, pool).plans if not p.not_executable)
+    assert best.way is Way.GROUPS
+
+    found = enumerate_options(shape, recipe, pool, is_for_runtime=True)
+    wanted = [best.gpus.get(group.gpu.name, 0) for group in pool.groups]
+    [row] = np.flatnonzero((found.table.counts == wanted).all(axis=1)).tolist()
+    assert found.plan(row).step_seconds == pytest.approx(best.step_seconds, rel=1e-9)
+    assert recipe.global_batch / found.table.samples_per_second[row] <= best.step_seconds * 1.1
 
 
 def test_the_plan_of_a_cell_is_the_cell_that_was_found(planned, options, monkeypatch):

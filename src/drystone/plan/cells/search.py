@@ -74,15 +74,6 @@ class Cells:
         is_first = np.diff(layouts.num_gpus[order], prepend=0) > 0
         return tied.take(order[is_first])
 
-    def frontier(self, count: int) -> Cells:
-        """For one count, what is not beaten in both time and memory, the fastest first."""
-        mine = np.flatnonzero(self.layouts.num_gpus == count)
-        order = mine[np.lexsort((self.high_bytes[mine], self.step_seconds[mine]))]
-        least_before = np.minimum.accumulate(self.high_bytes[order])
-        keep = np.ones(len(order), dtype=bool)
-        keep[1:] = self.high_bytes[order][1:] < least_before[:-1]
-        return self.take(order[keep])
-
     def take(self, indices: IntArray) -> Cells:
         """Some of them."""
         return replace(

@@ -54,12 +54,12 @@ def plan_groups(model: ModelSpec, recipe: Recipe, pool: Pool) -> Plan | None:
     mine = make_pool(ordered, between=pool.between)
     question = pipeline_search(model, recipe, mine)
     best = question.solve()
-    return None if best is None else _make_plan(model, recipe, mine, best, question.host_seconds)
+    return None if best is None else pipeline_plan(model, recipe, mine, best)
 
 
 def pipeline_search(model: ModelSpec, recipe: Recipe, pool: Pool) -> PipelineSearch:
     """The question for the search, from our estimates."""
-    sizes = tuple(size for size in divisors(recipe.global_batch) if size <= _MAX_MICRO_BATCH)
+    sizes = micro_batch_sizes(recipe)
     counts = np.array([group.count for group in pool.groups])
     settings = []
     for index, recompute in enumerate(RECOMPUTES):
@@ -98,13 +98,19 @@ def pipeline_search(model: ModelSpec, recipe: Recipe, pool: Pool) -> PipelineSea
     return PipelineSearch(
         settings=settings,
         num_layers=model.num_layers,
-        host_seconds=max(_host_seconds(model, recipe, group) for group in pool.groups),
+        host_seconds=max(host_seconds(model, recipe, group) for group in pool.groups),
         orders=group_orders(tuple(group.gpu.usable_bytes for group in pool.groups)),
         accepts=accepts,
     )
 
 
-def _host_seconds(model: ModelSpec, recipe: Recipe, group: GpuGroup) -> float:
+def micro_batch_sizes(recipe: Recipe) -> tuple[int, ...]:
+    """Micro-batches of a whole pipeline that are tried."""
+    return tuple(size for size in divisors(recipe.global_batch) if size <= _MAX_MICRO_BATCH)
+
+
+def host_seconds(model: ModelSpec, recipe: Recipe, group: GpuGroup) -> float:
+    """Seconds of the host, once a step."""
     return prepare(model, recipe, group.machine, None).step_host_seconds
 
 
@@ -128,9 +134,8 @@ def _stage_memory(model: ModelSpec, recipe: Recipe, pool: Pool, found: Pipeline)
     )
 
 
-def _make_plan(
-    model: ModelSpec, recipe: Recipe, pool: Pool, best: Pipeline, host_seconds: float
-) -> Plan:
+def pipeline_plan(model: ModelSpec, recipe: Recipe, pool: Pool, best: Pipeline) -> Plan:
+    """A pipeline that was worked out, as a plan on a pool with just its groups."""
     splits, num_micro = best.setting.splits, best.setting.num_micro
     stages = tuple(
         StagePlan(
@@ -156,7 +161,7 @@ def _make_plan(
         "pipeline_bubble": float(best.stage_seconds.sum()) - slowest,
         "straggler": num_micro * slowest * best.straggler_share,
         "data_parallel_and_optimizer": best.tail_seconds,
-        "host": host_seconds,
+        "host": max(host_seconds(model, recipe, group) for group in pool.groups),
     }
     return Plan(
         way=Way.GROUPS,

@@ -8,7 +8,7 @@ once, the lowest bound first, until the next bound is above the best found.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import TypeVar
 
@@ -64,6 +64,19 @@ class Pipelines:
     tail_seconds: FloatArray
     straggler_share: FloatArray
     step_seconds: FloatArray  # infinite where layers find no place
+
+    def take(self, indices: IntArray) -> Pipelines:
+        """Some of them."""
+        return replace(
+            self,
+            rows=self.rows[indices],
+            exists=self.exists[indices],
+            layers=self.layers[indices],
+            stage_seconds=self.stage_seconds[indices],
+            tail_seconds=self.tail_seconds[indices],
+            straggler_share=self.straggler_share[indices],
+            step_seconds=self.step_seconds[indices],
+        )
 
     def pick(self, index: int) -> Pipeline:
         """One of them."""
@@ -178,10 +191,18 @@ def _fastest(splits: GroupSplits, rows: IntArray, number: int) -> IntArray:
 
 
 def work_out(
-    setting: Setting, pipelines: IntArray, *, num_layers: int, host_seconds: float
+    setting: Setting,
+    pipelines: IntArray,
+    *,
+    num_layers: int,
+    host_seconds: float | FloatArray,
+    num_micro: IntArray | None = None,  # by pipeline, where it is not the setting's
 ) -> Pipelines:
     """Each pipeline exactly: memory by place, whole layers, time. (pipelines, groups in order)."""
     splits = setting.splits
+    num_micro = np.broadcast_to(
+        setting.num_micro if num_micro is None else num_micro, len(pipelines)
+    )
     number = splits.num_stages[pipelines]
     total = number.sum(axis=1)
     # One entry a stage, then laid out as (pipelines, stages).
@@ -193,7 +214,7 @@ def work_out(
     )
     first, last = place == 0, place == total[row] - 1
     roles = np.where(first, np.where(last, ONLY, FIRST), np.where(last, LAST, MIDDLE))
-    flight = np.minimum(total[row] - place, setting.num_micro)
+    flight = np.minimum(total[row] - place, num_micro[row])
     edge = ((in_group == 0) & ~first) | ((in_group == splits.num_stages[flat] - 1) & ~last)
     seconds = splits.seconds
     send = np.maximum(seconds.inner_send[flat], np.where(edge, seconds.outer_send[flat], 0.0))
@@ -215,7 +236,7 @@ def work_out(
     tail = laid_out(splits.once.seconds(flat, layers[row, place] + outer)).max(axis=1)
     waits = straggler_share(splits.num_gpus[pipelines].sum(axis=1).astype(np.float64))
     slowest = stage_seconds.max(axis=1)
-    step = setting.num_micro * (1.0 + waits) * slowest + stage_seconds.sum(axis=1) - slowest
+    step = num_micro * (1.0 + waits) * slowest + stage_seconds.sum(axis=1) - slowest
     return Pipelines(
         setting=setting,
         rows=laid_out(flat),

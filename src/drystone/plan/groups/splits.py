@@ -139,9 +139,11 @@ class Setting:
     recompute_index: int
 
 
-def join_splits(parts: list[GroupSplits]) -> GroupSplits:
+def join_splits(parts: list[GroupSplits], *, renumbers: bool = True) -> GroupSplits:
     """The ways of several groups, numbered by their place in the list."""
     joined: GroupSplits = _join(parts)
+    if not renumbers:
+        return joined
     numbers = np.repeat(np.arange(len(parts)), [len(part.tp) for part in parts])
     return joined._replace(group_index=numbers)
 
@@ -162,7 +164,39 @@ def group_splits(
     sizes: tuple[int, ...],
 ) -> GroupSplits:
     """The ways to cut one group, for each size of micro-batch."""
-    shapes = _shapes(model, group, sizes)
+    return _split_costs(model, recipe, group, between, _shapes(model, group, sizes))
+
+
+@lru_cache(maxsize=256)
+def full_splits(
+    model: ModelSpec,
+    recipe: Recipe,
+    group: GpuGroup,
+    between: Link,
+    sizes: tuple[int, ...],
+    counts: tuple[int, ...],
+) -> GroupSplits:
+    """The ways to cut just so many GPUs of a group, none idle, for each of several counts."""
+    shapes = [
+        (size, number, tp, count // (number * tp))
+        for count in counts
+        for tp in tensor_degrees(model, group.machine.gpus_per_node, count)
+        for number in STAGES_OF_FEW
+        if count % (number * tp) == 0 and number <= model.num_layers
+        for size in sizes
+        if count // (number * tp) <= size
+    ]
+    return _split_costs(model, recipe, group, between, shapes)
+
+
+def _split_costs(
+    model: ModelSpec,
+    recipe: Recipe,
+    group: GpuGroup,
+    between: Link,
+    shapes: list[tuple[int, int, int, int]],
+) -> GroupSplits:
+    """Splits by (micro-batch, stages, tp, dp), with what a stage of each costs."""
     size, number, tp, dp = np.array(shapes, dtype=np.int64).reshape(-1, 4).T
     local = -(-size // dp)
     cost = layer_seconds(model, recipe, group.machine, tp=tp, micro_batch=local)

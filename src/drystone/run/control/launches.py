@@ -244,10 +244,13 @@ def _emulation(plan: Plan | None, cluster: ClusterSpec) -> dict[str, str]:
 
 def section_seconds(plan: Plan, cluster: ClusterSpec, gpu: str) -> dict[str, float]:
     """What one sample costs on a device of this type: forward and backward of a block, the head."""
-    micro = max(
-        (share.micro_batch for stage in plan.stages for share in stage.ranks if share.gpu == gpu),
-        default=1,
-    )
+    mine = [
+        (share.micro_batch, stage.tp)
+        for stage in plan.stages
+        for share in stage.ranks
+        if share.gpu == gpu
+    ]
+    micro = max((size for size, _ in mine), default=1)
     machine = cluster.group(gpu, 1).machine
     if isinstance(plan.model, ModuleSpec):
         rate = best_flops(machine.gpu, plan.recipe)
@@ -257,7 +260,7 @@ def section_seconds(plan: Plan, cluster: ClusterSpec, gpu: str) -> dict[str, flo
         plan.model,
         layer_major_recipe(plan.recipe) if is_layer_major else plan.recipe,
         machine,
-        tp=max(stage.tp for stage in plan.stages),
+        tp=max((tp for _, tp in mine), default=1),
         micro_batch=max(1, micro),
     )
     both = found.backward + found.recompute

@@ -219,7 +219,9 @@ class OptionBook:
             return known
         rows = known.row_of if known is not None else {}
         listed = _Listed(memory_share, None, rows, {}, {})
-        largest = job.max_gpus if shape is None else min(job.max_gpus, job.global_batch)
+        # Divisions of a module share whole samples; layers and matrices can be split further.
+        is_module = isinstance(shape, ModuleSpec)
+        largest = min(job.max_gpus, job.global_batch) if is_module else job.max_gpus
         limits = {gpu: min(self._totals[gpu], largest) for gpu in self._usable_types(job)}
         if limits:
             listed.planned = job_options(

@@ -111,12 +111,15 @@ class WandbRun:
     def __init__(self, folder: Path, *, run: str, first_step: int) -> None:
         import wandb
 
-        mode = os.environ.get("WANDB_MODE") or (
-            "online" if os.environ.get("WANDB_API_KEY") else "offline"
-        )
+        # wandb reads both itself; without either it would ask on the terminal.
+        has_said = os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY")
         folder.mkdir(parents=True, exist_ok=True)
         self._run = wandb.init(
-            dir=str(folder), name=run, id=_identity(folder, run), resume="allow", mode=mode
+            dir=str(folder),
+            name=run,
+            id=_identity(folder, run),
+            resume="allow",
+            mode=None if has_said else "offline",
         )
 
     def write(self, step: int, values: Mapping[str, float]) -> None:

@@ -121,10 +121,12 @@ def rent_and_release(snapshot: Snapshot, plan: RentPlan, room: Room) -> list[Dec
 
     `room` is what is left after jobs are placed.
     """
+    rents = _rents(snapshot, plan)
     return [
-        *_rents(snapshot, plan),
+        *rents,
         *_releases(snapshot, plan, room),
         *_wake_when_dear(snapshot, plan.memory),
+        *([] if rents else _wake_while_saving(snapshot, plan)),
     ]
 
 
@@ -187,6 +189,16 @@ def _wake_when_dear(snapshot: Snapshot, memory: RentMemory) -> list[Decision]:
     steps = (snapshot.now_seconds + max(hours, 0.0) * HOUR_SECONDS) // _WAKE_SECONDS + 1
     at_seconds = steps * _WAKE_SECONDS
     return [Wake(at_seconds=at_seconds, reason="what is rented costs more than is allowed then")]
+
+
+def _wake_while_saving(snapshot: Snapshot, plan: RentPlan) -> list[Decision]:
+    """Where a job waits for money, the budget grows with nothing happening: look again soon."""
+    budget = snapshot.budget_dollars_per_hour
+    is_waiting = bool((snapshot.jobs.option < 0).any())
+    if not is_waiting or not plan.offers or snapshot.rentals.coming or not 0 < budget < math.inf:
+        return []
+    at_seconds = (snapshot.now_seconds // _WAKE_SECONDS + 1) * _WAKE_SECONDS
+    return [Wake(at_seconds=at_seconds, reason="a job waits until a node can be paid")]
 
 
 def _idle_since(snapshot: Snapshot, before: Mapping[str, float]) -> dict[str, float]:

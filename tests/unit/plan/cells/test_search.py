@@ -58,17 +58,6 @@ def test_of_equally_fast_ones_the_simplest_wins():
     assert twice.best().recompute.tolist() == [1]
 
 
-def test_the_frontier_is_not_beaten_in_time_and_memory(cells):
-    frontier = cells.frontier(4)
-
-    assert (np.diff(frontier.step_seconds) >= 0).all()
-    assert (np.diff(frontier.high_bytes) < 0).all()
-    mine = cells.layouts.num_gpus == 4
-    for seconds, high in zip(frontier.step_seconds, frontier.high_bytes, strict=True):
-        beaten = (cells.step_seconds[mine] < seconds) & (cells.high_bytes[mine] <= high)
-        assert not beaten.any()
-
-
 def test_the_nearest_miss_says_how_much_is_missing():
     cells = search_cells(find_model("llama-2-70b"), RECIPE, MACHINE, (1, 2, 4))
 

@@ -62,6 +62,17 @@ def test_limits_of_a_job_are_kept(tmp_path):
     assert {sum(one) for one in by_counts(book, a_job(tmp_path, gpus={"min": 3}))} <= {3, 4, 5, 6}
 
 
+def test_a_job_may_have_more_gpus_than_samples_where_layers_or_matrices_are_split(tmp_path):
+    large = parse_cluster("nodes: [{gpu: A100-80G, count: 2, gpus_per_node: 8}]")
+    train = {"steps": 10, "batch": 8, "sequence": 4096}
+    book, job = OptionBook(large), a_job(tmp_path, "llama-3-70b", train=train)
+
+    assert by_counts(book, job)[16,] > 0
+    plan = book.plan(job, (16,))
+    assert plan.num_gpus == 16
+    assert not plan.not_executable
+
+
 def test_who_must_take_many_may_mix_though_fewer_would_be_faster(tmp_path):
     small = parse_cluster("nodes: [{gpu: A100, gpus_per_node: 2}, {gpu: T4, gpus_per_node: 2}]")
     speeds = by_counts(OptionBook(small), a_job(tmp_path, gpus={"min": 3}))

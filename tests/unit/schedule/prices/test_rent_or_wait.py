@@ -13,6 +13,7 @@ from tiny import job, node, option_set, snapshot
 
 from drystone.describe.market import Offer
 from drystone.observe.simulation import Scenario, run_policy, simulate_policy
+from drystone.run.events import Started
 from drystone.schedule.decision import Rent, Start
 from drystone.schedule.prices.policy import make_market, prices
 from drystone.schedule.prices.rent_or_wait import plan_rent
@@ -130,3 +131,23 @@ def test_long_jobs_do_not_keep_what_quiet_days_had_saved_up_for(knows_lengths: b
     seen.append((65.0, report.spent_dollars))
     assert all(spent <= budget * (hours + 1.3) for hours, spent in seen)
     assert report.spent_dollars > 50 * budget  # what was saved up is used
+
+
+@pytest.mark.parametrize("apart_seconds", [0.0, 600.0])
+def test_a_job_that_waits_for_money_starts_when_a_node_can_be_paid(apart_seconds: float):
+    # Half of what a node costs: the other half is saved up in six hours, where nothing happens.
+    table = option_set(([1], 1.0), ([8], 6.0))
+    offer = replace(OFFER, num_gpus=8, price_dollars_per_hour=16.0)
+    jobs = tuple(replace(job(f"j{i}", 3600.0), submit_seconds=i * apart_seconds) for i in range(2))
+    rented = Scenario(
+        jobs=jobs,
+        nodes=(),
+        options_of=lambda _: table,
+        offers=(offer,),
+        budget_dollars_per_hour=8.0,
+    )
+
+    _, log = simulate_policy(rented, "prices")
+    started = [event.time_seconds / 3600 for event in log if isinstance(event, Started)]
+    assert len(started) == 2
+    assert max(started) < 7.0

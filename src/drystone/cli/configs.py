@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drystone.cli.request import RecipeOptions
+from drystone.errors import InvalidSpec
 from drystone.plan.configs.read import Asked, read_configs
 
 if TYPE_CHECKING:
@@ -45,6 +46,15 @@ class ConfigRequest:
         }
         said = {name: getattr(self.asked.setup, name) for name in _SAME_NAMES}
         return replace(given, **(said | changed))
+
+    def model(self, given: str) -> str:
+        """The model of the command line, or else of the config."""
+        found = given or self.asked.setup.model
+        if not found:
+            raise InvalidSpec(
+                "the config names no model", hint="Name it: drystone plan MODEL --config FILE"
+            )
+        return found
 
     @property
     def global_batch(self) -> int:

@@ -14,11 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 from drystone.cli.estimate_view import ITEM_WORDS, bar
-from drystone.cli.options import AsJson, ModelName, complete_pool, takes_groups
+from drystone.cli.options import AsJson, ModelName, complete_pool, takes_groups, words
 from drystone.cli.output import HeadedTable, counted, make_console
 from drystone.cli.request import RecipeOptions
+from drystone.errors import InvalidSpec, UnknownName
 from drystone.plan.answers import Answer
 from drystone.plan.checkpoints import checkpoint_interval
+from drystone.plan.configs.write import TARGETS
 from drystone.plan.plan import Plan, StagePlan, Way
 from drystone.units import GiB, format_bytes, format_seconds
 
@@ -43,6 +45,13 @@ def plan(
             "--config, of Accelerate or DeepSpeed."
         ),
     ] = None,
+    tool: Annotated[
+        str,
+        typer.Option(
+            help="Only plans that this tool can express; none: as --config, any: all of them.",
+            autocompletion=words("any", *TARGETS),
+        ),
+    ] = "",
     gpus: Annotated[
         str,
         typer.Option(
@@ -91,9 +100,14 @@ def plan(
         from drystone.cli.configs import ConfigRequest
 
         request = ConfigRequest.read(config, pool)
-        model = model or request.asked.setup.model
+        model = request.model(model)
         recipe = request.options(recipe)
         global_batch = request.global_batch if global_batch == _USUAL_BATCH else global_batch
+    if not model:
+        raise InvalidSpec("no model is named", hint="drystone plan MODEL, or --config FILE")
+    if tool not in ("", "any", *TARGETS):
+        raise UnknownName("tool", tool, ["any", *TARGETS], where="--tool")
+    is_plain = bool(tool or request) and tool != "any"
     shape = find_shape(model)
     is_emulated = file is not None and not gpus and file.is_emulated
     wanted = recipe.recipe(shape, global_batch=global_batch, is_emulated=is_emulated)
@@ -103,7 +117,18 @@ def plan(
         wanted = request.recipe(wanted)
     if pool is not None:
         _plan_pool(
-            shape, wanted, pool, dollars, chooses, limit, explain, plot, save, as_json, request
+            shape,
+            wanted,
+            pool,
+            dollars,
+            chooses,
+            limit,
+            explain,
+            plot,
+            save,
+            as_json,
+            request,
+            is_plain,
         )
     else:
         _find_gpus(shape, wanted, dollars, chooses, limit, as_json, request)
@@ -121,16 +146,18 @@ def _plan_pool(
     save: Path | None,
     as_json: bool,
     request: ConfigRequest | None,
+    is_plain: bool,
 ) -> None:
     from drystone.cli.output import make_console, print_json, say_made
     from drystone.cli.request import say_own
     from drystone.plan.answers import refuse
     from drystone.plan.plan import save_plan
-    from drystone.plan.search import plan_job
+    from drystone.plan.search import plan_data_parallel, plan_job
 
     answer = request.estimate(shape, recipe, pool) if request else None
     with make_console(stderr=True).status(f"Planning {shape.name} on {pool} ..."):
-        found = plan_job(
+        search = plan_data_parallel if is_plain else plan_job
+        found = search(
             shape, recipe, pool, dollars_per_gpu_hour=prices, chooses_precision=chooses_precision
         )
         if not found.plans:

@@ -21,14 +21,14 @@ _FULL: Final = Recompute(kind=RecomputeKind.FULL)
 _NONE: Final = Recompute()
 _NO: Final[dict[Any, Any]] = {False: None, None: None}
 
-_OPTIMIZERS: Final = {
+_OPTIMIZERS: Final[dict[Any, Any]] = {
     "adamw_torch_fused": Optimizer.ADAM, "adamw_torch": Optimizer.ADAM, "adamw": Optimizer.ADAM,
     "adamw_hf": Optimizer.ADAM, "adamw_apex_fused": Optimizer.ADAM, "adam": Optimizer.ADAM,
     "paged_adamw_32bit": Optimizer.ADAM, "paged_adamw": Optimizer.ADAM,
     "adamw_8bit": Optimizer.ADAM_8BIT, "adamw_bnb_8bit": Optimizer.ADAM_8BIT,
     "paged_adamw_8bit": Optimizer.ADAM_8BIT, "adamw_torch_8bit": Optimizer.ADAM_8BIT,
     "sgd": Optimizer.SGD, "adafactor": Optimizer.ADAFACTOR, "lion_32bit": Optimizer.LION,
-    "lion": Optimizer.LION, "muon": Optimizer.MUON,
+    "lion": Optimizer.LION, None: None,
 }  # fmt: skip
 _ATTENTION: Final = {
     "sdpa": AttentionKernel.FUSED, "flash_attention_2": AttentionKernel.FUSED,
@@ -36,6 +36,7 @@ _ATTENTION: Final = {
     "flex_attention": AttentionKernel.FUSED, "xformers": AttentionKernel.FUSED,
     "kernels-community/flash-attn2": AttentionKernel.FUSED,
     "kernels-community/flash-attn3": AttentionKernel.FUSED,
+    "kernels-community/vllm-flash-attn3": AttentionKernel.FUSED,
     "eager": AttentionKernel.EAGER,
 }  # fmt: skip
 _ON_OFF_RECOMPUTE: Final[dict[Any, Any]] = {
@@ -45,8 +46,9 @@ _BF16: Final[dict[Any, Any]] = {
     True: Precision.BF16_MIXED, "auto": Precision.BF16_MIXED, "true": Precision.BF16_MIXED,
     "full": Precision.BF16, "false": None, "": None, **_NO,
 }  # fmt: skip
+_BF16_USUAL: Final[dict[Any, Any]] = {**_BF16, False: Precision.FP32, "false": Precision.FP32}
 _FP16: Final[dict[Any, Any]] = {True: Precision.FP16_MIXED, "": None, **_NO}
-_CHUNKED: Final[dict[Any, Any]] = {True: Loss.CHUNKED, False: Loss.PLAIN, None: None}
+_CHUNKED: Final[dict[Any, Any]] = {True: Loss.CHUNKED, **_NO}
 _FOUR_BIT: Final[dict[Any, Any]] = {True: Tuning.QLORA, **_NO}
 _EIGHT_BIT: Final[dict[Any, Any]] = {True: 8.0, **_NO}
 
@@ -75,7 +77,7 @@ _INERT: Final = (
     "wandb*", "mlflow*", "trackio*", "swanlab*", "hub_*", "push_to_hub*", "learning_rate",
     "lr_scheduler*", "warmup*", "weight_decay", "num_epochs", "num_train_epochs", "max_steps",
     "seed", "resume*", "chat_template*", "special_tokens*", "tokens*", "tokenizer*", "template",
-    "adam_*", "max_grad_norm", "ddp_timeout", "plot_loss", "do_*", "stage", "trust_remote_code",
+    "adam_*", "max_grad_norm", "ddp_timeout", "plot_loss", "do_*", "trust_remote_code",
     "preprocessing_*", "dataloader_*", "lora_alpha", "lora_dropout", "model_type", "strict",
     "test_datasets*", "early_stopping*", "loss_watchdog*", "type_of_model", "is_*_derived_model",
     "plugins", "gradient_checkpointing_kwargs*", "debug", "eot_tokens*", "cosine*", "*_strategy",
@@ -103,11 +105,6 @@ TRAINER: Final = Tool(
     keys=(
         Key("model_name_or_path", "model"),
         *_TRAINER,
-        Key("fsdp", "sharding", {
-            "full_shard auto_wrap": Sharding.ZERO3, "full_shard": Sharding.ZERO3,
-            "shard_grad_op": Sharding.ZERO3, "shard_grad_op auto_wrap": Sharding.ZERO3,
-            "full_shard auto_wrap offload": Sharding.ZERO3, True: Sharding.ZERO3, "": None, **_NO,
-        }),
         *_fsdp_keys(""),
     ),
     usual={},
@@ -121,7 +118,8 @@ TRL: Final = Tool(
         Key("model_name_or_path", "model"),
         Key("max_length", "seq_len"),
         Key("max_seq_length", "seq_len"),
-        *_TRAINER,
+        Key("bf16", "precision", _BF16_USUAL),
+        *(key for key in _TRAINER if key.name != "bf16"),
         Key("attn_implementation", "attention", _ATTENTION),
         Key("use_peft", "tuning", {True: Tuning.LORA, False: Tuning.FULL, None: None}),
         Key("load_in_4bit", "tuning", _FOUR_BIT),
@@ -129,8 +127,9 @@ TRL: Final = Tool(
         Key("lora_r", "lora_rank"),
     ),
     usual={"precision": Precision.BF16_MIXED, "recompute": _FULL, "seq_len": 1024},
+    qlora={"use_peft": True, "load_in_4bit": True},
     marks=("use_peft", "max_length", "max_seq_length", "attn_implementation", "dataset_name"),
-    inert=(*_INERT, "packing", "beta", "lora_target_modules", "use_bnb_nested_quant", "bnb_*"),
+    inert=(*_INERT, "packing", "use_bnb_nested_quant", "bnb_*"),
 )  # fmt: skip
 
 LLAMA_FACTORY: Final = Tool(
@@ -152,17 +151,19 @@ LLAMA_FACTORY: Final = Tool(
             "disabled": AttentionKernel.EAGER,
         }),
         Key("finetuning_type", "tuning", {
-            "full": Tuning.FULL, "lora": Tuning.LORA, "oft": None,
+            "full": Tuning.FULL, "lora": Tuning.LORA,
         }),
         Key("quantization_bit", "tuning", {4: Tuning.QLORA, 8: Tuning.QLORA, None: None}),
         Key("quantization_bit", "weight_bits", {8: 8.0, 4: None, None: None}),
         Key("lora_rank", "lora_rank"),
+        Key("stage", "objective", {"sft": None, "pt": None}),
     ),
     usual={"recompute": _FULL, "seq_len": 2048, "tuning": Tuning.LORA, "lora_rank": 8},
+    qlora={"finetuning_type": "lora", "quantization_bit": 4},
     marks=("finetuning_type", "cutoff_len", "template"),
-    inert=(*_INERT, "lora_target", "pref_*", "packing", "neat_packing", "media_dir", "ray_*",
+    inert=(*_INERT, "packing", "neat_packing", "media_dir", "ray_*",
            "placement_strategy", "resources_per_worker*", "quantization_method", "rope_scaling",
-           "image_*", "video_*", "double_quantization", "upcast_*", "reward_model"),
+           "image_*", "video_*", "double_quantization", "upcast_*"),
 )  # fmt: skip
 
 AXOLOTL: Final = Tool(
@@ -172,21 +173,24 @@ AXOLOTL: Final = Tool(
         Key("sequence_len", "seq_len"),
         Key("micro_batch_size", "micro_batch"),
         Key("gradient_accumulation_steps", "accumulation"),
-        Key("bf16", "precision", _BF16),
+        Key("bf16", "precision", _BF16_USUAL),
         Key("fp16", "precision", _FP16),
         Key("bfloat16", "precision", {True: Precision.BF16, **_NO}),
         Key("float16", "precision", {True: Precision.FP16, **_NO}),
         Key("gradient_checkpointing", "recompute", {**_ON_OFF_RECOMPUTE, "offload": _FULL}),
+        Key("gradient_checkpointing", "offload", {
+            **dict.fromkeys(_ON_OFF_RECOMPUTE), "offload": Offload.ACTIVATIONS,
+        }),
         Key("activation_offloading", "offload", {True: Offload.ACTIVATIONS, "legacy":
             Offload.ACTIVATIONS, "disk": Offload.ACTIVATIONS, "hidden_states":
             Offload.ACTIVATIONS, **_NO}),
-        Key("optimizer", "optimizer", _OPTIMIZERS),
+        Key("optimizer", "optimizer", {**_OPTIMIZERS, "muon": Optimizer.MUON}),
         Key("torch_compile", "compiled", {True: True, False: False, None: None, "auto": None}),
         Key("attn_implementation", "attention", _ATTENTION),
         Key("flash_attention", "attention", {True: AttentionKernel.FUSED, "": None, **_NO}),
+        Key("chunked_cross_entropy", "loss", {True: Loss.CHUNKED, **_NO}),
         Key("liger_fused_linear_cross_entropy", "loss", _CHUNKED),
         Key("cut_cross_entropy", "loss", {True: Loss.CHUNKED, **_NO}),
-        Key("chunked_cross_entropy", "loss", {True: Loss.CHUNKED, **_NO}),
         Key("adapter", "tuning", {
             "lora": Tuning.LORA, "qlora": Tuning.QLORA, "": None, None: None,
         }),
@@ -202,12 +206,14 @@ AXOLOTL: Final = Tool(
         Key("context_parallel_size", "cp"),
         Key("sequence_parallel_degree", "cp"),
         Key("expert_parallel_size", "ep"),
+        Key("rl", "objective", {"": None, None: None}),
     ),
     usual={"precision": Precision.BF16_MIXED, "seq_len": 512},
+    qlora={"adapter": "qlora", "load_in_4bit": True},
     marks=("base_model", "micro_batch_size", "sequence_len"),
-    inert=(*_INERT, *_FSDP_INERT, "lora_target_linear", "lora_target_modules", "sample_packing",
-           "pad_to_sequence_len", "liger_*", "processor_type", "skip_prepare_dataset", "rl*",
-           "lora_*_kernel", "train_on_split", "trl.*", "model_config.*"),
+    inert=(*_INERT, *_FSDP_INERT, "lora_target_linear", "sample_packing",
+           "pad_to_sequence_len", "liger_*", "processor_type", "skip_prepare_dataset",
+           "lora_*_kernel", "train_on_split", "model_config.*"),
 )  # fmt: skip
 
 
@@ -216,11 +222,10 @@ ACCELERATE: Final = Tool(
     keys=(
         Key("num_processes", "num_gpus"),
         Key("mixed_precision", "precision", {
-            "no": Precision.FP32, "bf16": Precision.BF16_MIXED, "fp16": Precision.FP16_MIXED,
-            "fp8": Precision.FP8_MIXED, False: Precision.FP32,
+            "no": None, "bf16": Precision.BF16_MIXED, "fp16": Precision.FP16_MIXED,
+            "fp8": Precision.FP8_MIXED, False: None,
         }),
         Key("distributed_type", "sharding", {
-            "FSDP": Sharding.ZERO3, "MULTI_GPU": Sharding.NONE, "NO": Sharding.NONE,
             "fsdp": Sharding.ZERO3, "multi_gpu": Sharding.NONE, "no": Sharding.NONE,
             "deepspeed": None,
         }),
@@ -242,7 +247,7 @@ ACCELERATE: Final = Tool(
     usual={},
     marks=("distributed_type", "compute_environment", "num_processes"),
     inert=("compute_environment", "debug", "machine_rank", "main_*", "num_machines", "rdzv*",
-           "same_network", "use_cpu", "tpu*", "enable_cpu_affinity", "gpu_ids",
+           "same_network", "downcast_bf16", "use_cpu", "tpu*", "enable_cpu_affinity", "gpu_ids",
            "deepspeed_config.zero3_*", "deepspeed_config.deepspeed_multinode_launcher",
            "deepspeed_config.gradient_clipping", *_FSDP_INERT,
            "parallelism_config.parallelism_config_dp_replicate_size"),
@@ -255,7 +260,7 @@ DEEPSPEED: Final = Tool(
         Key("gradient_accumulation_steps", "accumulation"),
         Key("bf16.enabled", "precision", _BF16),
         Key("fp16.enabled", "precision", {"auto": None, **_FP16}),
-        Key("zero_optimization.stage", "sharding", {stage.value: stage for stage in Sharding}),
+        Key("zero_optimization.stage", "sharding", {int(stage): stage for stage in Sharding}),
         Key("zero_optimization.offload_optimizer.device", "offload", {
             "cpu": Offload.OPTIMIZER, "none": Offload.NONE,
         }),

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from typing import Any
 
+from drystone.describe.recipe import Tuning
 from drystone.errors import InvalidSpec
 from drystone.plan.configs.setup import Setup
 
 Table = dict[str, Any]  # by dotted key
+# Which matrices adapters stand beside: all of them are taken, so other values are not used.
+_TARGETS = ("lora_target", "lora_target_modules")
+_ALL_TARGETS = ("all", "all-linear")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,15 @@ class Key:
             hint=f"Known: {known}",
         )
 
+    def word(self, ours: Any) -> Any:
+        """The tool's first word for our value; None: it has none."""
+        if self.words is None:
+            return ours
+        return next((word for word, meant in self.words.items() if meant == ours), None)
+
     def _number(self, value: Any, where: str) -> Any:
+        if isinstance(value, str) and value.replace("_", "").isdigit():  # 500_000
+            value = int(value.replace("_", ""))
         kind = {entry.name: type(entry.default) for entry in fields(Setup)}[self.field]
         if value is None or value == "auto":
             return None
@@ -61,6 +73,27 @@ class Tool:
     usual: Mapping[str, Any]  # fields that differ from those of `Setup()` where nothing is said
     marks: tuple[str, ...]  # keys by which a file is recognised as this tool's
     inert: tuple[str, ...] = ()  # patterns of keys that change neither memory nor speed
+    qlora: Mapping[str, Any] = field(default_factory=dict)  # keys that ask for it together
+
+    def write(self, setup: Setup, names: Sequence[str]) -> Table:
+        """The keys that say what these fields of a setup are; a field without a word is refused."""
+        table: Table = {}
+        for name in names:
+            value = getattr(setup, name)
+            if name == "tuning" and value is Tuning.QLORA and self.qlora:
+                table |= self.qlora
+                continue
+            found = [(key.name, key.word(value)) for key in self.keys if key.field == name]
+            said = next((pair for pair in found if pair[1] is not None), None)
+            if said is not None:
+                table[said[0]] = said[1]
+            elif value != self.usual.get(name, getattr(Setup(), name)):
+                raise InvalidSpec(
+                    f"{self.name} has no key that says {name.replace('_', ' ')} {value}",
+                    where=f"--to {self.name}",
+                    hint=f"`drystone plan --tool {self.name}` finds plans that it can express",
+                )
+        return table
 
     def read(self, table: Table, where: str) -> Reading:
         """What a config's keys say, and those that are not used."""
@@ -72,6 +105,7 @@ class Tool:
                     said[key.field] = ours
         known = {key.name for key in self.keys}
         left = [name for name in table if name not in known]
+        left = [name for name in left if not (name in _TARGETS and table[name] in _ALL_TARGETS)]
         unused = [n for n in left if not any(fnmatchcase(n, mark) for mark in self.inert)]
         return Reading(
             tool=self.name, said=said, unused=tuple(unused), num_inert=len(left) - len(unused)

@@ -52,7 +52,7 @@ def read_configs(paths: Sequence[Path], *, num_gpus: int = 0) -> Asked:
     said: dict[str, Any] = dict(tool.usual)
     for reading in sorted(readings, key=lambda reading: reading.tool in _FILES_BESIDE):
         said |= reading.said
-    setup = Setup(**said)
+    setup = Setup(**{name: value for name, value in said.items() if name != "objective"})
     if num_gpus:
         setup = replace(setup, num_gpus=num_gpus)
     if setup.weight_bits and setup.tuning is Tuning.LORA:
@@ -114,6 +114,8 @@ def _with_fsdp(table: Table) -> Table:
     if "shard" in text and "fsdp_version" not in table:
         found["fsdp_config.fsdp_version"] = 1
         found["fsdp_config.sharding_strategy"] = "shard_grad_op" if "grad" in text else "full_shard"
+    if "offload" in text:
+        found["fsdp_config.offload_params"] = True
     del found["fsdp"]
     return found
 

@@ -22,6 +22,10 @@ _SAME_NAMES = ("seq_len", "precision", "optimizer", "attention", "loss", "tuning
                "offload", "compiled", "launcher")  # fmt: skip
 
 
+def _tokens_per_second(answer: Estimate) -> float:
+    return float(answer.speed.tokens_per_second_per_gpu) * answer.layout.num_gpus
+
+
 @dataclass(frozen=True, slots=True)
 class ConfigRequest:
     """What configs ask for on some GPUs, and what the command line adds to it."""
@@ -85,7 +89,7 @@ class ConfigRequest:
                 "recompute": str(answer.recipe.recompute),
                 "fits": answer.fits,
                 "high_bytes": answer.hungriest.high_bytes,
-                "tokens_per_second": answer.speed.tokens_per_second,
+                "tokens_per_second": _tokens_per_second(answer),
             }
         return told
 
@@ -96,7 +100,7 @@ class ConfigRequest:
             lines = [f"The {tools} config as it is: cannot be split over unlike GPUs"]
         else:
             need, room = answer.hungriest.high_bytes, answer.machine.gpu.usable_bytes
-            speed = answer.speed.tokens_per_second
+            speed = _tokens_per_second(answer)
             fits = "fits" if answer.fits else "DOES NOT FIT"
             lines = [
                 f"The {tools} config as it is: {fits}, up to {need / 2**30:.1f} of "

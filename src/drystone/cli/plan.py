@@ -25,10 +25,10 @@ from drystone.plan.plan import Plan, StagePlan, Way
 from drystone.units import GiB, format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from drystone.cli.configs import ConfigRequest
     from drystone.describe.model import ModelSpec
     from drystone.describe.pool import Pool
     from drystone.describe.recipe import Recipe
-    from drystone.cli.configs import ConfigRequest
     from drystone.estimate.whole import Estimate
 
 _USUAL_BATCH = 256
@@ -41,7 +41,7 @@ def plan(
     config: Annotated[
         list[Path] | None,
         typer.Option(
-            help="A config of Axolotl, LLaMA-Factory, TRL, Hugging Face's Trainer; and, by a second "
+            help="A config of Axolotl, LLaMA-Factory, TRL or Hugging Face's Trainer; by a second "
             "--config, of Accelerate or DeepSpeed."
         ),
     ] = None,
@@ -88,8 +88,8 @@ def plan(
     chosen. Exit code 3: nothing fits, with the nearest miss and two ways out.
 
     With --json: {model, recipe, gpus, own_gpu_types, plans: [{format, plan, derived}]}, or where no
-    GPUs are named {model, recipe, answers: [{gpu, smallest, cheapest, fastest}]}. With --config also
-    config: {tools, unused, layout, recompute, fits, high_bytes, tokens_per_second}.
+    GPUs are named {model, recipe, answers: [{gpu, smallest, cheapest, fastest}]}. With --config
+    also config: {tools, unused, layout, recompute, fits, high_bytes, tokens_per_second}.
     """
     from drystone.cli.request import find_pool, find_prices, find_shape, read_cluster
 
@@ -269,8 +269,8 @@ def print_plans(plans: Sequence[Plan], *, limit: int, explain: bool) -> None:
     console.print()
     console.print(Text.assemble(("1 ", "bold"), first.reason))
     marked = {plan.not_executable for plan in plans[:limit] if plan.not_executable}
-    for words in sorted(marked):
-        console.print(Text(f"* {words}", style="yellow"))
+    for gap in sorted(marked):
+        console.print(Text(f"* {gap}", style="yellow"))
     if explain:
         _print_items(first)
 

@@ -80,7 +80,7 @@ _INERT: Final = (
     "adam_*", "max_grad_norm", "ddp_timeout", "plot_loss", "do_*", "trust_remote_code",
     "preprocessing_*", "dataloader_*", "lora_alpha", "lora_dropout", "model_type", "strict",
     "test_datasets*", "early_stopping*", "loss_watchdog*", "type_of_model", "is_*_derived_model",
-    "plugins", "gradient_checkpointing_kwargs*", "debug", "eot_tokens*", "cosine*", "*_strategy",
+    "plugins", "*_checkpointing_kwargs*", "debug", "eot_tokens*", "cosine*", "*_strategy",
     "max_samples", "train_on_inputs", "remove_unused_columns", "ddp_find_unused_parameters",
     "lora_model_dir", "hf_use_auth_token", "model_revision", "tf32", "shuffle*", "roles_to_train",
     "lora_fan_in_fan_out", "steps_per_print", "wall_clock_breakdown", "lora_task_type",
@@ -95,6 +95,7 @@ _TRAINER: Final = (
     Key("bf16", "precision", _BF16),
     Key("fp16", "precision", _FP16),
     Key("gradient_checkpointing", "recompute", _ON_OFF_RECOMPUTE),
+    Key("activation_checkpointing", "recompute", _ON_OFF_RECOMPUTE),  # the newer name
     Key("optim", "optimizer", _OPTIMIZERS),
     Key("torch_compile", "compiled", {True: True, False: False, None: None}),
     Key("use_liger_kernel", "loss", _CHUNKED),

@@ -53,11 +53,11 @@ class Key:
     def _number(self, value: Any, where: str) -> Any:
         if isinstance(value, str) and value.replace("_", "").isdigit():  # 500_000
             value = int(value.replace("_", ""))
-        kind = {entry.name: type(entry.default) for entry in fields(Setup)}[self.field]
+        kind: Any = {entry.name: type(entry.default) for entry in fields(Setup)}[self.field]
         if value is None or value == "auto":
             return None
         if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
-            if kind is int and value < 1:
+            if kind is int and int(value) < 1:
                 raise InvalidSpec(f"{value} is not a count", where=f"{where}: {self.name}")
             return value
         told = {int: "a whole number", str: "text", bool: "true or false"}.get(kind, "a number")

@@ -138,6 +138,7 @@ def test_words_that_configs_have_mean_what_their_tools_do(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the tools' own coming changes
 def test_the_tools_own_parsers_read_what_is_written(tmp_path):
     pytest.importorskip("accelerate")
     from accelerate.commands.config.config_args import load_config_from_file

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.text import Text
+
+from drystone.cli.output import make_console
 from drystone.cli.request import RecipeOptions
-from drystone.errors import InvalidSpec
+from drystone.errors import InvalidSpec, NothingFits, UnknownName
 from drystone.plan.configs.read import Asked, read_configs
+from drystone.plan.configs.write import TARGETS
 
 if TYPE_CHECKING:
     from drystone.describe.model import ModelSpec
@@ -17,6 +22,7 @@ if TYPE_CHECKING:
     from drystone.describe.recipe import Recipe
     from drystone.estimate.whole import Estimate
     from drystone.plan.plan import Plan
+    from drystone.plan.search import PlanList
 
 _SAME_NAMES = ("seq_len", "precision", "optimizer", "attention", "loss", "tuning", "lora_rank",
                "offload", "compiled", "launcher")  # fmt: skip
@@ -70,7 +76,7 @@ class ConfigRequest:
         return replace(recipe, weight_bits=self.asked.setup.weight_bits)
 
     def estimate(self, model: ModelSpec, recipe: Recipe, pool: Pool) -> Estimate | None:
-        """What the config as it is would cost; None on unlike GPUs, over which none of them split."""
+        """What the config as it is would cost; None on unlike GPUs, which no tool splits over."""
         from drystone.estimate.whole import estimate_layout
 
         if len(pool.groups) > 1:
@@ -92,6 +98,13 @@ class ConfigRequest:
                 "tokens_per_second": _tokens_per_second(answer),
             }
         return told
+
+    def print(self, answer: Estimate | None, plans: Sequence[Plan]) -> None:
+        """Tell it, before the table of plans."""
+        console = make_console()
+        for line in self.lines(answer, plans):
+            console.print(Text(line), soft_wrap=True)
+        console.print()
 
     def lines(self, answer: Estimate | None, plans: Sequence[Plan]) -> list[str]:
         """What fits, what would be faster, and which keys were not used, in words."""
@@ -116,3 +129,34 @@ class ConfigRequest:
             lines.append("Keys that were not used: " + ", ".join(self.asked.unused))
         lines.append(f"{self.asked.num_inert} keys change neither memory nor speed")
         return lines
+
+
+def find_search(
+    tool: str, chooses_precision: bool, *, has_config: bool, has_gpus: bool
+) -> Callable[..., PlanList]:
+    """All ways to run a job, or those that a tool can express."""
+    from drystone.plan.search import plan_job
+
+    if tool not in ("", "any", *TARGETS):
+        raise UnknownName("tool", tool, ["any", *TARGETS], where="--tool")
+    if tool in TARGETS and not has_gpus:
+        raise InvalidSpec("--tool needs GPUs to plan for", hint="Add --gpus 8xA100-80G")
+    if tool == "any" or not (tool or has_config):
+        return partial(plan_job, chooses_precision=chooses_precision)
+    return partial(_search_plain, chooses_precision=chooses_precision)
+
+
+def _search_plain(model: ModelSpec, recipe: Recipe, pool: Pool, **others: Any) -> PlanList:
+    """Plans of data parallelism alone; where only other ways fit, that is said."""
+    from drystone.plan.search import plan_data_parallel, plan_job
+
+    found = plan_data_parallel(model, recipe, pool, **others)
+    if not found.plans:
+        every = plan_job(model, recipe, pool, **others)
+        if every.plans:
+            how = every.plans[0].layout or every.plans[0].way.value
+            raise NothingFits(
+                f"{model.name} fits on {pool}, but not by splitting data alone",
+                hint=f"--tool any shows what fits: the fastest is {how}",
+            )
+    return found

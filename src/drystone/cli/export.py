@@ -1,4 +1,4 @@
-"""`drystone export`: a saved plan as Kubernetes manifests or a trainer's config, or what it trained as model files."""
+"""`drystone export`: a saved plan as Kubernetes manifests or configs, or trained model files."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def export(
     max_restarts: Annotated[int, typer.Option(help="From the checkpoint.", min=0)] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON list instead of YAML.")] = False,
 ) -> None:
-    """Write a saved plan for Kubernetes or another trainer, or trained model files.
+    """Write a plan for Kubernetes or other trainers, or model files.
 
     One replicated job for each GPU type, torchrun's variables, a volume for checkpoints and the
     plan as a ConfigMap. Nothing is sent to a cluster: kubectl apply -f FILE does that.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,7 +17,7 @@ from drystone.cli.estimate_view import ITEM_WORDS, bar
 from drystone.cli.options import AsJson, ModelName, complete_pool, takes_groups, words
 from drystone.cli.output import HeadedTable, counted, make_console
 from drystone.cli.request import RecipeOptions
-from drystone.errors import InvalidSpec, UnknownName
+from drystone.errors import InvalidSpec
 from drystone.plan.answers import Answer
 from drystone.plan.checkpoints import checkpoint_interval
 from drystone.plan.configs.write import TARGETS
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from drystone.describe.model import ModelSpec
     from drystone.describe.pool import Pool
     from drystone.describe.recipe import Recipe
-    from drystone.estimate.whole import Estimate
+    from drystone.plan.search import PlanList
 
 _USUAL_BATCH = 256
 
@@ -91,23 +91,19 @@ def plan(
     GPUs are named {model, recipe, answers: [{gpu, smallest, cheapest, fastest}]}. With --config
     also config: {tools, unused, layout, recompute, fits, high_bytes, tokens_per_second}.
     """
+    from drystone.cli.configs import ConfigRequest, find_search
     from drystone.cli.request import find_pool, find_prices, find_shape, read_cluster
 
     file = read_cluster(cluster)
     pool = find_pool(gpus, network, file) if gpus or (file and file.nodes) else None
     request = None
     if config:
-        from drystone.cli.configs import ConfigRequest
-
         request = ConfigRequest.read(config, pool)
         model = request.model(model)
         recipe = request.options(recipe)
         global_batch = request.global_batch if global_batch == _USUAL_BATCH else global_batch
     if not model:
         raise InvalidSpec("no model is named", hint="drystone plan MODEL, or --config FILE")
-    if tool not in ("", "any", *TARGETS):
-        raise UnknownName("tool", tool, ["any", *TARGETS], where="--tool")
-    is_plain = bool(tool or request) and tool != "any"
     shape = find_shape(model)
     is_emulated = file is not None and not gpus and file.is_emulated
     wanted = recipe.recipe(shape, global_batch=global_batch, is_emulated=is_emulated)
@@ -115,20 +111,10 @@ def plan(
     dollars = find_prices(prices, file)
     if request is not None:
         wanted = request.recipe(wanted)
+    search = find_search(tool, chooses, has_config=request is not None, has_gpus=pool is not None)
     if pool is not None:
         _plan_pool(
-            shape,
-            wanted,
-            pool,
-            dollars,
-            chooses,
-            limit,
-            explain,
-            plot,
-            save,
-            as_json,
-            request,
-            is_plain,
+            shape, wanted, pool, dollars, search, limit, explain, plot, save, as_json, request
         )
     else:
         _find_gpus(shape, wanted, dollars, chooses, limit, as_json, request)
@@ -139,30 +125,25 @@ def _plan_pool(
     recipe: Recipe,
     pool: Pool,
     prices: dict[str, float],
-    chooses_precision: bool,
+    search: Callable[..., PlanList],
     limit: int,
     explain: bool,
     plot: Path | None,
     save: Path | None,
     as_json: bool,
     request: ConfigRequest | None,
-    is_plain: bool,
 ) -> None:
     from drystone.cli.output import make_console, print_json, say_made
     from drystone.cli.request import say_own
     from drystone.plan.answers import refuse
     from drystone.plan.plan import save_plan
-    from drystone.plan.search import plan_data_parallel, plan_job
 
     answer = request.estimate(shape, recipe, pool) if request else None
     with make_console(stderr=True).status(f"Planning {shape.name} on {pool} ..."):
-        search = plan_data_parallel if is_plain else plan_job
-        found = search(
-            shape, recipe, pool, dollars_per_gpu_hour=prices, chooses_precision=chooses_precision
-        )
+        found = search(shape, recipe, pool, dollars_per_gpu_hour=prices)
         if not found.plans:
             if request is not None and not as_json:
-                _print_config(request, answer, found.plans)
+                request.print(answer, found.plans)
             refusal = refuse(shape, recipe, pool, found, dollars_per_gpu_hour=prices)
             raise refusal.error()
     if plot is not None:
@@ -186,19 +167,12 @@ def _plan_pool(
         )
         return
     if request is not None:
-        _print_config(request, answer, found.plans)
+        request.print(answer, found.plans)
     print_plans(found.plans, limit=limit, explain=explain)
     say_own(group.gpu for group in pool.groups)
     for path, what in ((plot, "Drawn"), (save, "Saved")):
         if path is not None:
             say_made(what, path)
-
-
-def _print_config(request: ConfigRequest, answer: Estimate | None, plans: Sequence[Plan]) -> None:
-    console = make_console()
-    for line in request.lines(answer, plans):
-        console.print(Text(line), soft_wrap=True)
-    console.print()
 
 
 def _find_gpus(

@@ -89,12 +89,20 @@ def test_without_gpus_the_config_is_answered_by_gpu_type(capsys):
     [
         (["plan"], "no model is named"),
         (["plan", "gpt2", "--gpus", "L4", "--tool", "nonsense"], "nonsense"),
+        (["plan", "gpt2", "--tool", "trl"], "--gpus"),
         (["plan", "--config", ACCELERATE, "--gpus", "L4"], "not what to train"),
     ],
 )
 def test_wrong_requests_say_what_to_try(words, told, capsys):
     assert run(words) == 2
     assert told in capsys.readouterr().err
+
+
+def test_what_fits_only_by_splitting_matrices_is_said(capsys):
+    words = ["plan", "llama-3-8b", "--gpus", "8xL4", "--seq-len", "32768", "--global-batch", "8"]
+    assert run(words) == 0
+    assert run([*words, "--tool", "trl"]) == 3
+    assert "--tool any" in capsys.readouterr().err
 
 
 def test_a_plan_over_unlike_gpus_is_refused_with_the_way_out(capsys, tmp_path):

@@ -99,7 +99,7 @@ def test_wrong_requests_say_what_to_try(words, told, capsys):
 
 
 def test_what_fits_only_by_splitting_matrices_is_said(capsys):
-    words = ["plan", "llama-3-8b", "--gpus", "8xL4", "--seq-len", "32768", "--global-batch", "8"]
+    words = ["plan", "llama-3-8b", "--gpus", "8xA100-80G", "--global-batch", "1"]
     assert run(words) == 0
     assert run([*words, "--tool", "trl"]) == 3
     assert "--tool any" in capsys.readouterr().err

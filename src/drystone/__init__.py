@@ -9,9 +9,11 @@ __version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> Any:
-    """`plan` and `submit` are loaded when first used, so that importing drystone stays quick."""
+    """`plan`, `submit`, `contract`: loaded when first used, so that importing drystone is quick."""
     if name == "plan":
         return import_module("drystone.plan")
     if name == "submit":
         return import_module("drystone.service.submission").submit
+    if name == "contract":
+        return import_module("drystone.run.contract")
     raise AttributeError(f"module 'drystone' has no attribute {name!r}")

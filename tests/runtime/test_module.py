@@ -145,3 +145,30 @@ def test_it_learns_the_same_on_unequal_ranks_as_on_one(tmp_path, capsys):
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     assert losses[0][-1] < losses[0][0]
     assert alone[1]["tokens"] == 72
+
+
+ENCODER = """
+from transformers import BertConfig, BertForMaskedLM
+
+def build():
+    return BertForMaskedLM(BertConfig(
+        vocab_size=11, hidden_size=8, intermediate_size=8, num_hidden_layers=2,
+        num_attention_heads=2, max_position_embeddings=16))
+"""
+HIDING = """
+def training_batch(tokens):
+    return {"input_ids": tokens[:, :-1] * 0, "labels": tokens[:, :-1].contiguous()}
+"""
+
+
+def test_an_encoder_must_say_what_it_is_not_shown(tmp_path):
+    pytest.importorskip("transformers")
+    path = tmp_path / "encoder.py"
+    found = ModuleReference(path=path, function="build")
+    path.write_text(ENCODER)
+
+    with pytest.raises(RequestError, match="would be shown what it is to predict") as error:
+        look(found)
+    assert "training_batch" in error.value.hint
+    path.write_text(ENCODER + HIDING)
+    assert look(found).num_layers == 2

@@ -14,6 +14,7 @@ from drystone.describe.files.amounts import parse_span
 from drystone.describe.gpu import GpuSpec
 from drystone.describe.model import ModelSpec, ModuleSpec
 from drystone.describe.model_source import ModuleReference, resolve_model
+from drystone.describe.patience import JobPatience
 from drystone.describe.recipe import Lora, Optimizer, Precision, Recipe, Tuning, auto_precision
 from drystone.errors import InvalidSpec, UnreadableFile, reason_of
 
@@ -283,6 +284,7 @@ class TrainingJob:
     command: tuple[str, ...] = ()  # empty: Drystone's own runtime
     environment: tuple[tuple[str, str], ...] = ()
     folder: str = ""  # where a command starts
+    patience: JobPatience = field(default_factory=JobPatience)
 
     @property
     def is_command(self) -> bool:

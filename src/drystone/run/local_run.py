@@ -243,7 +243,7 @@ def _follow(
             if failed_at and time.monotonic() - failed_at > 10:
                 break
     except KeyboardInterrupt:
-        _ask_to_leave(processes)
+        _ask_to_leave(processes, run.job.patience.grace_seconds or _GRACE_SECONDS)
         _read_reports(reports, followed)
         raise
     _end(processes)
@@ -252,12 +252,12 @@ def _follow(
     return {rank: process.wait() for rank, process in processes.items()}
 
 
-def _ask_to_leave(processes: Mapping[int, subprocess.Popen[bytes]]) -> None:
+def _ask_to_leave(processes: Mapping[int, subprocess.Popen[bytes]], grace_seconds: float) -> None:
     """A checkpoint, then the end; a second Ctrl-C does not wait for it."""
     for process in processes.values():
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
-    until = time.monotonic() + _GRACE_SECONDS
+    until = time.monotonic() + grace_seconds
     with suppress(KeyboardInterrupt):
         while time.monotonic() < until and any(p.poll() is None for p in processes.values()):
             time.sleep(0.1)

@@ -33,6 +33,7 @@ from drystone.describe.files.reader import (
 )
 from drystone.describe.job import TrainConfig, TrainingJob
 from drystone.describe.model_source import is_config_folder
+from drystone.describe.patience import JobPatience
 from drystone.describe.recipe import Lora
 from drystone.errors import InvalidSpec, RequestError, UnreadableFile
 
@@ -230,6 +231,11 @@ def _training_job(
         command=command,
         environment=tuple(sorted(part.environment.items())),
         folder=str(folder),
+        patience=JobPatience(
+            start_seconds=part.patience.start,
+            silence_seconds=part.patience.silence,
+            grace_seconds=part.patience.grace,
+        ),
     )
 
 

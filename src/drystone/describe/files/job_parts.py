@@ -164,6 +164,16 @@ class GpuPart(Part):
     max: Annotated[Count, Field(le=10**6)] = 1_000_000  # and at most
 
 
+class PatiencePart(Part):
+    """How long to wait for the job's processes; left out: as the service waits for all jobs."""
+
+    # until the first report, such as 10m; left out: 2m, and for ever where a command trains
+    start: Annotated[Duration, Field(ge=5, le=86_400)] | None = None
+    silence: Annotated[Duration, Field(ge=5, le=86_400)] | None = None  # between two reports
+    # from being asked to leave until it is killed, to save a checkpoint
+    grace: Annotated[Duration, Field(ge=1, le=3_600)] | None = None
+
+
 class JobPart(Part):
     """The whole file."""
 
@@ -189,3 +199,4 @@ class JobPart(Part):
     command: Line | None = None  # a script of one's own instead of Drystone's runtime
     # variables for the processes
     environment: dict[str, str] = Field(default_factory=dict, max_length=200)
+    patience: PatiencePart = Field(default_factory=PatiencePart)  # how long to wait for it

@@ -197,7 +197,10 @@ class Controller:
 
     def submit(self, job: TrainingJob, *, client_key: str = "") -> tuple[str, bool]:
         """Take a job in; its id, and whether it is new. The same key gives the same job."""
-        job = self.journal.book.looked_at(job)
+        return self.take_in(self.journal.book.looked_at(job), client_key=client_key)
+
+    def take_in(self, job: TrainingJob, *, client_key: str = "") -> tuple[str, bool]:
+        """The same with a job that was looked at."""
         with self.journal.lock:
             self.journal.settle()  # an id is given after all that were given before
             known = self.store.find_key(client_key) if client_key else None

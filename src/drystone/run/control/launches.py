@@ -128,9 +128,10 @@ def make_order(
     checkpoints, home = folder / "checkpoints", folder / f"epoch-{epoch}"
     for path in (checkpoints, home):
         path.mkdir(parents=True, exist_ok=True)
+    given = {**(owner_variables or {}), **dict(job.environment)}
     variables = {
-        **(owner_variables or {}),
-        **dict(job.environment),
+        "PYTHONUNBUFFERED": "1",
+        **given,
         "DRYSTONE_JOB": job_id,
         "DRYSTONE_STEPS": str(num_steps),
         "DRYSTONE_CHECKPOINTS": str(checkpoints),
@@ -138,8 +139,7 @@ def make_order(
         "MASTER_ADDR": rendezvous.address,
         "MASTER_PORT": str(rendezvous.port),
         "WORLD_SIZE": str(len(seats)),
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONPATH": _python_path(dict(job.environment)),
+        "PYTHONPATH": _python_path(job.command, given),
     }
     if plan is not None:
         save_plan(plan, home / "plan.json")
@@ -147,7 +147,7 @@ def make_order(
     if cluster.is_emulated:
         variables |= _emulation(plan, cluster)
     arguments = (
-        _own_command(job.command)
+        _own_command(job.command, given)
         if job.is_command
         else _runtime_arguments(job, home / "plan.json", plan, num_steps, checkpoints)
     )
@@ -216,10 +216,13 @@ def _runtime_arguments(
     ]  # fmt: skip
 
 
-def _own_command(command: tuple[str, ...]) -> list[str]:
-    """A script runs with the Python that runs the agent, unless it names another one by path."""
-    is_python = command[0] in ("python", "python3")
-    return [PYTHON if is_python else command[0], *command[1:]]
+def _own_command(command: tuple[str, ...], given: Mapping[str, str]) -> list[str]:
+    """`python` is the one that runs the agent, unless the job has a PATH of its own to find it."""
+    return [PYTHON if _is_our_python(command, given) else command[0], *command[1:]]
+
+
+def _is_our_python(command: tuple[str, ...], given: Mapping[str, str]) -> bool:
+    return not command or (command[0] in ("python", "python3") and "PATH" not in given)
 
 
 def _emulation(plan: Plan | None, cluster: ClusterSpec) -> dict[str, str]:
@@ -291,12 +294,20 @@ def _way_in_words(plan: Plan) -> str:
     return " ".join([plan.way.value, *split])
 
 
-def _python_path(environment: Mapping[str, str]) -> str:
-    """Where this package is, for processes that start in other folders; then the job's own."""
-    root = str(Path(__file__).resolve().parents[3])
-    given = environment.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-    known = [one for one in given.split(os.pathsep) if one]
-    return os.pathsep.join([root, *(one for one in known if one != root)])
+def _python_path(command: tuple[str, ...], given: Mapping[str, str]) -> str:
+    """Where modules are found before all others: the job's own first, then where this package is.
+
+    An interpreter of the user's own has packages of its own: ours would come before them. And a
+    folder of installed packages is searched without being named.
+    """
+    own = given.get("PYTHONPATH", "")
+    if not _is_our_python(command, given):
+        return own
+    root = Path(__file__).resolve().parents[3]
+    places = [*own.split(os.pathsep), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    if root.name not in ("site-packages", "dist-packages"):
+        places.append(str(root))
+    return os.pathsep.join(dict.fromkeys(place for place in places if place))
 
 
 def order_launch(

@@ -15,6 +15,7 @@ import msgspec
 from drystone.describe.files.json_shapes import to_plain
 from drystone.describe.job import TrainConfig, TrainingJob
 from drystone.describe.model import ModuleSpec
+from drystone.describe.patience import JobPatience
 from drystone.describe.recipe import Lora
 from drystone.errors import InvalidSpec, UnreadableFile
 from drystone.run.events import Event, dump_line, load_line, parse_event, render_event
@@ -187,6 +188,8 @@ def _read_job(table: dict[str, Any]) -> TrainingJob:
         given["train"] = {name: given.pop(name) for name in names if name in given}
     try:
         given["train"] = TrainConfig(**given["train"])
+        if "patience" in given:
+            given["patience"] = JobPatience(**given["patience"])
         if "lora" in given:
             lora = given["lora"]
             given["lora"] = Lora(**{**lora, "targets": tuple(lora["targets"])})

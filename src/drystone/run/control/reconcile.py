@@ -202,7 +202,9 @@ class Reconciler:
             return 0.0
         record = self._journal.live.state.jobs.get(job_id)
         is_dropped = record is None or record.state is JobState.CANCELLED
-        return 1.0 if is_dropped else self._patience.grace_seconds
+        if is_dropped:
+            return 1.0
+        return self._patience.of_job(self._journal.live.jobs[job_id].job).grace_seconds
 
     def _record_checkpoint(self, job_id: str, progress: RunProgress) -> None:
         """A job that waits is as far as its last checkpoint."""

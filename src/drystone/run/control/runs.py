@@ -10,9 +10,10 @@ import math
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from drystone.describe.job import TrainingJob
 from drystone.errors import DrystoneError, NothingFits
 from drystone.run.control.failures import (
     Fault,
@@ -48,6 +49,21 @@ class Patience:
     progress_seconds: float = 10.0  # between events about progress
     silence_seconds: float = 10.0  # a node whose agent says nothing for so long is lost
     lock_seconds: float = 60.0  # for GPUs that the cluster has given to somebody else
+
+    def of_job(self, job: TrainingJob) -> Patience:
+        """The same with what the owner of a job says of it; a script may start as late as it likes.
+
+        A silence that the owner allows is meant as it is, however long a step takes.
+        """
+        asked, start_seconds = job.patience, math.inf if job.is_command else self.start_seconds
+        if asked.start_seconds is not None:
+            start_seconds = asked.start_seconds
+        found = replace(self, start_seconds=start_seconds)
+        if asked.silence_seconds is not None:
+            found = replace(found, hang_seconds=asked.silence_seconds, hang_steps=0.0)
+        if asked.grace_seconds is not None:
+            found = replace(found, grace_seconds=asked.grace_seconds)
+        return found
 
 
 @dataclass(slots=True)
@@ -294,7 +310,7 @@ class RunSupervisor:
                 *ending_events(self._journal, record, fault, run.progress, broken_node=node)
             )
             return
-        run.fault = run.fault or silence_fault(run, self._patience, is_command=is_command)
+        run.fault = run.fault or silence_fault(run, self._patience.of_job(live.job))
         if run.fault is not None:
             self._stop(run, 0.0)
         elif has_failed:
@@ -327,12 +343,12 @@ def left_early(record: JobRecord, progress: RunProgress, live: LiveJob) -> str:
     )
 
 
-def silence_fault(run: Run, patience: Patience, *, is_command: bool) -> Fault | None:
-    """Whether it has been silent for too long; a script need not say anything at all."""
+def silence_fault(run: Run, patience: Patience) -> Fault | None:
+    """Whether it has been silent for longer than the patience with this job."""
     progress = run.progress
     if progress.step < 0:
         waited = time.monotonic() - run.ordered_at
-        if is_command or waited <= patience.start_seconds:
+        if waited <= patience.start_seconds:
             return None
         return Fault(kind=FaultKind.HANG, reason=f"it did not start within {waited:.0f} s")
     seconds = progress.step_seconds

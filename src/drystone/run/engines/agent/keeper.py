@@ -235,15 +235,17 @@ def _keep(command: Command, agent: int, writing: int, mask: set[int]) -> NoRetur
         _LIBC.prctl(_PR_SET_PDEATHSIG, int(_ORPHANED), 0, 0, 0)
         adopt_orphans()
         os.setsid()
-        rank = _start_rank(command, agent, writing, mask)
-        status = _watch_rank(rank, agent)
+        rank = _start_rank(command, agent, writing, mask)  # kept: forgetting it waits for it
+        status = _watch_rank(rank.pid, agent)
         _end_like(status)
     except BaseException:
         kill_descendants(os.getpid())
     os._exit(1)
 
 
-def _start_rank(command: Command, agent: int, writing: int, mask: set[int]) -> int:
+def _start_rank(
+    command: Command, agent: int, writing: int, mask: set[int]
+) -> subprocess.Popen[bytes]:
     kept = sorted({0, 1, 2, writing, command.output.fileno(), command.log.fileno()})
     for low, high in zip(kept, [*kept[1:], _MAX_FILES], strict=True):
         os.closerange(low + 1, high)  # above all the agent's lock and its connections
@@ -267,12 +269,12 @@ def _start_rank(command: Command, agent: int, writing: int, mask: set[int]) -> i
             stderr=command.log.fileno(),
             start_new_session=True,
             preexec_fn=prepare,
-        ).pid
+        )
     except OSError as error:
         text = f"{error.strerror or error}: {error.filename or command.arguments[0]}"
         os.write(writing, f"failed {error.errno or 0} {text}".encode())
         os._exit(1)
-    os.write(writing, f"started {rank}".encode())
+    os.write(writing, f"started {rank.pid}".encode())
     os.closerange(3, _MAX_FILES)
     return rank
 

@@ -259,11 +259,31 @@ def compare_blocks(model: UserModule, vocab_size: int, seq_len: int) -> None:
         short = tokens
     check_recomputation(model, model.make_batch(short))
     check_extras(model, model.make_batch(tokens))
+    if model.make_batch is _same_twice:
+        _check_causal(model, short, vocab_size)
+
+
+def _check_causal(model: UserModule, tokens: torch.Tensor, vocab_size: int) -> None:
+    """Refuse a module that would be shown the tokens that it is to predict (BERT)."""
+    other = tokens.clone()
+    other[:, -2] = (other[:, -2] + 1) % vocab_size  # the last one that enters
+    left = []
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        for some in (tokens, other):
+            torch.manual_seed(_SEED)
+            left.append(model.run_block(0, *model.embed(model.make_batch(some))))
+    if not _are_close(left[1][:, :-1], left[0][:, :-1]):
+        raise InvalidSpec(
+            f"the first block of {type(model.module).__name__} sees tokens that come later, so it "
+            "would be shown what it is to predict",
+            hint="Say what is hidden and what is predicted. " + _HINT,
+        )
 
 
 def _same_twice(tokens: torch.Tensor) -> dict[str, Any]:
-    return {"input_ids": tokens[:, :-1], "labels": tokens[:, :-1]}
+    inputs = tokens[:, :-1].contiguous()
+    return {"input_ids": inputs, "labels": inputs}
 
 
 def _tokens_and_following(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return tokens[:, :-1], tokens[:, 1:]
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -11,7 +12,7 @@ import pytest
 
 from drystone.run.engines.agent.client import AgentClient, AgentGone, start_agent
 from drystone.run.engines.agent.environment import job_environment
-from drystone.run.engines.agent.keeper import birth_of
+from drystone.run.engines.agent.keeper import Command, KeptProcess, birth_of
 
 SLEEPER = f"{sys.executable} -c 'import os, time; print(os.getpid(), flush=True); time.sleep(600)'"
 # A shell that stays beside what it started; and a child in a session of its own, whose parent ends.
@@ -84,6 +85,26 @@ def test_a_keeper_that_is_killed_leaves_nothing_to_stay(folder):
     client.close()
     assert over["exits"] == {"0": -signal.SIGKILL}
     until(lambda: not birth_of(child))
+
+
+class EndedAlready(subprocess.Popen):
+    """Is a zombie before whoever started it goes on."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+
+
+def test_how_a_rank_ended_is_known_however_soon_it_did(tmp_path, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", EndedAlready)  # also in the keeper, which is forked
+    with (tmp_path / "out").open("ab") as file:
+        rank = KeptProcess(
+            Command(arguments=["false"], environment={}, folder="", output=file, log=file)
+        )
+    try:
+        assert until(lambda: [code] if (code := rank.poll()) is not None else []) == [1]
+    finally:
+        rank.kill()
 
 
 def test_a_job_gets_what_programs_need_and_no_secret_of_the_service():

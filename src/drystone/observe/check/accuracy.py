@@ -333,6 +333,8 @@ class _FitCounter:
         else:
             self._outcomes["fits_accepted" if fits else "fits_refused"] += 1
             self._by_group.setdefault(_group_of(run), []).append(not fits)
+            if _has_large_experts(run):
+                self._by_group.setdefault(LARGE_EXPERTS, []).append(not fits)
 
     def result(self) -> FitCounts:
         """All of them."""

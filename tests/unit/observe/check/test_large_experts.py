@@ -12,3 +12,6 @@ def test_tests_of_a_framework_are_no_large_mixtures_of_experts():
 
     assert source.source == "automodel"
     assert source.evaluated == 6
+    refused, number = report.fit_counts.by_group[LARGE_EXPERTS]
+    assert number == 6
+    assert refused <= report.fit_counts.by_group["expert full"][0]

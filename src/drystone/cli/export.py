@@ -1,4 +1,4 @@
-"""`drystone export`: a saved plan as Kubernetes manifests, or what it trained as model files."""
+"""`drystone export`: a saved plan as Kubernetes manifests or configs, or trained model files."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 
 from drystone.cli.options import ClusterFile, words
 from drystone.errors import DrystoneError, InvalidSpec, MissingExtra, UnknownName
+from drystone.plan.configs.write import TARGETS
 
 _MODEL_FILES = ("huggingface", "peft")
 
@@ -20,8 +21,9 @@ def export(
     to: Annotated[
         str,
         typer.Option(
-            help="jobset, kueue or job; huggingface or peft for what was trained.",
-            autocompletion=words("jobset", "kueue", "job", *_MODEL_FILES),
+            help=f"jobset, kueue or job; {', '.join(TARGETS)}: a config; huggingface or peft: what "
+            "was trained.",
+            autocompletion=words("jobset", "kueue", "job", *TARGETS, *_MODEL_FILES),
         ),
     ] = "jobset",
     out: Annotated[
@@ -59,10 +61,13 @@ def export(
     max_restarts: Annotated[int, typer.Option(help="From the checkpoint.", min=0)] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON list instead of YAML.")] = False,
 ) -> None:
-    """Write a saved plan for Kubernetes, or trained model files.
+    """Write a plan for Kubernetes or other trainers, or model files.
 
     One replicated job for each GPU type, torchrun's variables, a volume for checkpoints and the
     plan as a ConfigMap. Nothing is sent to a cluster: kubectl apply -f FILE does that.
+
+    With --to axolotl, llama-factory, trl, trainer, accelerate or deepspeed: the config that means
+    the plan, and how it is started. What the tool cannot express is refused.
 
     With --to huggingface: weights, configuration and tokenizer in a folder that transformers loads,
     adapters added in. With --to peft: the adapter alone.
@@ -72,6 +77,9 @@ def export(
     if to in _MODEL_FILES:
         _write_model(plan, to, checkpoints, out, dtype)
         return
+    if to in TARGETS:
+        _write_config(plan, to, out, as_json)
+        return
     from drystone.plan.plan import load_plan
     from drystone.run.kubernetes import DEFAULT_IMAGE, ExportSettings, Target, export_plan
 
@@ -80,7 +88,7 @@ def export(
 
         load_gpu_types(cluster)
     if to not in list(Target):
-        raise UnknownName("target", to, [*Target, *_MODEL_FILES])
+        raise UnknownName("target", to, [*Target, *TARGETS, *_MODEL_FILES])
     if checkpoints is not None:
         raise InvalidSpec("--checkpoints goes with --to huggingface or peft", where="--checkpoints")
     settings = ExportSettings(
@@ -102,15 +110,37 @@ def export(
     if out is None:
         print(text, end="")
     else:
-        try:
-            out.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise DrystoneError(f"cannot be written: {error.strerror}", where=str(out)) from None
+        _write_text(out, text)
         typer.echo(f"Written: {out}. Start it with: kubectl apply -f {out}", err=True)
     if not image:
         typer.echo(
             f"The image is {settings.image}, which you have to build: docs/kubernetes.md", err=True
         )
+
+
+def _write_config(plan: Path, to: str, out: Path | None, as_json: bool) -> None:
+    import json
+
+    from drystone.plan.configs.write import launch_words, setup_of, write_config
+    from drystone.plan.plan import load_plan
+
+    setup = setup_of(load_plan(plan))
+    table = write_config(setup, to)
+    is_json = as_json or to == "deepspeed"
+    text = json.dumps(table, indent=2) + "\n" if is_json else _render([table], as_json=False)
+    if out is None:
+        print(text, end="")
+    else:
+        _write_text(out, text)
+    file = str(out) if out else "FILE"
+    typer.echo(launch_words(setup, to, file), err=True)
+
+
+def _write_text(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise DrystoneError(f"cannot be written: {error.strerror}", where=str(path)) from None
 
 
 def _write_model(

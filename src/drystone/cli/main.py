@@ -27,7 +27,7 @@ VERBS: Final = MappingProxyType(
     {
         "demo": "Show the best of what there is, on CPU.",
         "plan": "Rank the ways to run a model on GPUs, equal or mixed.",
-        "export": "Write a saved plan for Kubernetes, or trained model files.",
+        "export": "Write a plan for Kubernetes or other trainers, or model files.",
         "estimate": "Estimate one layout: memory by item, step time, dollars.",
         "check": "Judge the estimates by published measurements.",
         "profile": "Measure the device that is here, for estimates to use.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,24 +14,44 @@ from rich.table import Table
 from rich.text import Text
 
 from drystone.cli.estimate_view import ITEM_WORDS, bar
-from drystone.cli.options import AsJson, ModelName, complete_pool, takes_groups
+from drystone.cli.options import AsJson, ModelName, complete_pool, takes_groups, words
 from drystone.cli.output import HeadedTable, counted, make_console
 from drystone.cli.request import RecipeOptions
+from drystone.errors import InvalidSpec
 from drystone.plan.answers import Answer
 from drystone.plan.checkpoints import checkpoint_interval
+from drystone.plan.configs.write import TARGETS
 from drystone.plan.plan import Plan, StagePlan, Way
 from drystone.units import GiB, format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from drystone.cli.configs import ConfigRequest
     from drystone.describe.model import ModelSpec
     from drystone.describe.pool import Pool
     from drystone.describe.recipe import Recipe
+    from drystone.plan.search import PlanList
+
+_USUAL_BATCH = 256
 
 
 @takes_groups
 def plan(
-    model: ModelName,
+    model: ModelName = "",
     *,
+    config: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="A config of Axolotl, LLaMA-Factory, TRL or Hugging Face's Trainer; by a second "
+            "--config, of Accelerate or DeepSpeed."
+        ),
+    ] = None,
+    tool: Annotated[
+        str,
+        typer.Option(
+            help="Only plans that this tool can express; none: as --config, any: all of them.",
+            autocompletion=words("any", *TARGETS),
+        ),
+    ] = "",
     gpus: Annotated[
         str,
         typer.Option(
@@ -43,7 +63,7 @@ def plan(
         Path | None,
         typer.Option(help="A cluster file: its nodes where --gpus names none, its types, prices."),
     ] = None,
-    global_batch: Annotated[int, typer.Option(help="Sequences in a step.", min=1)] = 256,
+    global_batch: Annotated[int, typer.Option(help="Sequences in a step.", min=1)] = _USUAL_BATCH,
     recipe: RecipeOptions,
     network: Annotated[str, typer.Option(help="Between unlike nodes, e.g. 'Ethernet 100'.")] = "",
     prices: Annotated[
@@ -68,21 +88,36 @@ def plan(
     chosen. Exit code 3: nothing fits, with the nearest miss and two ways out.
 
     With --json: {model, recipe, gpus, own_gpu_types, plans: [{format, plan, derived}]}, or where no
-    GPUs are named {model, recipe, answers: [{gpu, smallest, cheapest, fastest}]}.
+    GPUs are named {model, recipe, answers: [{gpu, smallest, cheapest, fastest}]}. With --config
+    also config: {tools, unused, layout, recompute, fits, high_bytes, tokens_per_second}.
     """
+    from drystone.cli.configs import ConfigRequest, find_search
     from drystone.cli.request import find_pool, find_prices, find_shape, read_cluster
 
-    shape = find_shape(model)
     file = read_cluster(cluster)
+    pool = find_pool(gpus, network, file) if gpus or (file and file.nodes) else None
+    request = None
+    if config:
+        request = ConfigRequest.read(config, pool)
+        model = request.model(model)
+        recipe = request.options(recipe)
+        global_batch = request.global_batch if global_batch == _USUAL_BATCH else global_batch
+    if not model:
+        raise InvalidSpec("no model is named", hint="drystone plan MODEL, or --config FILE")
+    shape = find_shape(model)
     is_emulated = file is not None and not gpus and file.is_emulated
     wanted = recipe.recipe(shape, global_batch=global_batch, is_emulated=is_emulated)
     chooses = recipe.precision == "auto" and not is_emulated
     dollars = find_prices(prices, file)
-    if gpus or (file is not None and file.nodes):
-        pool = find_pool(gpus, network, file)
-        _plan_pool(shape, wanted, pool, dollars, chooses, limit, explain, plot, save, as_json)
+    if request is not None:
+        wanted = request.recipe(wanted)
+    search = find_search(tool, chooses, has_config=request is not None, has_gpus=pool is not None)
+    if pool is not None:
+        _plan_pool(
+            shape, wanted, pool, dollars, search, limit, explain, plot, save, as_json, request
+        )
     else:
-        _find_gpus(shape, wanted, dollars, chooses, limit, as_json)
+        _find_gpus(shape, wanted, dollars, chooses, limit, as_json, request)
 
 
 def _plan_pool(
@@ -90,24 +125,25 @@ def _plan_pool(
     recipe: Recipe,
     pool: Pool,
     prices: dict[str, float],
-    chooses_precision: bool,
+    search: Callable[..., PlanList],
     limit: int,
     explain: bool,
     plot: Path | None,
     save: Path | None,
     as_json: bool,
+    request: ConfigRequest | None,
 ) -> None:
     from drystone.cli.output import make_console, print_json, say_made
     from drystone.cli.request import say_own
     from drystone.plan.answers import refuse
     from drystone.plan.plan import save_plan
-    from drystone.plan.search import plan_job
 
+    answer = request.estimate(shape, recipe, pool) if request else None
     with make_console(stderr=True).status(f"Planning {shape.name} on {pool} ..."):
-        found = plan_job(
-            shape, recipe, pool, dollars_per_gpu_hour=prices, chooses_precision=chooses_precision
-        )
+        found = search(shape, recipe, pool, dollars_per_gpu_hour=prices)
         if not found.plans:
+            if request is not None and not as_json:
+                request.print(answer, found.plans)
             refusal = refuse(shape, recipe, pool, found, dollars_per_gpu_hour=prices)
             raise refusal.error()
     if plot is not None:
@@ -127,10 +163,11 @@ def _plan_pool(
                 "own_gpu_types": [group.gpu.name for group in pool.groups if group.gpu.is_own],
                 "plans": [plan.to_json() for plan in found.plans[:limit]],
             }
+            | ({"config": request.to_json(answer)} if request else {})
         )
         return
-    from drystone.cli.plan import print_plans
-
+    if request is not None:
+        request.print(answer, found.plans)
     print_plans(found.plans, limit=limit, explain=explain)
     say_own(group.gpu for group in pool.groups)
     for path, what in ((plot, "Drawn"), (save, "Saved")):
@@ -145,6 +182,7 @@ def _find_gpus(
     chooses_precision: bool,
     limit: int,
     as_json: bool,
+    request: ConfigRequest | None,
 ) -> None:
     from drystone.cli.output import make_console, print_json
     from drystone.describe.catalogue import load_gpus
@@ -176,8 +214,12 @@ def _find_gpus(
             }
             for answer in answers
         ]
-        print_json({"model": shape.name, "recipe": to_plain(recipe), "answers": rows})
+        told = {"model": shape.name, "recipe": to_plain(recipe), "answers": rows}
+        print_json(told | ({"config": request.to_json(None)} if request else {}))
         return
+    if request is not None and request.asked.unused:
+        unused = ", ".join(request.asked.unused)
+        make_console().print(Text(f"Keys that were not used: {unused}"), soft_wrap=True)
     print_answers(answers, limit=limit)
 
 
@@ -201,8 +243,8 @@ def print_plans(plans: Sequence[Plan], *, limit: int, explain: bool) -> None:
     console.print()
     console.print(Text.assemble(("1 ", "bold"), first.reason))
     marked = {plan.not_executable for plan in plans[:limit] if plan.not_executable}
-    for words in sorted(marked):
-        console.print(Text(f"* {words}", style="yellow"))
+    for gap in sorted(marked):
+        console.print(Text(f"* {gap}", style="yellow"))
     if explain:
         _print_items(first)
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _STYLES = ("green", "cyan", "magenta", "yellow", "blue", "red")
 _NUM_EVENTS = 8
+_QUIET = frozenset({"Progressed", "Described", "Decided", "Remembered"})
 _NUM_JOBS = 30  # that run or wait
 
 
@@ -97,9 +98,7 @@ def _events(client: Client, last: int) -> list[Any]:
     from drystone.cli.output import printable
 
     found = client.get("/v1/events", after=max(0, last - 4 * _NUM_EVENTS))["events"]
-    told = [
-        event for event in found if event["event"] not in ("Progressed", "Described", "Decided")
-    ]
+    told = [event for event in found if event["event"] not in _QUIET]
     lines = []
     for event in told[-_NUM_EVENTS:]:
         at = datetime.datetime.fromtimestamp(event["time_seconds"]).astimezone()

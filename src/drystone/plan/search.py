@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from drystone.describe.model import ModelSpec
 from drystone.describe.pool import GpuGroup, Pool, make_pool
 from drystone.describe.recipe import Recipe, auto_precision
-from drystone.plan.cells.search import Cells, NearestMiss, cell_plan, search_cells
+from drystone.plan.cells.search import RECOMPUTES, Cells, NearestMiss, cell_plan, search_cells
 from drystone.plan.executable import executable_cells, marked
 from drystone.plan.groups.pipelines import plan_groups
 from drystone.plan.options import count_grid
@@ -78,6 +80,35 @@ def plan_job(
             plans.append(piped)
     plans = [priced(marked(plan), prices) for plan in plans]
     return PlanList(plans=_explained(_ranked(plans)), misses=tuple(misses), shortfall=shortfall)
+
+
+def plan_data_parallel(
+    model: ModelSpec,
+    recipe: Recipe,
+    pool: Pool,
+    *,
+    dollars_per_gpu_hour: Mapping[str, float] | None = None,
+    chooses_precision: bool = False,
+) -> PlanList:
+    """What FSDP, DeepSpeed's ZeRO and DDP can do: equal GPUs, data split, state sharded or not."""
+    plans: list[Plan] = []
+    misses: list[Miss] = []
+    none, _, full = RECOMPUTES
+    for group in pool.groups:
+        mine = _with_precision(recipe, [group]) if chooses_precision else recipe
+        cells = search_cells(
+            model, mine, group.machine, count_grid(group.count), recomputes=(none, full)
+        )
+        splits = cells.layouts
+        is_plain = (splits.tp * splits.pp * splits.cp * splits.ep == 1) & (
+            splits.shard_size == splits.dp
+        )
+        found = _cell_plans(model, cells.take(np.flatnonzero(is_plain)), group)
+        if not found and cells.nearest is not None:
+            misses.append(Miss(gpu=group.gpu.name, miss=cells.nearest))
+        plans += found
+    plans = [priced(marked(plan), dollars_per_gpu_hour or {}) for plan in plans]
+    return PlanList(plans=_explained(_ranked(plans)), misses=tuple(misses))
 
 
 def plan_executable(model: ModelSpec, recipe: Recipe, pool: Pool) -> Plan | AssignmentShortfall:

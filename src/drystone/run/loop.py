@@ -20,13 +20,17 @@ class UnsoundDecisions(DrystoneError):
 
 
 def drive(
-    world: World, policy: Policy, *, on_decision: Callable[[float, float], None] | None = None
+    world: World,
+    policy: Policy,
+    *,
+    memory: Memory = None,
+    on_decision: Callable[[float, float], None] | None = None,
 ) -> None:
     """Run a world under a policy until nothing is left to do.
 
-    `on_decision` hears the time in the world and the seconds that the policy took.
+    `memory` is what the policy remembers of decisions before. `on_decision` hears the time in the
+    world and the seconds that the policy took.
     """
-    memory: Memory = None
     observe, advance, clock = world.observe, world.advance, perf_counter
     while not world.is_over:
         snapshot = observe()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal, Self
 
 from fastapi import APIRouter, Body, Query
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 
 from drystone.describe.job import TrainingJob, count_steps, make_spec
@@ -18,6 +19,7 @@ from drystone.run.lifecycle import TERMINAL, JobState
 from drystone.schedule.limits import options_within
 from drystone.service.answers import Conflict, answer_json, found
 from drystone.service.auth.callers import SUBMITTER, VIEWER, caller_now, check_touch
+from drystone.service.looks import LookPool
 from drystone.service.shapes import (
     MAX_SEQUENCE,
     Failure,
@@ -31,6 +33,7 @@ from drystone.service.views import Job, JobDetails, JobPage, Option, description
 from drystone.service.why import Why, explain
 
 MAX_ROWS: Final = 100_000
+PAGE_ROWS: Final = 5000  # the loop waits while a page is made; who asks for more is told to go on
 
 
 class SubmittedJob(Shape):
@@ -112,17 +115,33 @@ def _add_submission(router: APIRouter, controller: Controller, uploads: Uploads)
         job = body.training_job(folder or uploads.empty_folder(), caller.name)
         return dataclasses.replace(job, owner=caller.name, team=caller.team)
 
+    looks = LookPool(lambda: journal.book)
+
+    async def looked_at(body: JobBody) -> TrainingJob:
+        """The job, with what a look at its code and its data tells."""
+        return await looks.look(await run_in_threadpool(described, body), caller_now().actor)
+
+    def plan_now(job: TrainingJob) -> Response:
+        with journal.lock:
+            return answer_json(Planned.of(controller, job))
+
+    def take_in(job: TrainingJob, key: str) -> Response:
+        try:
+            with journal.acting(caller_now().actor):
+                job_id, is_new = controller.take_in(job, client_key=key)
+        except OverLimit as error:
+            raise Conflict(error.message, hint=error.hint) from None
+        return answer_json(SubmittedJob(id=job_id, is_new=is_new), status=201 if is_new else 200)
+
     @router.post(
         "/v1/plan",
         dependencies=[SUBMITTER],
         response_model=Planned,
         responses={409: {"model": Failure}},
     )
-    def plan(body: Annotated[JobBody, Body()]) -> Response:
+    async def plan(body: Annotated[JobBody, Body()]) -> Response:
         """What submitting would do; nothing is kept."""
-        job = journal.book.looked_at(described(body))
-        with journal.lock:
-            return answer_json(Planned.of(controller, job))
+        return await run_in_threadpool(plan_now, await looked_at(body))
 
     @router.post(
         "/v1/jobs",
@@ -134,19 +153,13 @@ def _add_submission(router: APIRouter, controller: Controller, uploads: Uploads)
             409: {"model": Failure},
         },
     )
-    def submit(body: Annotated[JobBody, Body()]) -> Response:
+    async def submit(body: Annotated[JobBody, Body()]) -> Response:
         """Submit a job. The same `client_key` never makes a second job."""
         caller, key = caller_now(), body.client_key
         if key and caller.token_id:
             # Keys are one's own: nobody learns of, or gets in the way of, another's jobs.
             key = hashlib.sha256(f"{caller.team}\n{caller.name}\n{key}".encode()).hexdigest()
-        job = described(body)
-        try:
-            with journal.acting(caller.actor):
-                job_id, is_new = controller.submit(job, client_key=key)
-        except OverLimit as error:
-            raise Conflict(error.message, hint=error.hint) from None
-        return answer_json(SubmittedJob(id=job_id, is_new=is_new), status=201 if is_new else 200)
+        return await run_in_threadpool(take_in, await looked_at(body), key)
 
 
 def _add_lists(router: APIRouter, controller: Controller) -> None:
@@ -164,6 +177,7 @@ def _add_lists(router: APIRouter, controller: Controller) -> None:
         """One page of jobs, by submission."""
         with journal.lock:
             now, live, states = journal.now(), journal.live, set(state or ())
+            page_rows = min(most, PAGE_ROWS)
             pool = live.state.jobs if not states or states & TERMINAL else live.state.active
             records = pool.values() if not newest else reversed(pool.values())
             if states or owner or team:
@@ -176,7 +190,7 @@ def _add_lists(router: APIRouter, controller: Controller) -> None:
                 ]
             else:
                 matching = list(records)
-            rows = [Job.of(controller, record, now) for record in matching[skip : skip + most]]
+            rows = [Job.of(controller, record, now) for record in matching[skip : skip + page_rows]]
             sequence = journal.sequence
         end = skip + len(rows)
         return answer_json(

@@ -141,7 +141,7 @@ def test_an_unknown_gpu_ends_with_two_and_a_hint_on_standard_error(arguments: tu
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("plan", "error: missing argument 'model'\n`drystone plan --help` shows how\n"),
+        ("plan", "error: no model is named\ndrystone plan MODEL, or --config FILE\n"),
         ("plan gpt2 --gpus", "error: option '--gpus' requires an argument\n"),
         ("pln gpt2", "error: no such command 'pln'\nDid you mean 'plan'?\n"),
         ("trace x", "error: no such command 'x'\nKnown: convert, generate, show\n"),

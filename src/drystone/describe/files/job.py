@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ from drystone.describe.files.job_parts import (
     TunePart,
     options_of,
 )
+from drystone.describe.files.launchers import Launch, unwrap
 from drystone.describe.files.reader import (
     Document,
     Key,
@@ -195,13 +197,8 @@ def _training_job(
 ) -> TrainingJob:
     train, gpus = part.train, part.gpus
     after, at = _deadline(part.deadline, document)
-    try:
-        command = tuple(shlex.split(part.command)) if part.command else ()
-    except ValueError as error:
-        raise InvalidSpec(
-            f"cannot be split into words: {error}", where=document.place(("command",))
-        ) from None
-    fallback = part.model.rsplit("/", 1)[-1] if part.model else (command or ("job",))[0]
+    launch = _launch(part, document)
+    fallback = part.model.rsplit("/", 1)[-1] if part.model else (launch.command or ("job",))[0]
     plain_name = re.sub(r"[^A-Za-z0-9._+-]+", "-", name or fallback).strip("-._+")[:80]
     return TrainingJob(
         name=part.name or plain_name or "job",
@@ -226,10 +223,10 @@ def _training_job(
         max_duration_seconds=part.max_duration,
         allowed_gpus=gpus.allow,
         denied_gpus=gpus.deny,
-        min_gpus=gpus.min,
-        max_gpus=gpus.max,
-        command=command,
-        environment=tuple(sorted(part.environment.items())),
+        min_gpus=launch.min_ranks or gpus.min,
+        max_gpus=launch.max_ranks or gpus.max,
+        command=launch.command,
+        environment=tuple(sorted({**launch.environment, **part.environment}.items())),
         folder=str(folder),
         patience=JobPatience(
             start_seconds=part.patience.start,
@@ -237,6 +234,18 @@ def _training_job(
             grace_seconds=part.patience.grace,
         ),
     )
+
+
+def _launch(part: JobPart, document: Document) -> Launch:
+    """The command without a launcher before it; what `gpus` says goes before what that says."""
+    where = document.place(("command",))
+    try:
+        words = tuple(shlex.split(part.command)) if part.command else ()
+    except ValueError as error:
+        raise InvalidSpec(f"cannot be split into words: {error}", where=where) from None
+    found = unwrap(words, where=where)
+    is_said = part.gpus.model_fields_set & {"min", "max"}
+    return replace(found, min_ranks=None, max_ranks=None) if is_said else found
 
 
 def _train_config(part: JobPart, folder: Path) -> TrainConfig:

@@ -31,9 +31,12 @@ from drystone.estimate.time.network import (
     send_seconds,
 )
 from drystone.estimate.time.overlap import (
+    RankParams,
     data_parallel_seconds,
+    expert_copies,
     exposed_seconds,
     min_exposed_share,
+    rank_params,
     straggler_share,
 )
 from drystone.estimate.time.work import Pass, Work, make_work
@@ -180,10 +183,10 @@ def step_seconds(prepared: Prepared, layouts: Layouts) -> StepSeconds:
     head_matmul = work.head.seconds(split.tokens, split.inverse_tp) * head_share
     head_memory = split.tokens * split.inverse_tp * (work.head_bytes / bandwidth) * head_share
     tensor, context, expert = layer_communication(prepared, split)
-    local_params = _local_params(work, split)
+    local_params = rank_params(work, split)
     per_micro, per_step = data_parallel_seconds(prepared, layouts, split, stage, local_params)
     send = _send_seconds(prepared, layouts, split)
-    accumulate = local_params * (work.trained_share * work.accumulate_bytes / bandwidth)
+    accumulate = local_params.total * (work.trained_share * work.accumulate_bytes / bandwidth)
     layers = stage.matmul + stage.attention + stage.memory + stage.recompute
     body = layers + tensor + context + expert + per_micro + send
     busy = body + head_matmul + head_memory + accumulate
@@ -345,13 +348,6 @@ def exchange_seconds(prepared: Prepared, send: FloatArray) -> FloatArray:
     return 2.0 * (send + prepared.launcher.send_host_seconds * prepared.host_slowness)
 
 
-def _local_params(work: Work, split: StepSplit) -> FloatArray:
-    """Parameters of the fullest stage that one rank works on, before any sharding."""
-    dense = (work.layer_params - work.expert_params) * split.layer_share * split.inverse_tp
-    outer = work.outer_params * split.inverse_tp / np.minimum(split.pp, 2.0)
-    return dense + outer + work.expert_params * split.layer_share / (split.ep * split.etp)
-
-
 def optimizer_seconds(prepared: Prepared, num_params: FloatArray | float) -> FloatArray:
     """One GPU's update of so many trained parameters."""
     per_param = prepared.work.optimizer_bytes / prepared.device.bandwidth_bytes_per_second
@@ -359,11 +355,14 @@ def optimizer_seconds(prepared: Prepared, num_params: FloatArray | float) -> Flo
 
 
 def _layout_optimizer_seconds(
-    prepared: Prepared, layouts: Layouts, split: StepSplit, params: FloatArray
+    prepared: Prepared, layouts: Layouts, split: StepSplit, params: RankParams
 ) -> FloatArray:
     work, recipe = prepared.work, prepared.recipe
-    trained = params * work.trained_share
-    mine = np.where(layouts.sharding > 0, trained / layouts.shard_size, trained)
+    ranks = layouts.shard_size.astype(np.float64)
+    shared: FloatArray = params.dense / ranks
+    if work.num_moe_layers:
+        shared = shared + params.expert / expert_copies(split, ranks)
+    mine = np.where(layouts.sharding > 0, shared, params.total) * work.trained_share
     seconds = optimizer_seconds(prepared, mine)
     if recipe.offload in (Offload.OPTIMIZER, Offload.STATE) and recipe.tuning is Tuning.FULL:
         # Gradients to the host, new weights back, and the host's own pass over its states.

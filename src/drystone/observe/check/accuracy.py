@@ -23,6 +23,7 @@ from drystone.describe.recipe import Tuning
 from drystone.errors import DrystoneError
 from drystone.estimate.learned.residuals import family_of, likely_range
 from drystone.estimate.memory.peak import estimate_memory
+from drystone.estimate.parameters import count_model
 from drystone.estimate.time.speed import estimate_speed
 from drystone.observe.check.left_out import (
     LeftOutErrors,
@@ -36,6 +37,9 @@ from drystone.observe.check.runs import PublishedRun, SkippedRun, machine_of
 
 GROUPS = ("dense full", "expert full", "lora", "qlora")
 POOLED_GROUPS = {"all full": GROUPS[:2], "all adapters": GROUPS[2:]}
+# Mixtures of experts as people train them: not the tests of a framework, and on GPUs that know fp8.
+LARGE_EXPERTS = "experts > 5B"
+_LARGE_PARAMS = 5e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +55,7 @@ class CheckedRun:
     estimated_unseen: float  # the same by constants that were chosen without this source
     measured: float
     is_second_reading: bool
+    has_large_experts: bool = False
 
     @property
     def error(self) -> float:
@@ -152,11 +157,11 @@ class CheckReport:
     def left_out_by_group(self) -> dict[str, LeftOutErrors]:
         """Errors on sources left out of all choosing, per group and pool of groups with runs."""
         members = {name: (name,) for name in GROUPS} | POOLED_GROUPS
-        return {
-            name: left_out_errors(run for run in self.runs if run.group in some)
-            for name, some in members.items()
-            if any(run.group in some for run in self.runs)
+        runs = {
+            name: [run for run in self.runs if run.group in some] for name, some in members.items()
         }
+        runs[LARGE_EXPERTS] = [run for run in self.runs if run.has_large_experts]
+        return {name: left_out_errors(found) for name, found in runs.items() if found}
 
     def range_cover(self) -> RangeCover:
         """How many readings of left-out sources lie inside the stated range; none of speed."""
@@ -283,7 +288,15 @@ def _checked(run: PublishedRun, measure: str) -> CheckedRun:
         estimated_unseen=unseen,
         measured=measured,
         is_second_reading=run.is_second_reading,
+        has_large_experts=_has_large_experts(run),
     )
+
+
+def _has_large_experts(run: PublishedRun) -> bool:
+    gpu = _known_gpu(run.gpu_name)
+    if _group_of(run) != "expert full" or gpu is None or not gpu.fp8_flops:
+        return False
+    return count_model(run.model).total > _LARGE_PARAMS
 
 
 def _skipped(run: PublishedRun, reason: str) -> SkippedRun:
@@ -320,6 +333,8 @@ class _FitCounter:
         else:
             self._outcomes["fits_accepted" if fits else "fits_refused"] += 1
             self._by_group.setdefault(_group_of(run), []).append(not fits)
+            if _has_large_experts(run):
+                self._by_group.setdefault(LARGE_EXPERTS, []).append(not fits)
 
     def result(self) -> FitCounts:
         """All of them."""

@@ -24,6 +24,7 @@ from drystone.run.control.folder import keep_private, lock_folder
 from drystone.run.control.health import Health
 from drystone.run.control.journal import Journal, node_added
 from drystone.run.control.notes import Decided, Described, Drained, Launched, Undrained
+from drystone.run.control.policy_memory import MemoryKeeper
 from drystone.run.control.progress import Curves
 from drystone.run.control.reconcile import Reconciler
 from drystone.run.control.runs import Patience
@@ -113,6 +114,7 @@ class Controller:
         self.health = Health(folder)
         self.world = LiveWorld(self.journal, self.reconciler, settings.pace, self.desk, self.health)
         self.admission = Admission(self.journal)
+        self._keeper = MemoryKeeper(self.journal, settings.policy)
         self.curves = Curves(self.read_reports)
         self.decision_seconds = 0.0  # that the last one took
         self._log = logging.getLogger("drystone.controller")
@@ -151,18 +153,22 @@ class Controller:
         policy = self._noting(self.admission.limited(find_policy(self.settings.policy)))
         self.health.round_done()
         self.health.is_watched = True
+        memory = self._keeper.recall()
         while not self.world.is_leaving:
             try:
-                drive(self.world, policy, on_decision=self._on_decision)
+                drive(self.world, policy, memory=memory, on_decision=self._on_decision)
             except LeaseLost:
                 raise
             except StoreBusy as error:
                 self.world.hold(error)
+                memory = self._keeper.recall()
             except Exception as error:  # a fault of one round must not end the service
                 is_known = isinstance(error, DrystoneError)
                 told = str(error) if is_known else f"{type(error).__name__}: {error}"
                 if told != self.health.error:
                     self._log.warning("a round failed: %s", told, exc_info=not is_known)
+                # What it remembers may be why: where no round has been done since, without it.
+                memory = None if self.health.error else self._keeper.recall()
                 self.health.round_failed(told)
                 time.sleep(1.0)
 
@@ -197,7 +203,10 @@ class Controller:
 
     def submit(self, job: TrainingJob, *, client_key: str = "") -> tuple[str, bool]:
         """Take a job in; its id, and whether it is new. The same key gives the same job."""
-        job = self.journal.book.looked_at(job)
+        return self.take_in(self.journal.book.looked_at(job), client_key=client_key)
+
+    def take_in(self, job: TrainingJob, *, client_key: str = "") -> tuple[str, bool]:
+        """The same with a job that was looked at."""
         with self.journal.lock:
             self.journal.settle()  # an id is given after all that were given before
             known = self.store.find_key(client_key) if client_key else None
@@ -369,7 +378,7 @@ class Controller:
                 for one in decisions
                 if isinstance(one, Start | Resize | Move | Preempt | Refuse)
             ]
-            self.journal.commit(notes)
+            self.journal.commit([*notes, *self._keeper.note(decisions, after)])
             return decisions, after
 
         return decide

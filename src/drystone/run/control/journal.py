@@ -30,6 +30,7 @@ from drystone.run.control.notes import (
     Described,
     Launched,
     Learned,
+    Remembered,
     TokenMade,
     TokenRevoked,
 )
@@ -60,7 +61,7 @@ from drystone.run.snapshots import SnapshotMaker
 from drystone.run.state import JobRecord
 from drystone.schedule.snapshot import JobTable, Placement, Snapshot, StartupCost
 
-_NO_CHANGE = (Progressed, Decided, Launched, Described, TokenMade, TokenRevoked)  # for policies
+_NO_CHANGE = (Progressed, Decided, Remembered, Launched, Described, TokenMade, TokenRevoked)
 
 
 def node_added(row: int, spec: NodeSpec, now_seconds: float) -> Event:

@@ -26,6 +26,7 @@ from drystone.run.control.notes import (
     Learned,
     MarketDescribed,
     Note,
+    Remembered,
     TeamSet,
     TokenMade,
     TokenRevoked,
@@ -108,6 +109,7 @@ class LiveState:
         self.cluster = cluster
         self.state = ClusterState([])  # the first line of a log says which nodes there are
         self.jobs: dict[str, LiveJob] = {}
+        self.remembered: Remembered | None = None  # by the policy, at one of its last decisions
         self.drained: dict[str, str] = {}  # nodes, and why
         self.lessons: dict[str, Lesson] = {}
         self.described = ClusterDescribed(time_seconds=0.0, nodes=())
@@ -280,10 +282,8 @@ class LiveState:
                 self._change_cluster(note)
             case MarketDescribed():
                 self.market = note
-            case Drained():
+            case Drained() | Undrained():
                 self._drain(note)
-            case Undrained(node=node):
-                self.drained.pop(node, None)
             case Launched(job_id=job_id, epoch=epoch, plan=plan, devices=devices):
                 live = self.jobs[job_id]
                 live.plan, live.devices, live.launched_epoch = plan, devices, epoch
@@ -291,12 +291,15 @@ class LiveState:
                 self._learn(note)
             case Decided(job_id=job_id):
                 self.jobs[job_id].last_decision = note
+            case Remembered():
+                self.remembered = note
             case TokenMade() | TokenRevoked() | TeamSet():
                 self.access.record(note)
-            case _:
-                pass
 
-    def _drain(self, note: Drained) -> None:
+    def _drain(self, note: Drained | Undrained) -> None:
+        if isinstance(note, Undrained):
+            self.drained.pop(note.node, None)
+            return
         self.drained[note.node] = note.reason
         if note.blamed_by in self.jobs:
             self.jobs[note.blamed_by].blamed_nodes += (note.node,)

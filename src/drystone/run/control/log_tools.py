@@ -25,7 +25,7 @@ import sqlalchemy as sa
 from drystone.describe.files.cluster import ClusterSpec
 from drystone.errors import DrystoneError, InvalidSpec, UnreadableFile
 from drystone.run.control.live_state import LiveState
-from drystone.run.control.notes import Decided, Described, job_of, parse
+from drystone.run.control.notes import Decided, Described, Remembered, job_of, parse
 from drystone.run.control.store import JobRow, Lease, Store
 from drystone.run.events import Event, Progressed
 from drystone.run.job_output import clean_text
@@ -187,10 +187,11 @@ class LogTools(Store):
             last = int(rows[-1][0])
 
     def _superfluous(self, live: LiveState) -> set[int]:
-        """Reports of progress that another follows, and all but the last decision of ended jobs."""
+        """Progress and memory that more follows, and all but the last decision of ended jobs."""
         dropped: set[int] = set()
         progress: dict[str, int] = {}  # by job: the event before, if it was one
         decided: dict[str, int] = {}
+        remembered = 0
         for line in self.lines():
             if line.kind == Progressed.__name__:
                 if line.job_id in progress:
@@ -201,6 +202,9 @@ class LogTools(Store):
                 if line.job_id in decided and record is not None and record.state in TERMINAL:
                     dropped.add(decided[line.job_id])
                 decided[line.job_id] = line.sequence
+            elif line.kind == Remembered.__name__:
+                dropped |= {remembered} if remembered else set()
+                remembered = line.sequence
             else:
                 progress.pop(line.job_id, None)
         return dropped
@@ -276,7 +280,8 @@ def _essence(live: LiveState) -> Any:
     }
     accounts = live.ledger.statement(live.state.now_seconds).by_account
     nodes = [node.id for node in live.state.nodes], live.state.free, live.state.gone, live.drained
-    return jobs, dict(accounts), nodes, live.lessons, live.access.tokens, live.access.teams
+    known = live.lessons, live.remembered, live.access.tokens, live.access.teams
+    return jobs, dict(accounts), nodes, known
 
 
 def _delete(connection: sa.Connection, sequences: Sequence[int]) -> None:

@@ -99,6 +99,14 @@ class Decided(Note, frozen=True):
     numbers: Mapping[str, float] = {}  # every one gets its own
 
 
+class Remembered(Note, frozen=True):
+    """What a policy remembers from one decision to the next, as text (`policy_memory`)."""
+
+    policy: str
+    setting: str  # with which it was: under another one it means nothing
+    memory: str
+
+
 class TokenMade(Note, frozen=True):
     """Somebody may ask things over the network from now on; of the secret only a hash is kept."""
 
@@ -128,7 +136,7 @@ NOTES: Final = {
     kind.__name__: kind
     for kind in (
         Described, ClusterDescribed, Drained, Undrained, Launched, Learned, Decided, TokenMade,
-        TokenRevoked, TeamSet, MarketDescribed,
+        TokenRevoked, TeamSet, MarketDescribed, Remembered,
     )
 }  # fmt: skip
 

@@ -83,6 +83,10 @@ class OptionBook:
             self._shapes[named] = find_shape(job)
         return self._shapes[named]
 
+    def needs_process(self, job: TrainingJob) -> bool:
+        """Whether a look at the job takes a process of its own."""
+        return not job.is_command and (job.data != "synthetic" or find_module(job) is not None)
+
     def looked_at(self, job: TrainingJob) -> TrainingJob:
         """The job with what a look tells at its Python function, if it has one, and at its data.
 

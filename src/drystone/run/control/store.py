@@ -17,7 +17,14 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
 from drystone.errors import DrystoneError, MissingExtra, UnreadableFile
-from drystone.run.control.notes import Described, job_of, parse, parse_numbered, render
+from drystone.run.control.notes import (
+    Described,
+    Remembered,
+    job_of,
+    parse,
+    parse_numbered,
+    render,
+)
 from drystone.run.events import Event, Progressed
 from drystone.run.store_connections import postgresql_arguments, prepare_postgresql, prepare_sqlite
 from drystone.run.store_tables import (
@@ -222,7 +229,7 @@ class Store:
                 yield int(sequence), parse_numbered(sequence, body)
 
     def read_needed(self) -> Generator[tuple[int, Event], None, None]:
-        """Events that a fold of the whole log needs: most are progress that more of it follows."""
+        """Events that a fold of the whole log needs: not progress or memory that more follows."""
         following = sa.func.lead(EVENTS.c.kind).over(
             partition_by=EVENTS.c.job_id, order_by=EVENTS.c.sequence
         )
@@ -233,7 +240,11 @@ class Store:
             .where(marked.c.kind == progress, marked.c.next == progress)
             .scalar_subquery()
         )
-        query = sa.select(EVENTS.c.sequence, EVENTS.c.body).where(EVENTS.c.sequence.not_in(passed))
+        remembered = EVENTS.c.kind == Remembered.__name__
+        last = sa.select(sa.func.max(EVENTS.c.sequence)).where(remembered).scalar_subquery()
+        query = sa.select(EVENTS.c.sequence, EVENTS.c.body).where(
+            EVENTS.c.sequence.not_in(passed), sa.or_(~remembered, EVENTS.c.sequence == last)
+        )
         with self._read() as connection:
             for sequence, body in connection.execute(query.order_by(EVENTS.c.sequence)):
                 yield int(sequence), parse_numbered(sequence, body)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from drystone.describe.catalogue import find_gpu
-from drystone.describe.layout import Layout, Layouts
+from drystone.describe.layout import Layout, Layouts, Sharding
 from drystone.describe.machine import default_machine
 from drystone.describe.model_source import find_model
 from drystone.describe.recipe import CudaGraphs, ExpertDispatch, Precision, Recipe
@@ -103,3 +103,20 @@ def test_fewer_bits_multiply_faster_and_quantise_more():
     assert wide["matmul"] > eight["matmul"] == blocks["matmul"] > four["matmul"]
     assert wide["memory_bound"] < eight["memory_bound"] < blocks["memory_bound"]
     assert blocks["memory_bound"] < four["memory_bound"]
+
+
+def test_the_only_copy_of_an_expert_is_gathered_from_nowhere():
+    """All eight ranks hold other experts, so that only what is beside them travels."""
+    sharded = Layout(dp=8, ep=8, micro_batch=4, sharding=Sharding.ZERO3)
+    with_copies = speed(replace(sharded, ep=4)).items["data_parallel"]
+    without = speed(sharded).items["data_parallel"]
+
+    assert without < with_copies / 3
+
+
+def test_the_only_copy_of_an_expert_is_updated_whole():
+    """Half of a rank's experts where two ranks share them, all of half as many where none does."""
+    apart = speed(Layout(dp=8, ep=8, micro_batch=4, sharding=Sharding.ZERO1))
+    shared = speed(Layout(dp=8, ep=4, micro_batch=4, sharding=Sharding.ZERO1))
+
+    assert apart.items["optimizer"] == pytest.approx(shared.items["optimizer"])

@@ -4,7 +4,7 @@ import { gpus, three } from "./words.js";
 
 const BAD = new Set(["Failed", "Refused", "Interrupted", "StartFailed", "NodeLost", "RentalFailed", "NodeReclaimed"]);
 const GOOD = new Set(["Finished", "NodeBack", "NodeJoined"]);
-export const QUIET = new Set(["Progressed", "Described", "SpeedChanged", "PhaseChanged"]);
+export const QUIET = new Set(["Progressed", "Described", "Remembered", "SpeedChanged", "PhaseChanged"]);
 
 const GROUPS = {
   jobs: ["Submitted", "Started", "Launched", "Stopped", "Interrupted", "StartFailed", "Finished", "Refused", "Cancelled", "Paused", "Unpaused", "Failed", "Progressed"],

@@ -95,14 +95,18 @@ class EndedAlready(subprocess.Popen):
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
 
 
+# An agent does not turn warnings into errors, which would keep a process from being waited for.
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_how_a_rank_ended_is_known_however_soon_it_did(tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", EndedAlready)  # also in the keeper, which is forked
     with (tmp_path / "out").open("ab") as file:
         rank = KeptProcess(
-            Command(arguments=["false"], environment={}, folder="", output=file, log=file)
+            Command(
+                arguments=["sh", "-c", "exit 7"], environment={}, folder="", output=file, log=file
+            )
         )
     try:
-        assert until(lambda: [code] if (code := rank.poll()) is not None else []) == [1]
+        assert until(lambda: [code] if (code := rank.poll()) is not None else []) == [7]
     finally:
         rank.kill()
 

@@ -1,0 +1,1 @@
+"""Configs of other training tools: what they ask for, and a plan written in their words."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from drystone.schedule.snapshot import Snapshot
 
 
@@ -12,9 +14,7 @@ def name_gpus(snapshot: Snapshot, row: int, option: int) -> str:
     return " + ".join(f"{count} {gpu}" for count, gpu in pairs if count)
 
 
-def only_words(snapshot: Snapshot, row: int, option: int) -> str:
-    """For a job that had no choice."""
-    return f"it has no other option now than {name_gpus(snapshot, row, option)}"
+NO_CHOICE: Final = "it has no other option now"
 
 
 def speed_words(snapshot: Snapshot, row: int, option: int, other: int, ratio: float) -> str:

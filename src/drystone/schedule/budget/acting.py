@@ -28,7 +28,7 @@ from drystone.schedule.limits import Limits, Used, check_limits
 from drystone.schedule.packing import Room, make_room
 from drystone.schedule.renting import gpu_price
 from drystone.schedule.snapshot import FloatArray, IntArray, Placement, Snapshot
-from drystone.schedule.words import cost_words, only_words, speed_words
+from drystone.schedule.words import NO_CHOICE, cost_words, speed_words
 
 # A job keeps its option for so many times what a start costs, so that restarts take a small share.
 KEEP_STARTUPS: Final = 4.0
@@ -192,7 +192,7 @@ def _why_started(
     others[option] = np.inf
     second = int(others.argmin())
     if not np.isfinite(others[second]):
-        return only_words(snapshot, row, option)
+        return NO_CHOICE
     speeds, dollars = snapshot.job_speeds[row], terms.prices[row]
     words = speed_words(snapshot, row, option, second, float(speeds[option] / speeds[second]))
     if not 0 < dollars[second] < np.inf:

@@ -12,7 +12,7 @@ from typing import Final
 from drystone.schedule.decision import Numbers
 from drystone.schedule.prices.worth import Worth
 from drystone.schedule.snapshot import FloatArray, Placement, Snapshot
-from drystone.schedule.words import cost_words, name_gpus, only_words, speed_words
+from drystone.schedule.words import NO_CHOICE, cost_words, name_gpus, speed_words
 from drystone.units import format_seconds
 
 # Why a job is given an option, where the words are made when all is settled.
@@ -55,7 +55,7 @@ def why_given(
     if option == before:
         return "its nodes are taken out: it goes on with the same GPUs on others"
     if "compared_option" not in numbers:
-        words = only_words(snapshot, row, option)
+        words = NO_CHOICE
     else:
         words = _compared(snapshot, row, option, numbers)
     if before >= 0:

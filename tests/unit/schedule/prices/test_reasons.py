@@ -56,7 +56,7 @@ def test_prices_in_a_reason_are_those_of_the_decision():
 def test_one_option_is_said_to_be_the_only_one():
     found, _ = decide(snapshot([node("a", "A", 2)], [job("one")], option_set(((2,), 1.0))))
 
-    assert found["one"].reason == "it has no other option now than 2 A"
+    assert found["one"].reason == "it has no other option now"
 
 
 def test_a_resize_says_how_much_sooner_the_job_ends():

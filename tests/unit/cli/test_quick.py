@@ -6,6 +6,7 @@ import pytest
 
 from drystone.cli import quick
 from drystone.cli.main import _run_app, run
+from drystone.errors import InvalidSpec
 from drystone.service import client
 
 PAGE = {"jobs": [], "total": 0, "now_seconds": 0.0, "is_emulated": False}

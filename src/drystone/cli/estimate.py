@@ -35,7 +35,12 @@ def estimate(
         str, typer.Option(help="dp, tp, pp, cp, ep, micro, zero, shard, sp, vpp, schedule, keep.")
     ] = "dp=1",
     global_batch: Annotated[
-        int, typer.Option(help="Sequences in a step; 0: one micro-batch on every data rank.")
+        int,
+        typer.Option(
+            "--batch",
+            "--global-batch",
+            help="Sequences in a step; none: one micro-batch on every data rank.",
+        ),
     ] = 0,
     recompute: Annotated[str, typer.Option(help="none, selective, full, or full/2.")] = "none",
     recipe: RecipeOptions,

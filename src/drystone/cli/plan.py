@@ -63,7 +63,9 @@ def plan(
         Path | None,
         typer.Option(help="A cluster file: its nodes where --gpus names none, its types, prices."),
     ] = None,
-    global_batch: Annotated[int, typer.Option(help="Sequences in a step.", min=1)] = _USUAL_BATCH,
+    global_batch: Annotated[
+        int, typer.Option("--batch", "--global-batch", help="Sequences in a step.", min=1)
+    ] = _USUAL_BATCH,
     recipe: RecipeOptions,
     network: Annotated[str, typer.Option(help="Between unlike nodes, e.g. 'Ethernet 100'.")] = "",
     prices: Annotated[

@@ -46,7 +46,12 @@ class RecipeOptions:
     """How a model is trained, as `estimate` and `plan` take it."""
 
     seq_len: Annotated[
-        int, typer.Option(help="Tokens in a sequence; 0: as the model's context, 4096 at most.")
+        int,
+        typer.Option(
+            "--sequence",
+            "--seq-len",
+            help="Tokens in a sequence; none: as the model's context, 4096 at most.",
+        ),
     ] = 0
     precision: Annotated[
         str,
@@ -104,7 +109,7 @@ class RecipeOptions:
         is_emulated: bool = False,
     ) -> Recipe:
         """The recipe that the options describe; `auto` is for these GPUs."""
-        for name, value in (("--seq-len", self.seq_len), ("--global-batch", global_batch)):
+        for name, value in (("--sequence", self.seq_len), ("--batch", global_batch)):
             if value < 0:
                 raise InvalidSpec(f"{name} is {value}, must be >= 1 (or 0 for the usual)")
         find_launcher(self.launcher)

@@ -117,7 +117,7 @@ def main(words: Sequence[str]) -> None:
     """Write a sample, or ask the models of folders."""
     if words[:1] == ["--ask"]:
         for folder in words[1:]:
-            print(answer(Path(folder)))
+            sys.stdout.write(answer(Path(folder)) + "\n")
     else:
         write_sample(Path(words[0]))
 

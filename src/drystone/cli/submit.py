@@ -10,12 +10,13 @@ import typer
 
 from drystone.cli.columns import counted, money
 from drystone.cli.live import Folder, connected, format_gpus
-from drystone.cli.options import AsJson, complete_models
+from drystone.cli.options import AsJson, ConfigFiles, complete_models
 from drystone.cli.quick import say_emulated
 
 
 def submit(
     file: Annotated[Path | None, typer.Argument(help="A job file (docs/jobs.md).")] = None,
+    config: ConfigFiles = None,
     model: Annotated[
         str, typer.Option(help="Without a file: what to train.", autocompletion=complete_models)
     ] = "",
@@ -54,6 +55,8 @@ def submit(
     body: dict[str, Any] = {"client_key": uuid.uuid4().hex, "owner": getpass.getuser()}
     train = {"steps": steps, "tokens": tokens, "batch": batch, "sequence": sequence}
     table = {"model": model, "data": data, "name": name, "deadline": deadline, "max_cost": max_cost}
+    if config:
+        table, train = _from_config(config, table, train)
     body |= _described(file, table, train)
     with connected(folder) as client:
         body = with_files(client, body, include or ())
@@ -72,6 +75,30 @@ def submit(
         job = answer["id"]
         told = f"Submitted as job {job}. Follow it with: drystone logs -f {job}"
         make_console(stderr=True).print(told, style="bold green")
+
+
+def _from_config(
+    paths: list[Path], table: dict[str, Any], train: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What another trainer's config says of a job; options of the command line count for it."""
+    from drystone.describe.recipe import Tuning
+    from drystone.errors import InvalidSpec
+    from drystone.plan.configs.read import read_configs
+
+    asked = read_configs(paths)
+    setup = asked.setup
+    if setup.tuning is Tuning.QLORA or setup.offload.value != "none":
+        what = "4-bit weights" if setup.tuning is Tuning.QLORA else f"offload {setup.offload.value}"
+        raise InvalidSpec(f"asks for {what}, which our runtime does not do", where=str(paths[0]))
+    said = {"batch": setup.global_batch(), "sequence": setup.seq_len}
+    table = table | {"model": table["model"] or setup.model}
+    if setup.tuning is Tuning.LORA:
+        table["tune"] = {"method": "lora", "rank": setup.lora_rank}
+    told = f"{said['batch']} sequences a step" + ("" if setup.num_gpus else ", as on one GPU")
+    typer.echo(f"From the config: {table['model']}, {told}", err=True)
+    if asked.unused:
+        typer.echo("Keys that were not used: " + ", ".join(asked.unused), err=True)
+    return table, train | {key: value for key, value in said.items() if not train[key]}
 
 
 def _described(file: Path | None, table: dict[str, Any], train: dict[str, Any]) -> dict[str, Any]:

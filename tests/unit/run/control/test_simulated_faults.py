@@ -229,6 +229,8 @@ def run_seed(seed: int) -> int:
     return simulation.num_kills
 
 
-@pytest.mark.parametrize("seeds", [(*range(8), *FOUND), pytest.param(SEEDS, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(
+    "seeds", [(*range(8), *FOUND), pytest.param(SEEDS, marks=pytest.mark.slow)], ids=str
+)
 def test_no_fault_loses_a_job_or_runs_it_twice(seeds):
     assert sum(run_seed(seed) for seed in seeds) >= len(seeds) // 2

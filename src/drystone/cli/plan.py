@@ -64,7 +64,9 @@ def plan(
         Path | None,
         typer.Option(help="A cluster file: its nodes where --gpus names none, its types, prices."),
     ] = None,
-    global_batch: Annotated[int, typer.Option(help="Sequences in a step.", min=1)] = _USUAL_BATCH,
+    global_batch: Annotated[
+        int, typer.Option("--batch", "--global-batch", help="Sequences in a step.", min=1)
+    ] = _USUAL_BATCH,
     recipe: RecipeOptions,
     network: Annotated[str, typer.Option(help="Between unlike nodes, e.g. 'Ethernet 100'.")] = "",
     prices: Annotated[
@@ -73,6 +75,10 @@ def plan(
     limit: Annotated[
         int, typer.Option("--limit", "--most", help="How many plans to show.", min=1)
     ] = 8,
+    profile: Annotated[
+        Path | None,
+        typer.Option(help="What `drystone profile` wrote: of --gpus, the type it was measured on."),
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Itemise the winner.")] = False,
     plot: Annotated[
         Path | None, typer.Option(help="Draw time against price into this file.")
@@ -93,10 +99,12 @@ def plan(
     also config: {tools, unused, layout, recompute, fits, high_bytes, tokens_per_second}.
     """
     from drystone.cli.configs import ConfigRequest, find_search, for_tool
-    from drystone.cli.request import find_pool, find_prices, find_shape, read_cluster
+    from drystone.cli.request import find_pool, find_prices, find_shape, read_cluster, with_profile
 
     file = read_cluster(cluster)
     pool = find_pool(gpus, network, file) if gpus or (file and file.nodes) else None
+    if profile is not None:
+        pool = with_profile(pool, profile)
     request = None
     if config:
         request = ConfigRequest.read(config, pool)

@@ -103,11 +103,9 @@ def plan(
 
     file = read_cluster(cluster)
     pool = find_pool(gpus, network, file) if gpus or (file and file.nodes) else None
-    if profile is not None:
-        pool = with_profile(pool, profile)
-    request = None
-    if config:
-        request = ConfigRequest.read(config, pool)
+    pool = with_profile(pool, profile) if profile is not None else pool
+    request = ConfigRequest.read(config, pool) if config else None
+    if request is not None:
         recipe = request.options(recipe)
         global_batch = request.global_batch if global_batch == _USUAL_BATCH else global_batch
     recipe = for_tool(tool, recipe)

@@ -108,8 +108,8 @@ def plan_data_parallel(
 
 
 def _is_data_parallel(splits: Layouts) -> BoolArray:
-    alone: BoolArray = splits.tp * splits.pp * splits.cp * splits.ep == 1
-    return alone & (splits.shard_size == splits.dp)
+    alone = splits.tp * splits.pp * splits.cp * splits.ep == 1
+    return np.asarray(alone & (splits.shard_size == splits.dp))
 
 
 def plan_some_cells(

@@ -14,7 +14,8 @@ from drystone.describe.recipe import Loss, Offload, Precision, Recompute, Recomp
 from drystone.errors import InvalidSpec
 from drystone.plan.configs.automodel import AUTOMODEL
 from drystone.plan.configs.keys import Table, Tool
-from drystone.plan.configs.megatron import BRIDGE, MEGATRON, model_flags
+from drystone.plan.configs.megatron import BRIDGE, MEGATRON
+from drystone.plan.configs.megatron_shape import model_flags
 from drystone.plan.configs.setup import Setup
 from drystone.plan.configs.torchtitan import TORCHTITAN, config_of, named_configs
 

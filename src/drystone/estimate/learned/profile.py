@@ -7,14 +7,15 @@ optional; what is there wins over the catalogue and over the calibrated shares:
 - `memory_bandwidth_bytes_per_second`: what a large copy reaches, read plus written;
 - `launch_seconds`: host time to enqueue one small kernel;
 - `collectives`: timed collectives inside a node or between nodes; bandwidth and latency are fitted;
-- `steps`: whole measured steps; the estimate for that model and launcher is scaled to them.
+- `steps`: whole measured steps; the estimate for that model and launcher is scaled to them;
+- `readings`: how far runs here were from their estimates, which corrects like runs (`pooled`).
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from drystone.describe.machine import Link, Machine
 from drystone.errors import InvalidSpec, UnreadableFile, reason_of
+from drystone.estimate.learned.pooled import Correction, Kind, correct, shipped_spreads
 
 if TYPE_CHECKING:
     from drystone.estimate.launchers import LauncherEfficiency
@@ -66,6 +68,24 @@ class TimedStep(_Part):
     estimated_seconds: float = Field(gt=0)
 
 
+class Reading(_Part):
+    """How far one run was from its estimate, and what it has in common with others."""
+
+    measure: Literal["memory", "speed"]
+    launcher: str = ""
+    gpu: str = ""
+    family: str = ""
+    work: str = ""
+    run: str = ""
+    ratio: float = Field(gt=0)  # measured over estimated: bytes, or seconds of a step
+    source: str = ""
+
+    @property
+    def kind(self) -> Kind:
+        """Of the run."""
+        return Kind(self.launcher, self.gpu, self.family, self.work, self.run)
+
+
 class Profile(_Part):
     """A measured device. Frozen and hashable, so that estimates can be kept by it."""
 
@@ -77,6 +97,7 @@ class Profile(_Part):
     launch_seconds: float | None = Field(default=None, gt=0)
     collectives: tuple[TimedCollective, ...] = ()
     steps: tuple[TimedStep, ...] = ()
+    readings: tuple[Reading, ...] = ()
 
     @property
     def has_device(self) -> bool:
@@ -136,6 +157,34 @@ class Profile(_Part):
         return float(np.exp(np.mean(np.log(ratios)))) if ratios else 1.0
 
 
+@lru_cache(maxsize=1024)
+def correction_of(profile: Profile, measure: str, kind: Kind) -> Correction:
+    """What the readings of a profile say about a run."""
+    mine = [reading for reading in profile.readings if reading.measure == measure]
+    return correct(mine, kind, shipped_spreads(measure))
+
+
+def slowed(device: Device, machine: Machine, factor: float) -> tuple[Device, Machine]:
+    """The same as if everything took so many times as long."""
+
+    def link(one: Link) -> Link:
+        return replace(
+            one,
+            bandwidth_bytes_per_second=one.bandwidth_bytes_per_second / factor,
+            latency_seconds=one.latency_seconds * factor,
+        )
+
+    device = replace(
+        device,
+        matmul_flops=device.matmul_flops / factor,
+        head_flops=device.head_flops / factor,
+        attention_forward_flops=device.attention_forward_flops / factor,
+        attention_backward_flops=device.attention_backward_flops / factor,
+        bandwidth_bytes_per_second=device.bandwidth_bytes_per_second / factor,
+    )
+    return device, replace(machine, intra=link(machine.intra), inter=link(machine.inter))
+
+
 @dataclass(frozen=True, slots=True)
 class MatmulFit:
     """The three numbers of `compute`'s 2 (A + A0) (D + D0) / rate."""
@@ -176,6 +225,12 @@ def fit_link(timed: tuple[TimedCollective, ...], *, name: str) -> Link:
     return Link(
         name=name, bandwidth_bytes_per_second=bandwidth, latency_seconds=latency, source="profile"
     )
+
+
+@cache
+def profile_at(path: str) -> Profile:
+    """The profile that a GPU type names; read once."""
+    return load_profile(Path(path))
 
 
 def load_profile(path: Path) -> Profile:

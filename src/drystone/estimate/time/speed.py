@@ -18,11 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from drystone.describe.generations import generation_of
+from drystone.describe.gpu import GpuSpec
 from drystone.describe.layout import Layouts
 from drystone.describe.machine import Machine
 from drystone.describe.model import ModelSpec
 from drystone.describe.recipe import Recipe
 from drystone.estimate.launchers import find_launcher
+from drystone.estimate.learned.pooled import kind_of, type_name
 from drystone.estimate.time.step import Prepared, prepare_step, step_seconds
 from drystone.estimate.time.work import make_work
 
@@ -149,6 +151,7 @@ def estimate_speed(
     """
     prepared = prepare(model, recipe, machine, profile)
     step = step_seconds(prepared, layouts)
+    profile = profile or profile_of(machine.gpu)
     factor = 1.0 if profile is None else profile.step_factor(model.name, recipe.launcher)
     seconds = {name: getattr(step, name) for name in SOURCES}
     if factor != 1.0:
@@ -167,17 +170,36 @@ def estimate_speed(
 def prepare(
     model: ModelSpec, recipe: Recipe, machine: Machine, profile: Profile | None
 ) -> Prepared:
-    """The part of an estimate that no layout changes; kept for the next call."""
+    """The part of an estimate that no layout changes; kept for the next call.
+
+    Without a profile the one of the GPU type counts, if it names one.
+    """
     gpu, launcher = generation_of(machine.gpu), find_launcher(recipe.launcher).speed
-    if profile is not None:
-        machine, launcher = profile.apply(machine, launcher)
+    profile = profile or profile_of(machine.gpu)
+    if profile is None:
+        return prepare_step(model, recipe, machine, gpu=gpu, launcher=launcher)
+    from drystone.estimate.learned.profile import correction_of, slowed
+
+    machine, launcher = profile.apply(machine, launcher)
     prepared = prepare_step(model, recipe, machine, gpu=gpu, launcher=launcher)
-    if profile is None or not profile.has_device:
-        return prepared
     device = profile.measured_device(prepared.device)
+    slowness = 1.0 if profile.launch_seconds else prepared.host_slowness
+    kind = kind_of(model, recipe, None, type_name(machine.gpu))
+    factor = correction_of(profile, "speed", kind).factor
+    device, machine = slowed(device, machine, factor)
     return replace(
         prepared,
         device=device,
+        machine=machine,
         work=make_work(model, recipe, device, launcher),
-        host_slowness=1.0 if profile.launch_seconds else prepared.host_slowness,
+        host_slowness=slowness * factor,
     )
+
+
+def profile_of(gpu: GpuSpec) -> Profile | None:
+    """What was measured of a GPU type, where a file of the user's names it."""
+    if not gpu.profile:
+        return None
+    from drystone.estimate.learned.profile import profile_at
+
+    return profile_at(gpu.profile)

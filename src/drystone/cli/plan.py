@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from drystone.cli.estimate_view import ITEM_WORDS, bar
-from drystone.cli.options import AsJson, ModelName, complete_pool, takes_groups, words
+from drystone.cli.options import AsJson, ModelName, Profiles, complete_pool, takes_groups, words
 from drystone.cli.output import HeadedTable, counted, make_console
 from drystone.cli.request import RecipeOptions
 from drystone.errors import InvalidSpec
@@ -63,6 +63,7 @@ def plan(
         Path | None,
         typer.Option(help="A cluster file: its nodes where --gpus names none, its types, prices."),
     ] = None,
+    profile: Profiles = None,
     global_batch: Annotated[int, typer.Option(help="Sequences in a step.", min=1)] = _USUAL_BATCH,
     recipe: RecipeOptions,
     network: Annotated[str, typer.Option(help="Between unlike nodes, e.g. 'Ethernet 100'.")] = "",
@@ -92,9 +93,10 @@ def plan(
     also config: {tools, unused, layout, recompute, fits, high_bytes, tokens_per_second}.
     """
     from drystone.cli.configs import ConfigRequest, find_search
-    from drystone.cli.request import find_pool, find_prices, find_shape, read_cluster
+    from drystone.cli.request import find_pool, find_prices, find_shape, read_cluster, read_profiles
 
     file = read_cluster(cluster)
+    read_profiles(profile)
     pool = find_pool(gpus, network, file) if gpus or (file and file.nodes) else None
     request = None
     if config:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -189,6 +189,14 @@ def find_pool(text: str, network: str, cluster: ClusterSpec | None = None) -> Po
 def read_cluster(path: Path | None) -> ClusterSpec | None:
     """What a cluster file says: GPU types of one's own are known from now on."""
     return None if path is None else load_cluster_file(path, needs_nodes=False)
+
+
+def read_profiles(paths: Sequence[Path] | None) -> None:
+    """Profiles of GPU types: every estimate of this process stands on them from now on."""
+    if paths:
+        from drystone.describe.profile import adopt_profile_files
+
+        adopt_profile_files(paths)
 
 
 def say_own(gpus: Iterable[GpuSpec]) -> None:

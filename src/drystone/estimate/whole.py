@@ -20,7 +20,7 @@ from drystone.estimate.time.speed import SpeedEstimate, estimate_speed
 from drystone.units import HOUR_SECONDS
 
 if TYPE_CHECKING:
-    from drystone.estimate.learned.profile import Profile
+    from drystone.describe.profile import Profile
 
 
 FloatArray = npt.NDArray[np.float64]

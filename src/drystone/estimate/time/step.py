@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +42,9 @@ from drystone.estimate.time.overlap import (
 )
 from drystone.estimate.time.work import Pass, Work, make_work
 
+if TYPE_CHECKING:
+    from drystone.estimate.learned.profile import Correction
+
 FloatArray = npt.NDArray[np.float64]
 
 # Memory bandwidth of a host, as one of eight GPUs sees it in an optimizer step on the host.
@@ -61,6 +65,7 @@ class Prepared:
     launcher: LauncherEfficiency
     experts: ExpertHabits
     host_slowness: float
+    correction: Correction | None = None  # by what was measured of this model
 
     @property
     def step_host_seconds(self) -> float:
@@ -283,6 +288,11 @@ def stage_seconds(prepared: Prepared, split: StepSplit) -> StageCompute:
     work, share = prepared.work, split.layer_share
     matmul, attention, memory = _pass_seconds(prepared, split, work.forward)
     matmul_back, attention_back, memory_back = _pass_seconds(prepared, split, work.backward)
+    if prepared.correction is not None:
+        there, back = prepared.correction.at(split.micro)
+        matmul, attention, memory = there * matmul, there * attention, there * memory
+        matmul_back, attention_back = back * matmul_back, back * attention_back
+        memory_back = back * memory_back
     forward = matmul + attention + memory
     recompute = (
         matmul * work.recompute_share

@@ -21,6 +21,7 @@ from typing import Any, Final
 from drystone.describe.files.cluster import ClusterSpec
 from drystone.describe.job import TrainingJob, count_steps
 from drystone.describe.layout import Sharding
+from drystone.describe.machine import Machine
 from drystone.describe.model import ModuleSpec
 from drystone.estimate.layer import layer_seconds
 from drystone.estimate.memory.layer_major import layer_major_recipe
@@ -33,6 +34,7 @@ from drystone.run.engines.contract import Engine, Rendezvous, Seen
 from drystone.run.state import JobRecord
 
 COLLECTIVE_TIMEOUT_SECONDS: Final = 120.0
+_MAX_TABLE_ROWS: Final = 64  # of a device that a table paces; from there on in proportion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +215,15 @@ def _runtime_arguments(
         PYTHON, "-m", "drystone.run.train", str(plan_file),
         "--steps", str(num_steps), "--data", job.data, "--checkpoints", str(checkpoints),
         "--timeout", str(COLLECTIVE_TIMEOUT_SECONDS), *job.train.arguments(),
+        *(["--rebalance"] if _can_rebalance(plan) else []),
     ]  # fmt: skip
+
+
+def _can_rebalance(plan: Plan) -> bool:
+    """Unlike GPUs that share batches and nothing else: samples can move while they train."""
+    stage = plan.stages[0]
+    is_data_parallel = len(plan.stages) == 1 and stage.tp * stage.cp == 1
+    return is_data_parallel and len(plan.gpus) > 1
 
 
 def _own_command(command: tuple[str, ...], given: Mapping[str, str]) -> list[str]:
@@ -230,13 +240,14 @@ def _emulation(plan: Plan | None, cluster: ClusterSpec) -> dict[str, str]:
     variables = {"OMP_NUM_THREADS": "1"}
     if plan is None:
         return variables
-    seconds = {gpu: section_seconds(plan, cluster, gpu) for gpu in plan.gpus}
+    seconds = {gpu: section_seconds(plan, cluster.true_machine(gpu), gpu) for gpu in plan.gpus}
     fastest = min(seconds, key=lambda gpu: sum(seconds[gpu].values()))
     total = sum(seconds[fastest].values())
     devices = {
         gpu: {
             "speed": total / sum(seconds[gpu].values()),
             "memory_bytes": cluster.emulations[gpu].memory_bytes,
+            "seconds": _section_table(plan, cluster, gpu),
         }
         for gpu in plan.gpus
         if gpu in cluster.emulations
@@ -245,16 +256,33 @@ def _emulation(plan: Plan | None, cluster: ClusterSpec) -> dict[str, str]:
     return variables | {"DRYSTONE_EMULATE": json.dumps(emulation)}
 
 
-def section_seconds(plan: Plan, cluster: ClusterSpec, gpu: str) -> dict[str, float]:
-    """What one sample costs on a device of this type: forward and backward of a block, the head."""
+def _section_table(plan: Plan, cluster: ClusterSpec, gpu: str) -> dict[str, list[float]]:
+    """Seconds of sections with 1, 2, 3 ... samples, where a table paces devices of this type."""
+    if cluster.emulations[gpu].pace is None or isinstance(plan.model, ModuleSpec):
+        return {}
+    machine = cluster.true_machine(gpu)
+    largest = max(share.batch for stage in plan.stages for share in stage.ranks)
+    rows = [
+        section_seconds(plan, machine, gpu, micro_batch=size)
+        for size in range(1, min(2 * largest, _MAX_TABLE_ROWS) + 1)
+    ]
+    return {kind: [size * row[kind] for size, row in enumerate(rows, start=1)] for kind in rows[0]}
+
+
+def section_seconds(
+    plan: Plan, machine: Machine, gpu: str, micro_batch: int = 0
+) -> dict[str, float]:
+    """What one sample costs on a device of this type: forward and backward of a block, the head.
+
+    In micro-batches of that size, or else of the largest that the plan has there.
+    """
     mine = [
         (share.micro_batch, stage.tp)
         for stage in plan.stages
         for share in stage.ranks
         if share.gpu == gpu
     ]
-    micro = max((size for size, _ in mine), default=1)
-    machine = cluster.group(gpu, 1).machine
+    micro = micro_batch or max((size for size, _ in mine), default=1)
     if isinstance(plan.model, ModuleSpec):
         rate = best_flops(machine.gpu, plan.recipe)
         return {kind: flops / rate for kind, flops in section_flops(plan.model).items()}

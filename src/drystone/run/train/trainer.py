@@ -25,6 +25,7 @@ import torch
 from drystone.describe.layout import Sharding
 from drystone.describe.recipe import Recompute, RecomputeKind
 from drystone.errors import InvalidSpec
+from drystone.run.train.balance import Balance, max_batches
 from drystone.run.train.checkpoint.background import BackgroundSaves
 from drystone.run.train.checkpoint.checkpoint import Progress, load_latest, save_checkpoint
 from drystone.run.train.collectives import Wire
@@ -34,7 +35,7 @@ from drystone.run.train.emulate import SLOWDOWN, EmulatedDevice
 from drystone.run.train.group import this_device
 from drystone.run.train.models.layered import Batch, LayeredModel
 from drystone.run.train.schedule import has_schedule, learning_rate_factor, set_learning_rate
-from drystone.run.train.step_report import StepReport, Straggler, StragglerWatch, better_batches
+from drystone.run.train.step_report import StepReport, Straggler, StragglerWatch
 from drystone.run.train.stepping import LossScale, Stepper, StepResult
 from drystone.run.train.uneven.engine import Engine
 from drystone.run.train.uneven.whole import WholeEngine
@@ -79,6 +80,7 @@ class Trainer:
         self.progress = Progress(seed=config.seed)
         self._scale = LossScale() if dtype is torch.float16 else None
         self._watch = StragglerWatch(len(self.works))
+        self._balance = Balance(len(self.works))
         self.is_leaving = False
         self._num_steps = config.num_steps
         self._data_seconds = 0.0
@@ -269,6 +271,11 @@ class Trainer:
             **given,
         )
 
+    @property
+    def _grows_with_batch(self) -> bool:
+        """Whether a larger batch takes more memory: layer by layer, what is between them waits."""
+        return isinstance(self.engine, Engine) and not self.engine.offloads
+
     def _runs(self, position: int) -> list[range]:
         """The global sample numbers of each micro-batch of this rank, in the step from there."""
         return micro_batches(self.works, self.engine.wire.rank, position)
@@ -279,7 +286,10 @@ class Trainer:
         """Who is slower than planned; where that is wanted, others take over from the next step."""
         self._watch.see(batches, result.compute_seconds)
         if self.config.rebalances:
-            better = better_batches(batches, self._watch.sample_seconds)
+            if self._grows_with_batch:
+                usable = [work.usable_bytes for work in self.works]
+                self._balance.limit(max_batches(batches, result.peak_memory_bytes, usable))
+            better = self._balance.see(batches, result.compute_seconds)
             if better is not None:
                 self.rebalance(better)
         return self._watch.stragglers()

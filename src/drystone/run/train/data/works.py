@@ -21,6 +21,7 @@ class RankWork:
     batch: int
     micro_batch: int
     state_share: float = 1.0  # relative to those of the other ranks
+    usable_bytes: int = 0  # of its device; 0: nobody said
 
     def __post_init__(self) -> None:
         if self.batch < 0 or self.state_share < 0:
@@ -38,11 +39,13 @@ def rank_works(plan: Plan) -> tuple[RankWork, ...]:
         )
     if plan.not_executable:
         raise InvalidSpec(f"the plan cannot be executed: {plan.not_executable}")
+    usable = {need.gpu: int(need.usable_bytes) for need in plan.needs}
     works = [
         RankWork(
             batch=share.batch,
             micro_batch=share.micro_batch,
             state_share=share.state_share if plan.way is Way.UNEVEN else 1.0,
+            usable_bytes=usable.get(share.gpu, 0),
         )
         for share in plan.stages[0].ranks
         for _ in range(share.count)

@@ -5,6 +5,9 @@ for a few steps and its median counts. What a rank takes for other batches is dr
 took for those it had: a line through two points, in proportion where there is one. A division is
 tried if by those lines it is faster than the best that was measured; one that turned out slower is
 left for the best. Where a rank is not what it was, everything is learned anew.
+
+Before samples move, all ranks try smaller micro-batches, and those that gain nothing by them larger
+ones, where memory surely suffices: each keeps what was fastest for the batch that it has.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import bisect
 import heapq
 import statistics
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from drystone.run.train.step_report import WARM_UP_STEPS, WINDOW_STEPS
 
@@ -25,18 +28,28 @@ _MIN_SLOPE_SHARE: Final = 0.1  # of a sample's mean time, by which time grows wi
 _MEMORY_SHARE: Final = 0.95  # of what a device has, that a larger batch may come to
 
 
-class Balance:
-    """Who should have how many samples, learned from step to step."""
+class Division(NamedTuple):
+    """Samples of each rank, and at most how many of them at a time."""
 
-    def __init__(self, num_ranks: int, *, max_batches: Sequence[int] = ()) -> None:
-        self._max_batches = tuple(max_batches) or (0,) * num_ranks  # 0: any
+    batches: Batches
+    micro_batches: Batches
+
+
+class Balance:
+    """Who should have how many samples, and at a time, learned from step to step."""
+
+    def __init__(self, micro_batches: Sequence[int]) -> None:
+        num_ranks = len(micro_batches)
+        self._micro_batches = list(micro_batches)
+        self._max_batches = self._max_micro_batches = (0,) * num_ranks
+        self._sizes = MicroBatchTrials(num_ranks)
         self._seen: list[dict[int, float]] = [{} for _ in range(num_ranks)]  # seconds by batch
         self._tried: dict[Batches, float] = {}  # seconds of the slowest rank
         self._window: list[tuple[float, ...]] = []
         self._batches: Batches = ()
         self._num_left = WARM_UP_STEPS  # steps that do not count
 
-    def see(self, batches: Sequence[int], compute_seconds: Sequence[float]) -> Batches | None:
+    def see(self, batches: Sequence[int], compute_seconds: Sequence[float]) -> Division | None:
         """One more step; another division if one is worth a try from the next step on."""
         if tuple(batches) != self._batches:
             self._batches, self._window = tuple(batches), []
@@ -49,12 +62,26 @@ class Balance:
             return None
         taken = [statistics.median(column) for column in zip(*self._window, strict=True)]
         self._window = []
-        self._learn(taken)
-        return self._choose()
+        before = list(self._micro_batches)
+        is_trying = self._sizes.see(
+            taken, self._batches, self._micro_batches, self._max_micro_batches
+        )
+        if is_trying or before != self._micro_batches:
+            self._num_left = 1
+        if is_trying:
+            return Division(self._batches, tuple(self._micro_batches))
+        if before == self._micro_batches:
+            self._learn(taken)
+        else:
+            self._learn(self._sizes.best_seconds)
+        found = self._choose()
+        if found is None and before == self._micro_batches:
+            return None
+        return Division(found or self._batches, tuple(self._micro_batches))
 
-    def limit(self, max_batches: Sequence[int]) -> None:
-        """From now on no rank gets more than this; 0: any."""
-        self._max_batches = tuple(max_batches)
+    def limit(self, max_batches: Sequence[int], max_micro_batches: Sequence[int]) -> None:
+        """From now on no rank gets more: a batch of 0 means any, a micro-batch no larger ones."""
+        self._max_batches, self._max_micro_batches = tuple(max_batches), tuple(max_micro_batches)
 
     def _learn(self, taken: Sequence[float]) -> None:
         pairs = list(zip(self._seen, self._batches, taken, strict=True))
@@ -114,10 +141,70 @@ class Balance:
         return seen[low] + slope * (batch - low)
 
 
-def max_batches(
+class MicroBatchTrials:
+    """Every rank tries micro-batches of half the size, twice while it gains; then of double."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self.best_seconds: list[float] = [0.0] * num_ranks
+        self._best: list[int] = [0] * num_ranks
+        self._gained: set[int] = set()  # ranks that gained by some trial
+        self._going = set(range(num_ranks))  # ranks that still try in this direction
+        self._left = [0.5, 0.5, 2.0, 2.0]
+        self._is_trial = False
+
+    def see(
+        self,
+        taken: Sequence[float],
+        batches: Batches,
+        micro_batches: list[int],
+        largest: Sequence[int],
+    ) -> bool:
+        """Judge the last trial, and set the sizes of the next; False: there is none any more."""
+        if not self._left and not self._is_trial:
+            return False
+        self._judge(taken, micro_batches)
+        while self._left:
+            factor = self._left.pop(0)
+            if factor == 2.0 and len(self._left) == 1:  # the other direction begins
+                self._going = set(range(len(batches))) - self._gained
+            wanted = {
+                rank: int(self._best[rank] * factor)
+                for rank in self._going
+                if _is_possible(batches[rank], self._best[rank], factor, largest[rank])
+            }
+            self._going = set(wanted)
+            if wanted:
+                for rank, size in wanted.items():
+                    micro_batches[rank] = size
+                self._is_trial = True
+                return True
+        micro_batches[:] = self._best
+        self._is_trial = False
+        return False
+
+    def _judge(self, taken: Sequence[float], micro_batches: list[int]) -> None:
+        if not self._is_trial:
+            self._best, self.best_seconds = list(micro_batches), list(taken)
+            return
+        for rank in list(self._going):
+            if taken[rank] < (1.0 - MIN_GAIN) * self.best_seconds[rank]:
+                self._best[rank], self.best_seconds[rank] = micro_batches[rank], taken[rank]
+                self._gained.add(rank)
+            else:
+                self._going.discard(rank)
+        micro_batches[:] = self._best
+
+
+def _is_possible(batch: int, size: int, factor: float, largest: int) -> bool:
+    if factor < 1.0:
+        return min(size, batch) >= 2
+    return size < batch and int(size * factor) <= largest
+
+
+def largest_sizes(
     batches: Sequence[int], peak_bytes: Sequence[int], usable_bytes: Sequence[int]
 ) -> Batches:
-    """What each rank could have if its memory grew with its batch as a whole; 0: nobody knows."""
+    """What each rank could have if all of its memory grew with its size; 0: nobody knows."""
     return tuple(
         max(batch, int(_MEMORY_SHARE * batch * usable / peak)) if peak and usable else 0
         for batch, peak, usable in zip(batches, peak_bytes, usable_bytes, strict=True)

@@ -70,12 +70,22 @@ def _without_excess(works: Sequence[RankWork], global_batch: int) -> list[RankWo
 
 
 def micro_batches(works: Sequence[RankWork], rank: int, position: int) -> list[range]:
-    """The global sample numbers of each micro-batch of one rank in the step at `position`."""
+    """The global sample numbers of each micro-batch of one rank in the step at `position`.
+
+    As few as there can be, of sizes that differ by one at most.
+    """
     ends = list(accumulate(work.batch for work in works))
-    work = works[rank]
-    start = position + ends[rank] - work.batch
-    end = start + work.batch
+    start = position + ends[rank] - works[rank].batch
+    sizes = micro_batch_sizes(works[rank].batch, works[rank].micro_batch)
     return [
-        range(first, min(first + work.micro_batch, end))
-        for first in range(start, end, max(work.micro_batch, 1))
+        range(start + first, start + last) for first, last in pairwise(accumulate(sizes, initial=0))
     ]
+
+
+def micro_batch_sizes(batch: int, largest: int) -> list[int]:
+    """A batch in as few parts as there can be, none larger than that, the larger ones first."""
+    if batch == 0:
+        return []
+    number = -(-batch // max(largest, 1))
+    each, rest = divmod(batch, number)
+    return [each + 1] * rest + [each] * (number - rest)

@@ -35,7 +35,12 @@ def estimate(
         str, typer.Option(help="dp, tp, pp, cp, ep, micro, zero, shard, sp, vpp, schedule, keep.")
     ] = "dp=1",
     global_batch: Annotated[
-        int, typer.Option(help="Sequences in a step; 0: one micro-batch on every data rank.")
+        int,
+        typer.Option(
+            "--batch",
+            "--global-batch",
+            help="Sequences in a step; none: one micro-batch on every data rank.",
+        ),
     ] = 0,
     recompute: Annotated[str, typer.Option(help="none, selective, full, or full/2.")] = "none",
     recipe: RecipeOptions,
@@ -47,6 +52,10 @@ def estimate(
     ] = 0.0,
     profile: Annotated[
         Path | None, typer.Option(help="A measured profile (see `drystone profile`).")
+    ] = None,
+    observed: Annotated[
+        Path | None,
+        typer.Option(help="A CSV of what your own runs took: it corrects this estimate."),
     ] = None,
     kernels: Annotated[
         str, typer.Option(help="Of a traced module: cuda, or cpu as torch's MemTracker counts.")
@@ -67,7 +76,8 @@ def estimate(
     With --json: {model, recipe, layout, gpu, fits, memory: {hungriest_stage, stages: [{stage,
     moment, items, allocated_bytes, reserved_bytes, device_bytes, required_bytes, low_bytes,
     high_bytes, fits, risk}], sources}, speed: {items_seconds, step_seconds, tokens_per_second,
-    tokens_per_second_per_gpu, model_flops_utilisation, sources}, price}.
+    tokens_per_second_per_gpu, model_flops_utilisation, sources}, learned: {memory, speed: {factor,
+    width_share, num_readings, parts}}, price}.
     """
     from drystone.cli.output import print_json
     from drystone.cli.request import own_price, read_cluster, say_own
@@ -94,7 +104,7 @@ def estimate(
     if isinstance(found, ModuleReference):
         answer = _trace(found, wanted, split, machine, rent, kernels)
     else:
-        answer = _estimate(found, wanted, split, machine, rent, profile)
+        answer = _estimate(found, wanted, split, machine, rent, profile, observed)
     if as_json:
         print_json(answer.to_json())
     else:
@@ -111,6 +121,7 @@ def _estimate(
     machine: Machine,
     price: Price | None,
     profile: Path | None,
+    observed: Path | None,
 ) -> Estimate:
     from drystone.estimate.whole import estimate_layout
 
@@ -119,6 +130,14 @@ def _estimate(
         from drystone.estimate.learned.profile import load_profile
 
         measured = load_profile(profile)
+    if observed is not None:
+        from drystone.estimate.learned.profile import Profile
+        from drystone.observe.check.readings import Asked, load_readings
+
+        asked = Asked(model=model, recipe=recipe, layout=layout, machine=machine)
+        measured = measured or Profile(device=machine.gpu.name)
+        readings = measured.readings + load_readings(observed, asked)
+        measured = measured.model_copy(update={"readings": readings})
     return estimate_layout(model, recipe, layout, machine, price=price, profile=measured)
 
 

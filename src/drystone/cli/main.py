@@ -40,6 +40,8 @@ VERBS: Final = MappingProxyType(
         "jobs": "List the jobs: state, GPUs, progress, end, cost, reason.",
         "show": "Show one job in full.",
         "logs": "Show what a job writes.",
+        "wait": "Wait until jobs are over.",
+        "events": "Show what happened, in sentences.",
         "why": "Say why a job waits, or why it got what it has.",
         "cancel": "Cancel jobs.",
         "pause": "Pause jobs until they are resumed.",
@@ -60,7 +62,7 @@ VERBS: Final = MappingProxyType(
 )
 _SHARED_FILES: Final = MappingProxyType(
     {
-        **dict.fromkeys(("show", "why", "logs", "cancel", "pause", "resume"), "jobs"),
+        **dict.fromkeys(("show", "why", "wait", "logs", "cancel", "pause", "resume"), "jobs"),
         **dict.fromkeys(("drain", "budget"), "cluster"),
         **dict.fromkeys(("login", "token", "team"), "people"),
         **dict.fromkeys(("gpus", "models"), "catalogue"),
@@ -138,8 +140,10 @@ def _build_app(arguments: Sequence[str]) -> typer.Typer:
 
     from drystone.cli.examples import add_examples, epilog
     from drystone.cli.global_options import options
+    from drystone.cli.help import PlainCommand, VerbGroup
 
     app = typer.Typer(
+        cls=VerbGroup,
         help="Train large models on whatever GPUs there are.",
         epilog=epilog(""),
         pretty_exceptions_enable=False,
@@ -158,7 +162,7 @@ def _build_app(arguments: Sequence[str]) -> typer.Typer:
                 add_examples(group, name)
                 app.add_typer(group, name=name, help=summary, epilog=epilog(name))
             else:
-                app.command(name, epilog=epilog(name))(verb)
+                app.command(name, cls=PlainCommand, epilog=epilog(name))(verb)
         else:
             app.command(name, help=summary)(_not_loaded)
     return app

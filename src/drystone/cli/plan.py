@@ -63,8 +63,9 @@ def plan(
         Path | None,
         typer.Option(help="A cluster file: its nodes where --gpus names none, its types, prices."),
     ] = None,
-    profile: Profiles = None,
-    global_batch: Annotated[int, typer.Option(help="Sequences in a step.", min=1)] = _USUAL_BATCH,
+    global_batch: Annotated[
+        int, typer.Option("--batch", "--global-batch", help="Sequences in a step.", min=1)
+    ] = _USUAL_BATCH,
     recipe: RecipeOptions,
     network: Annotated[str, typer.Option(help="Between unlike nodes, e.g. 'Ethernet 100'.")] = "",
     prices: Annotated[
@@ -73,6 +74,7 @@ def plan(
     limit: Annotated[
         int, typer.Option("--limit", "--most", help="How many plans to show.", min=1)
     ] = 8,
+    profile: Profiles = None,
     explain: Annotated[bool, typer.Option("--explain", help="Itemise the winner.")] = False,
     plot: Annotated[
         Path | None, typer.Option(help="Draw time against price into this file.")
@@ -93,11 +95,12 @@ def plan(
     also config: {tools, unused, layout, recompute, fits, high_bytes, tokens_per_second}.
     """
     from drystone.cli.configs import ConfigRequest, find_search
-    from drystone.cli.request import find_pool, find_prices, find_shape, read_cluster, read_profiles
+    from drystone.cli.request import find_pool, find_prices, find_shape, read_cluster, with_profile
 
     file = read_cluster(cluster)
-    read_profiles(profile)
     pool = find_pool(gpus, network, file) if gpus or (file and file.nodes) else None
+    for path in profile or ():
+        pool = with_profile(pool, path, network)
     request = None
     if config:
         request = ConfigRequest.read(config, pool)

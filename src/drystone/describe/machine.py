@@ -193,6 +193,16 @@ def gpu_link(gpu: GpuSpec) -> Link:
     )
 
 
+def measured_machine(machine: Machine, profile: Profile) -> Machine:
+    """The same with what a profile says."""
+    return replace(
+        machine,
+        intra=profile.link("intra") or machine.intra,
+        inter=profile.link("inter") or machine.inter,
+        profile=profile,
+    )
+
+
 def default_machine(
     gpu: GpuSpec, gpus_per_node: int | None = None, inter: Link | str | None = None
 ) -> Machine:
@@ -203,6 +213,10 @@ def default_machine(
     """
     wiring = next((one for one in _WIRINGS if (gpu.like or gpu.name) in one.gpus), None)
     profile = MEASURED.get(gpu.name)
+    if profile is None and gpu.profile:
+        from drystone.describe.profile import profile_at
+
+        profile = profile_at(gpu.profile)
     if inter is None and profile is not None:
         inter = profile.link("inter")
     if inter is None and gpu.network:

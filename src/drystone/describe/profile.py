@@ -9,7 +9,8 @@ optional; what is there wins over the catalogue and over the calibrated shares:
 - `collectives`: timed collectives inside a node, between nodes, or with another GPU type;
 - `layers`: timed layers of one model, by micro-batch;
 - `paces`: computing of running jobs, measured and estimated, by micro-batch;
-- `steps`: whole measured steps; the estimate for that model and launcher is scaled to them.
+- `steps`: whole measured steps; the estimate for that model and launcher is scaled to them;
+- `readings`: how far runs here were from their estimates, which corrects like runs (`pooled`).
 
 A profile that was adopted is that of its GPU type in every estimate of this process from then on.
 """
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from math import log2
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -27,6 +28,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from drystone.describe.catalogue import find_gpu
+from drystone.describe.kind import Kind
 from drystone.describe.machine import MEASURED, Link
 from drystone.errors import InvalidSpec, UnknownName, UnreadableFile, reason_of
 
@@ -86,6 +88,24 @@ class TimedPace(_Part):
     estimated_seconds: float = Field(gt=0)
 
 
+class Reading(_Part):
+    """How far one run was from its estimate, and what it has in common with others."""
+
+    measure: Literal["memory", "speed"]
+    launcher: str = ""
+    gpu: str = ""
+    family: str = ""
+    work: str = ""
+    run: str = ""
+    ratio: float = Field(gt=0)  # measured over estimated: bytes, or seconds of a step
+    source: str = ""
+
+    @property
+    def kind(self) -> Kind:
+        """Of the run."""
+        return Kind(self.launcher, self.gpu, self.family, self.work, self.run)
+
+
 class Profile(_Part):
     """A measured device. Frozen and hashable, so that estimates can be kept by it."""
 
@@ -99,6 +119,7 @@ class Profile(_Part):
     layers: tuple[TimedLayer, ...] = ()
     paces: tuple[TimedPace, ...] = ()
     steps: tuple[TimedStep, ...] = ()
+    readings: tuple[Reading, ...] = ()
 
     @cached_property
     def _digest(self) -> int:
@@ -185,6 +206,12 @@ def fit_link(timed: Sequence[TimedCollective], *, name: str) -> Link:
     return Link(
         name=name, bandwidth_bytes_per_second=bandwidth, latency_seconds=latency, source="profile"
     )
+
+
+@cache
+def profile_at(path: str) -> Profile:
+    """The profile that a GPU type names; read once."""
+    return load_profile(Path(path))
 
 
 def load_profile(path: Path) -> Profile:

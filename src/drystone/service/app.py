@@ -56,6 +56,13 @@ def add_docs(app: FastAPI) -> None:
         return Response(_read(name), media_type=_KINDS[name])
 
 
+def _folders_in_use(controller: Controller) -> frozenset[str]:
+    """Of jobs that have not ended."""
+    with controller.journal.lock:
+        live = controller.journal.live
+        return frozenset(live.jobs[job_id].job.folder for job_id in live.state.active)
+
+
 @lru_cache(maxsize=len(_KINDS))
 def _read(name: str) -> bytes:
     return (_FOLDER / name).read_bytes()
@@ -91,7 +98,11 @@ def make_app(controller: Controller, host_rules: HostRules | None = None) -> Fas
     )
     metrics, feed = Metrics(), Feed(controller)
     sessions = Sessions(controller.settings.folder)
-    uploads = Uploads(controller.settings.folder / "uploads", host_rules.limits)
+    uploads = Uploads(
+        controller.settings.folder / "uploads",
+        host_rules.limits,
+        lambda: _folders_in_use(controller),
+    )
     app.state.feed = feed
     add_answers(app)
     app.include_router(job_routes(controller, uploads))

@@ -15,8 +15,11 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from drystone.describe.kind import Kind
+from drystone.describe.machine import Link, Machine
 from drystone.describe.profile import (
     Profile,
+    Reading,
     TimedCollective,
     TimedLayer,
     TimedMatmul,
@@ -27,10 +30,12 @@ from drystone.describe.profile import (
     save_profile,
 )
 from drystone.estimate.launchers import LauncherEfficiency
+from drystone.estimate.learned.pooled import Correction, correct, shipped_spreads
 from drystone.estimate.time.compute import Device
 
 __all__ = [
     "Profile",
+    "Reading",
     "TimedCollective",
     "TimedLayer",
     "TimedMatmul",
@@ -57,7 +62,7 @@ class MatmulFit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Correction:
+class LayerCorrection:
     """Measured over estimated seconds of computing, by micro-batch and direction."""
 
     micro_batches: FloatArray  # rising
@@ -118,7 +123,7 @@ def make_correction(
     timed: Sequence[TimedLayer],
     paces: Sequence[TimedPace],
     estimated: tuple[FloatArray, FloatArray],
-) -> Correction | None:
+) -> LayerCorrection | None:
     """From timed layers and from paces of one model; `estimated` are seconds of those layers."""
     ratios: dict[int, list[tuple[float, float]]] = {}
     for layer, forward, backward in zip(timed, *estimated, strict=True):
@@ -133,11 +138,39 @@ def make_correction(
     forward, backward = (
         [_mean([pair[side] for pair in ratios[m]]) for m in sizes] for side in (0, 1)
     )
-    return Correction(
+    return LayerCorrection(
         micro_batches=np.array(sizes, dtype=np.float64),
         forward=np.array(forward),
         backward=np.array(backward),
     )
+
+
+@lru_cache(maxsize=1024)
+def correction_of(profile: Profile, measure: str, kind: Kind) -> Correction:
+    """What the readings of a profile say about a run."""
+    mine = [reading for reading in profile.readings if reading.measure == measure]
+    return correct(mine, kind, shipped_spreads(measure))
+
+
+def slowed(device: Device, machine: Machine, factor: float) -> tuple[Device, Machine]:
+    """The same as if everything took so many times as long."""
+
+    def link(one: Link) -> Link:
+        return replace(
+            one,
+            bandwidth_bytes_per_second=one.bandwidth_bytes_per_second / factor,
+            latency_seconds=one.latency_seconds * factor,
+        )
+
+    device = replace(
+        device,
+        matmul_flops=device.matmul_flops / factor,
+        head_flops=device.head_flops / factor,
+        attention_forward_flops=device.attention_forward_flops / factor,
+        attention_backward_flops=device.attention_backward_flops / factor,
+        bandwidth_bytes_per_second=device.bandwidth_bytes_per_second / factor,
+    )
+    return device, replace(machine, intra=link(machine.intra), inter=link(machine.inter))
 
 
 def _mean(ratios: Sequence[float]) -> float:

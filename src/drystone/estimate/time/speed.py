@@ -19,10 +19,11 @@ import numpy.typing as npt
 
 from drystone.describe.generations import generation_of
 from drystone.describe.layout import Layouts
-from drystone.describe.machine import Machine
+from drystone.describe.machine import Machine, measured_machine
 from drystone.describe.model import ModelSpec
 from drystone.describe.recipe import Recipe
 from drystone.estimate.launchers import find_launcher
+from drystone.estimate.learned.pooled import kind_of, type_name
 from drystone.estimate.time.experts import expert_habits
 from drystone.estimate.time.step import (
     Prepared,
@@ -188,12 +189,7 @@ def prepare(
     """
     gpu, launcher = generation_of(machine.gpu), find_launcher(recipe.launcher).speed
     if profile is not None:
-        machine = replace(
-            machine,
-            intra=profile.link("intra") or machine.intra,
-            inter=profile.link("inter") or machine.inter,
-            profile=profile,
-        )
+        machine = measured_machine(machine, profile)
     prepared = prepare_step(model, recipe, machine, gpu=gpu, launcher=launcher)
     return _measured(prepared, model, machine.profile) if machine.profile else prepared
 
@@ -201,21 +197,27 @@ def prepare(
 def _measured(prepared: Prepared, model: ModelSpec, profile: Profile) -> Prepared:
     """With what the profile has measured in the place of the formulas."""
     from drystone.estimate.learned.profile import (
+        correction_of,
         make_correction,
         measured_device,
         measured_launcher,
+        slowed,
     )
 
     recipe = prepared.recipe
-    device = measured_device(profile, prepared.device)
     launcher = measured_launcher(profile, prepared.launcher)
+    kind = kind_of(model, recipe, None, type_name(prepared.machine.gpu))
+    factor = correction_of(profile, "speed", kind).factor
+    measured = measured_device(profile, prepared.device)
+    device, machine = slowed(measured, prepared.machine, factor)
     prepared = replace(
         prepared,
         device=device,
+        machine=machine,
         launcher=launcher,
         work=make_work(model, recipe, device, launcher),
         experts=expert_habits(recipe, launcher),
-        host_slowness=1.0 if profile.launch_seconds else prepared.host_slowness,
+        host_slowness=factor * (1.0 if profile.launch_seconds else prepared.host_slowness),
     )
     timed = [
         layer

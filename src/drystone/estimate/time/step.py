@@ -40,7 +40,7 @@ from drystone.estimate.time.overlap import (
 from drystone.estimate.time.work import Pass, Work, make_work
 
 if TYPE_CHECKING:
-    from drystone.estimate.learned.profile import Correction
+    from drystone.estimate.learned.profile import LayerCorrection
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -62,7 +62,7 @@ class Prepared:
     launcher: LauncherEfficiency
     experts: ExpertHabits
     host_slowness: float
-    correction: Correction | None = None  # by what was measured of this model
+    correction: LayerCorrection | None = None  # by what was measured of this model
 
     @property
     def step_host_seconds(self) -> float:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from drystone.describe.job import TrainingJob, count_steps
 from drystone.describe.layout import Sharding
 from drystone.describe.machine import Machine
 from drystone.describe.model import ModuleSpec
+from drystone.errors import InvalidSpec
 from drystone.estimate.layer import layer_seconds
 from drystone.estimate.memory.layer_major import layer_major_recipe
 from drystone.estimate.module.estimate import best_flops
@@ -55,6 +56,7 @@ class LaunchOrder:
     plan: str  # in a few words
     seats: tuple[Seat, ...]  # by rank
     requests: Mapping[str, dict[str, Any]]  # by node
+    done_steps: int = 0  # how far the job had come before
 
     def save(self, path: Path) -> None:
         """Write it, whole or not at all."""
@@ -66,6 +68,7 @@ class LaunchOrder:
                 "plan": self.plan,
                 "seats": [[seat.node, seat.gpu, seat.device] for seat in self.seats],
                 "requests": dict(self.requests),
+                "done_steps": self.done_steps,
             },
         )
 
@@ -81,7 +84,20 @@ def load_order(path: Path) -> LaunchOrder | None:
         plan=table["plan"],
         seats=tuple(Seat(node=node, gpu=gpu, device=dev) for node, gpu, dev in table["seats"]),
         requests=table["requests"],
+        done_steps=table.get("done_steps", 0),
     )
+
+
+def check_checkpoints(folder: Path, record: JobRecord) -> None:
+    """Refuse to start a job again whose folder of checkpoints was there and is not any more."""
+    is_begun = record.num_starts > 1 and record.done_samples > 0
+    if is_begun and not (folder / "checkpoints").exists():
+        step = int(record.done_samples // record.spec.global_batch)
+        raise InvalidSpec(
+            f"the folder of its checkpoints is gone, and with it {step} steps: "
+            f"{folder / 'checkpoints'}",
+            hint="Bring it back and submit the job again with it, or submit it to begin anew",
+        )
 
 
 def take_seats(
@@ -360,7 +376,7 @@ def order_launch(
     job = journal.live.jobs[record.spec.id].job
     plan = journal.plan_of(record.spec, record.option)
     seats = seat_ranks(seats, plan)
-    return make_order(
+    order = make_order(
         job,
         job_id=record.spec.id,
         epoch=record.num_starts,
@@ -373,6 +389,7 @@ def order_launch(
         lease_seconds=lease_seconds,
         owner_variables=owner_variables,
     )
+    return replace(order, done_steps=int(record.done_samples // record.spec.global_batch))
 
 
 def busy_devices(

@@ -23,10 +23,16 @@ from drystone.run.control.failures import (
     read_log_ends,
 )
 from drystone.run.control.journal import Journal
-from drystone.run.control.launches import LaunchOrder, busy_devices, load_order, order_launch
+from drystone.run.control.launches import (
+    LaunchOrder,
+    busy_devices,
+    check_checkpoints,
+    load_order,
+    order_launch,
+)
 from drystone.run.control.lessons import speed_lesson
 from drystone.run.control.live_state import LiveJob
-from drystone.run.control.notes import Launched, job_of
+from drystone.run.control.notes import Launched, Warned, job_of
 from drystone.run.control.progress import RunProgress
 from drystone.run.control.store import LeaseLost, StoreBusy
 from drystone.run.control.troubles import Troubles
@@ -202,6 +208,7 @@ class RunSupervisor:
             self._writer.commit(Stopped(time_seconds=now, job_id=job_id, reason=reason))
             return None
         try:
+            check_checkpoints(self._folder / job_id, record)
             return order_launch(
                 self._journal,
                 record,
@@ -274,6 +281,8 @@ class RunSupervisor:
         if not (is_first or is_saved or (is_due and progress.step > run.written_step)):
             return
         job_id, seconds = record.spec.id, progress.step_seconds
+        if is_first:
+            self._warn_of_lost_steps(job_id, run)
         speed = record.spec.global_batch / seconds if seconds > 0 else record.samples_per_second
         done = min(float(progress.step * record.spec.global_batch), record.spec.total_samples)
         lesson = speed_lesson(self._journal, record, speed if seconds > 0 else 0.0)
@@ -283,6 +292,17 @@ class RunSupervisor:
         self._writer.write_later([progressed, *lesson])
         run.written_step, run.written_seconds = progress.step, now
         run.written_checkpoint = max(run.written_checkpoint, progress.checkpoint_step)
+
+    def _warn_of_lost_steps(self, job_id: str, run: Run) -> None:
+        """Say so where it begins before the step that it had come to."""
+        first, before = run.progress.first_step, run.order.done_steps
+        if 0 <= first < before:
+            reason = f"it began again at step {first}; it had been at step {before}"
+            if first == 0:
+                reason += ": its checkpoints are gone, or it does not read or write any"
+            if self._journal.live.jobs[job_id].reason != reason:  # by an earlier controller
+                now = self._journal.now()
+                self._writer.commit(Warned(time_seconds=now, job_id=job_id, reason=reason))
 
     # --- judging --------------------------------------------------------------------------------
 

@@ -66,6 +66,14 @@ ClusterFile = Annotated[
     Path | None,
     typer.Option("--cluster", help="A cluster file: GPU types of your own, and prices."),
 ]
+ConfigFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="A config of Axolotl, LLaMA-Factory, TRL, Hugging Face's Trainer, NeMo or "
+        "Megatron-Bridge, or a launch script of torchtitan or Megatron-LM; by a second --config, "
+        "of Accelerate or DeepSpeed."
+    ),
+]
 ModelName = Annotated[
     str,
     typer.Argument(

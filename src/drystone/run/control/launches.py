@@ -88,9 +88,9 @@ def load_order(path: Path) -> LaunchOrder | None:
     )
 
 
-def check_checkpoints(folder: Path, record: JobRecord) -> None:
+def check_checkpoints(folder: Path, record: JobRecord, launched_epoch: int) -> None:
     """Refuse to start a job again whose folder of checkpoints was there and is not any more."""
-    is_begun = record.num_starts > 1 and record.done_samples > 0
+    is_begun = launched_epoch > 0 and record.done_samples > 0
     if is_begun and not (folder / "checkpoints").exists():
         step = int(record.done_samples // record.spec.global_batch)
         raise InvalidSpec(

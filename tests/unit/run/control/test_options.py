@@ -7,7 +7,8 @@ from drystone.describe.files.job import make_job
 from drystone.describe.recipe import Precision
 from drystone.errors import NothingFits
 from drystone.plan.plan import Plan
-from drystone.run.control.launches import seat_ranks, section_seconds, take_seats
+from drystone.run.control.emulation import section_seconds
+from drystone.run.control.launches import seat_ranks, take_seats
 from drystone.run.control.live_state import Lesson
 from drystone.run.control.options import OptionBook, job_kind, work_of
 

@@ -29,6 +29,8 @@ VERBS: Final = MappingProxyType(
         "plan": "Rank the ways to run a model on GPUs, equal or mixed.",
         "export": "Write a plan for Kubernetes or other trainers, or model files.",
         "estimate": "Estimate one layout: memory by item, step time, dollars.",
+        "table": "Say what training models takes, by GPU type, with ranges.",
+        "fits": "Say whether training configs fit the GPUs that they name.",
         "check": "Judge the estimates by published measurements.",
         "profile": "Measure the device that is here, for estimates to use.",
         "simulate": "Run scheduling policies on a trace of jobs and compare them.",

@@ -225,6 +225,8 @@ class LiveState:
     def _before(self, live: LiveJob, record: JobRecord, event: Event) -> None:
         """What a run cost, when it ends."""
         if record.state is JobState.RUNNING and _leaves_running(record, event):
+            if isinstance(event, Stopped | Paused):
+                record.samples_per_second = 0.0  # it has done what it reported, not what it might
             live.run_seconds += max(0.0, event.time_seconds - record.started_seconds)
             self._reprice(live, event.time_seconds, 0.0)
 

@@ -179,6 +179,8 @@ class RunSupervisor:
             is_earlier = key[0] == job_id and key[1] != epoch
             if is_earlier and not all(part.is_over for part in parts):
                 return None  # two launches of one job must never run at the same time
+        if self._may_run_unseen(job_id, epoch, seen):
+            return None
         path = self._folder / job_id / f"epoch-{epoch}" / "launch.json"
         order = load_order(path)
         if order is None:
@@ -199,6 +201,13 @@ class RunSupervisor:
             )
         return order
 
+    def _may_run_unseen(self, job_id: str, epoch: int, seen: Observation) -> bool:
+        """Whether the launch before this one was on a node that says nothing, and is not lost."""
+        live, state = self._journal.live.jobs[job_id], self._journal.live.state
+        lost = {state.nodes[row].id for row in state.lost}
+        nodes = {node for node, _ in live.devices} if live.launched_epoch < epoch else set()
+        return bool(nodes & (seen.silent - lost))
+
     def _make_order(self, record: JobRecord, seen: Observation) -> LaunchOrder | None:
         """None while devices or an agent are not there yet; what cannot be ordered ends the run."""
         job_id = record.spec.id
@@ -208,7 +217,8 @@ class RunSupervisor:
             self._writer.commit(Stopped(time_seconds=now, job_id=job_id, reason=reason))
             return None
         try:
-            check_checkpoints(self._folder / job_id, record)
+            launched = self._journal.live.jobs[job_id].launched_epoch
+            check_checkpoints(self._folder / job_id, record, launched)
             return order_launch(
                 self._journal,
                 record,

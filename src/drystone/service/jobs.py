@@ -34,6 +34,7 @@ from drystone.service.why import Why, explain
 from drystone.units import format_seconds
 
 MAX_ROWS: Final = 100_000
+TakeIn = Callable[[TrainingJob, str], Response]
 PAGE_ROWS: Final = 5000  # the loop waits while a page is made; who asks for more is told to go on
 
 
@@ -136,6 +137,8 @@ def _add_submission(router: APIRouter, controller: Controller, uploads: Uploads)
             raise Conflict(error.message, hint=error.hint) from None
         return answer_json(SubmittedJob(id=job_id, is_new=is_new), status=201 if is_new else 200)
 
+    _add_again(router, controller, take_in)
+
     @router.post(
         "/v1/plan",
         dependencies=[SUBMITTER],
@@ -163,6 +166,29 @@ def _add_submission(router: APIRouter, controller: Controller, uploads: Uploads)
             # Keys are one's own: nobody learns of, or gets in the way of, another's jobs.
             key = hashlib.sha256(f"{caller.team}\n{caller.name}\n{key}".encode()).hexdigest()
         return await run_in_threadpool(take_in, await looked_at(body), key)
+
+
+def _add_again(router: APIRouter, controller: Controller, take_in: TakeIn) -> None:
+    journal = controller.journal
+
+    @router.post(
+        "/v1/jobs/{job_id}/again",
+        status_code=201,
+        dependencies=[SUBMITTER],
+        response_model=SubmittedJob,
+        responses={404: {"model": Failure}, 409: {"model": Failure}},
+    )
+    def again(job_id: JobId) -> Response:
+        """Submit the same job once more, as one of the caller's own; it begins from its start."""
+        caller = caller_now()
+        with journal.lock:
+            found(lambda: controller.find(job_id))
+            job = journal.live.jobs[job_id].job
+            check_touch(job, job_id)
+        _refuse_past_deadline(job, journal.now())
+        if not caller.is_admin:
+            job = dataclasses.replace(job, owner=caller.name, team=caller.team)
+        return take_in(job, "")
 
 
 def _refuse_past_deadline(job: TrainingJob, now: float) -> None:

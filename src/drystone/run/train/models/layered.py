@@ -9,9 +9,9 @@ the blocks replaced by what came out of them.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import torch
 from torch import nn
@@ -67,6 +67,15 @@ def place_parameters(module: nn.Module, make: Callable[[str, nn.Parameter], torc
             setattr(part, name, made[id(one)])
 
 
+COMPILER: Final = "inductor"
+
+
+def compiled(blocks: Iterable[nn.Module]) -> list[Callable[..., Any]]:
+    """What to call instead of each block; compiled when it is called first."""
+    calls: list[Callable[..., Any]] = [torch.compile(block, backend=COMPILER) for block in blocks]
+    return calls
+
+
 def seeded_normal(shape: torch.Size, std: float, seed: int, name: str) -> torch.Tensor:
     """A normal tensor that depends on the seed and the name alone."""
     chance = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
@@ -95,6 +104,7 @@ class NamedBlocks:
             raise UnknownName("list of blocks", blocks, lists)
         turn_caches_off(module)
         self.module, self.blocks = module, list(found.children())
+        self.calls: Sequence[Callable[..., Any]] = self.blocks  # or the blocks compiled
         self._weight = weight or _num_samples
         self._rest: tuple[None, ...] | None = None  # what blocks return besides, if a tuple
         inside = {id(parameter) for block in self.blocks for parameter in block.parameters()}
@@ -113,7 +123,7 @@ class NamedBlocks:
     def run_block(self, index: int, hidden: torch.Tensor, extras: Extras) -> torch.Tensor:
         """One block, as the module itself would call it."""
         args, kwargs = extras
-        out = self.blocks[index](hidden, *args, **kwargs)
+        out = self.calls[index](hidden, *args, **kwargs)
         if not isinstance(out, tuple):
             return out
         self._rest = (None,) * (len(out) - 1)

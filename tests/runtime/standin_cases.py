@@ -9,15 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "oracles"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import standin
 from fake_ranks import FakeWire
 
-from drystone.describe.layout import Sharding
+import runtime_cells_memory as cells_memory
+from drystone.describe.layout import Sharding, parse_layout
 from drystone.describe.model import ModelSpec
-from drystone.describe.recipe import Offload, Recipe, Tuning
+from drystone.describe.recipe import Offload, Optimizer, Recipe, Tuning
+from drystone.run.train.cells import build as cell_build
+from drystone.run.train.cells.engine import CellTrainer
+from drystone.run.train.collectives import Wire
 from drystone.run.train.config import RankConfig
 from drystone.run.train.data import RankWork
 from drystone.run.train.emulate import Ledger
@@ -35,9 +42,8 @@ class GoingOn(FakeWire):
     """Of what all ranks say in a step nobody asks to leave."""
 
     def read(self, values: torch.Tensor) -> list[float]:
-        """Ones; the fourth is whether to stop."""
-        standin.note_wait("numbers are read")
-        return [float(at != 3) for at in range(values.numel())]
+        """Ones."""
+        return _ones_but_stop(values)
 
 
 @contextmanager
@@ -94,6 +100,49 @@ def take_steps(
                 wire.peaks.clear()
                 ledger.reset_peak()
         return watch, max([*wire.peaks, ledger.peak_bytes])
+
+
+def take_split_steps(
+    model: ModelSpec, layout: str, rank: int, *, dtype: torch.dtype, seq_len: int
+) -> standin.Watch:
+    """The same of one rank of a pipeline, or of tensor-parallel ranks, none of which are there."""
+    cells = cells_memory.split_layout(model, parse_layout(layout), 2)
+    dist.init_process_group("fake", rank=rank, world_size=cells.num_ranks, store=FakeStore())
+    meshes = cell_build.DeviceMesh, cells_memory.ShardingPropagator._fake_mode_lock
+    cell_build.DeviceMesh = cells_memory.RealMesh
+    cells_memory.ShardingPropagator._fake_mode_lock = cells_memory.Unseen()
+    try:
+        with on_standin() as (device, watch, _):
+            trainer = CellTrainer(
+                build_model(model, on_meta=True),
+                cells,
+                seq_len=seq_len,
+                optimizer=choose_optimizer(Optimizer.ADAM, RankConfig()),
+                wire=_SplitWire(),
+                device=device,
+                dtype=dtype,
+                config=RankConfig(num_steps=2),
+            )
+            read = _read(Recipe(seq_len=seq_len, global_batch=cells.global_batch))
+            for batches in trainer.iterate(read, num_steps=2):
+                trainer.step(batches)
+                if trainer.progress.step == 1:
+                    watch.waits.clear()
+        return watch
+    finally:
+        cell_build.DeviceMesh, cells_memory.ShardingPropagator._fake_mode_lock = meshes
+        dist.destroy_process_group()
+
+
+class _SplitWire(Wire):
+    def read(self, values: torch.Tensor) -> list[float]:
+        return _ones_but_stop(values)
+
+
+def _ones_but_stop(values: torch.Tensor) -> list[float]:
+    """Of what all ranks say in a step the fourth is whether to stop."""
+    standin.note_wait("numbers are read")
+    return [float(at != 3) for at in range(values.numel())]
 
 
 def _read(recipe: Recipe) -> Any:

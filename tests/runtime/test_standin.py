@@ -95,6 +95,20 @@ def test_a_step_stays_on_its_device_in_its_dtype_and_waits_for_nothing(recipe: s
     assert watch.num_copies_beside >= 6
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "rank"), [("pp=2", 0), ("pp=2", 1), ("dp=2,pp=2,zero=3", 0), ("tp=2", 0)]
+)
+def test_ranks_of_split_jobs_stay_on_their_device_too(layout: str, rank: int):
+    watch = standin_cases.take_split_steps(
+        a_spec("llama", tied=False), layout, rank, dtype=torch.bfloat16, seq_len=SEQ_LEN
+    )
+
+    assert watch.products == {torch.bfloat16}
+    assert set(watch.waits) == set(WAITS)
+    assert watch.races == []
+
+
 FAULTS = {
     "used before it was written": lambda device: _unwaited(device),
     "freed while": lambda device: _freed_too_early(device),

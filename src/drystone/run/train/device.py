@@ -28,12 +28,14 @@ def use_device(device: torch.device) -> None:
 
 
 def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], batch: Any) -> Any:
-    """The same tensor, tuple, list or dict with other tensors."""
+    """The same tensor, list (also for a tuple) or dict with other tensors."""
     if isinstance(batch, torch.Tensor):
         return change(batch)
     if isinstance(batch, dict):
         return {key: map_tensors(change, one) for key, one in batch.items()}
-    return [map_tensors(change, one) for one in batch]
+    if isinstance(batch, tuple | list):
+        return [map_tensors(change, one) for one in batch]
+    return batch
 
 
 class Copies:

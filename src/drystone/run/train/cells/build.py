@@ -85,7 +85,8 @@ class CellBuilder:
 
     def build(self, timed: Timed, paced: Paced) -> tuple[list[StagePart], dict[int, ChunkRun]]:
         """The weights in their parts, and the chunks by number that run with them."""
-        leaves = self._leaves()
+        with torch.device(self._device):
+            leaves = self._leaves()
         units = self._units(leaves)
         parts = {name: self._part(name, units[name], some) for name, some in leaves.items()}
         runs = {

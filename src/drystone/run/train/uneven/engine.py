@@ -23,7 +23,13 @@ from drystone.run.train.chance import Chance
 from drystone.run.train.collectives import Pending, Wire
 from drystone.run.train.device import Shelf, Shelved, is_accelerator
 from drystone.run.train.emulate import Pacer, active_ledger
-from drystone.run.train.models.layered import Batch, Extras, LayeredModel, place_parameters
+from drystone.run.train.models.layered import (
+    Batch,
+    Extras,
+    LayeredModel,
+    NamedBlocks,
+    place_parameters,
+)
 from drystone.run.train.stepping import Stepper, StepResult, Total
 from drystone.run.train.uneven.cuts import cut_units, unit_size
 from drystone.run.train.uneven.shard import (
@@ -68,6 +74,8 @@ def lay_out(
 
     What is replicated is not cut at all: every rank holds the whole of it.
     """
+    if isinstance(model, NamedBlocks):
+        model.dtype = dtype
     for buffer in model.module.buffers():
         buffer.data = buffer.data.to(device)
     initial_value = _initial_values(model, wire, device)

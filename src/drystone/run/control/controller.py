@@ -13,6 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,9 +21,10 @@ from drystone.describe.files.cluster import ClusterSpec
 from drystone.describe.job import TrainingJob, make_spec
 from drystone.errors import DrystoneError, InvalidSpec, NothingFits, UnknownName
 from drystone.run.control.admission import Admission, check_hard_cap
-from drystone.run.control.folder import keep_private, lock_folder
+from drystone.run.control.folder import check_files, keep_private, lock_folder, note_folder
 from drystone.run.control.health import Health
 from drystone.run.control.journal import Journal, node_added
+from drystone.run.control.live_state import LiveState
 from drystone.run.control.notes import Decided, Described, Drained, Launched, Undrained
 from drystone.run.control.policy_memory import MemoryKeeper
 from drystone.run.control.progress import Curves
@@ -83,6 +85,7 @@ class Controller:
         keep_private(folder)  # jobs and the log may hold secrets
         self._lock = lock_folder(folder)
         self._store: Store | None = None
+        lease: Lease | None = None
         try:
             self.store = self._store = Store(settings.database or f"sqlite:///{folder / 'log.db'}")
             lease = self._take_lease()
@@ -96,10 +99,13 @@ class Controller:
                 startup=StartupCost(seconds_per_gpu=seconds, most_seconds=seconds),
                 joining=self.desk.joining if self.desk else node_added,
                 renting=settings.renting,
-                recover=self.desk.recover if self.desk else None,
+                recover=self._recover,
                 clock=settings.clock,
             )
+            note_folder(self.journal, folder)
         except BaseException:
+            if lease is not None:
+                self._let_go(lease)
             if self._store is not None:
                 self._store.close()
             os.close(self._lock)
@@ -190,10 +196,7 @@ class Controller:
                 trouble = error
             self.engine.quit()
         self.engine.close()
-        try:
-            self.store.release(self.journal.lease)
-        except DrystoneError as error:
-            self.health.round_failed(str(error))
+        self._let_go(self.journal.lease)
         self.store.close()
         os.close(self._lock)
         if trouble is not None:
@@ -343,6 +346,15 @@ class Controller:
             assert isinstance(self.engine, LocalEngine), "other engines come with a joiner"
             joiner = LocalJoiner(self.engine)
         return RentalDesk(renting, self.engine, joiner, self.settings.folder)
+
+    def _let_go(self, lease: Lease) -> None:
+        with suppress(DrystoneError):  # it runs out by itself
+            self.store.release(lease)
+
+    def _recover(self, live: LiveState) -> ClusterSpec:
+        """What there is for a log that was read, before anything is written to it."""
+        check_files(self.settings.folder, live)
+        return self.desk.recover(live) if self.desk else self.settings.cluster
 
     def _take_lease(self) -> Lease:
         """The right to act. On this machine the lock on the folder says that nobody else has it."""

@@ -107,6 +107,19 @@ class Remembered(Note, frozen=True):
     memory: str
 
 
+class FilesKept(Note, frozen=True):
+    """From now on the files of jobs, checkpoints above all, are in the folder with this name."""
+
+    folder_id: str  # as the folder itself says it (`folder.py`)
+
+
+class Warned(Note, frozen=True):
+    """Something about a job that its owner should know, though it goes on."""
+
+    job_id: str
+    reason: str
+
+
 class TokenMade(Note, frozen=True):
     """Somebody may ask things over the network from now on; of the secret only a hash is kept."""
 
@@ -136,7 +149,7 @@ NOTES: Final = {
     kind.__name__: kind
     for kind in (
         Described, ClusterDescribed, Drained, Undrained, Launched, Learned, Decided, TokenMade,
-        TokenRevoked, TeamSet, MarketDescribed, Remembered,
+        TokenRevoked, TeamSet, MarketDescribed, Remembered, FilesKept, Warned,
     )
 }  # fmt: skip
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, replace
@@ -36,7 +37,7 @@ from drystone.plan.options import JobOptions, job_options
 from drystone.plan.plan import Plan
 from drystone.plan.search import plan_executable, priced
 from drystone.plan.uneven.modules import plan_module
-from drystone.run.control.live_state import Lesson, type_factors
+from drystone.run.control.live_state import Lesson
 from drystone.run.data_look import look_at_data
 from drystone.run.engines.agent.environment import job_environment
 
@@ -285,3 +286,12 @@ def work_of(job: TrainingJob) -> str:
 
 def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+
+
+def type_factors(lesson: Lesson) -> dict[str, float]:
+    """By GPU type: measured over estimated, the geometric mean over what was run on that type."""
+    logs: dict[str, list[float]] = {}
+    for gpus, factor in lesson.factors.items():
+        for gpu, _ in gpus:
+            logs.setdefault(gpu, []).append(math.log(factor))
+    return {gpu: math.exp(sum(some) / len(some)) for gpu, some in logs.items()}

@@ -553,3 +553,34 @@ def test_tensor_parallelism_of_experts_is_stated_or_as_megatron_has_it():
 )
 def test_recomputation_by_module_and_by_layers_of_a_stage(text, found):
     assert str(recipe(recompute=text, layers="24").recompute) == found
+
+
+@pytest.mark.parametrize(
+    ("framework", "launcher"),
+    [
+        ("TorchTitan 0.2", "torchtitan"),
+        ("torchtune full_finetune_distributed", "torch-fsdp"),
+        ("Unsloth 2026.4", "hf-trainer"),
+        ("ms-swift (DeepSpeed ZeRO-3)", "deepspeed"),
+        ("Pai-Megatron-Patch", "megatron-te"),
+        ("mcore v0.15", "megatron-te"),
+        ("nvidia nemo 25.09", "nemo"),
+        ("Hugging Face accelerate", "hf-trainer"),
+        ("something nobody knows", "pytorch"),
+    ],
+)
+def test_a_framework_is_known_by_any_spelling(framework: str, launcher: str) -> None:
+    assert launcher_of(framework) == launcher
+
+
+def test_words_of_other_peoples_tables() -> None:
+    assert layout(sharding="ZeRO stage 3").sharding is Sharding.ZERO3
+    assert layout(sharding="dist_opt").sharding is Sharding.ZERO1
+    assert layout(sharding="no").sharding is Sharding.NONE
+    assert recipe(recompute="gradient checkpointing").recompute.kind is RecomputeKind.FULL
+    assert recipe(recompute="no").recompute.kind is RecomputeKind.NONE
+    assert recipe(precision="mixed bf16").precision is Precision.BF16_MIXED
+    assert recipe(precision="pure bf16").precision is Precision.BF16
+    assert recipe(framework="torchtune").loss is Loss.CHUNKED
+    with pytest.raises(DrystoneError):
+        recipe(recompute="sometimes")

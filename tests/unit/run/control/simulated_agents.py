@@ -102,7 +102,7 @@ class SimulatedAgents:
         self._faults.maybe_kill()
         silent = {node for node in self.nodes if self.is_silent(node) or self._faults.strike(0.03)}
         seen = []
-        for node in self.nodes.keys() - silent:
+        for node in sorted(self.nodes.keys() - silent):
             for key, part in self.nodes[node].items():
                 if key in renew:
                     part.lease_ends = self.now + lease_seconds

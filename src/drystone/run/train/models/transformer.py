@@ -3,7 +3,7 @@
 Queries, keys and values are projected apart, so that a later split by heads is a split by rows.
 Positions are learned where the spec says so, rotary otherwise. One block does what all families do,
 by switches of the spec (`describe/families/function.py`). What it does not do is refused by name
-(`describe/trainable.py`): experts, latent attention, encoders, vision.
+(`describe/trainable.py`): latent attention, encoders, vision.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  # torch's own custom
 
-from drystone.describe.model import Attention, Block, Mlp, ModelSpec, Norm, QkNorm
+from drystone.describe.model import Attention, Block, ModelSpec, Norm, QkNorm
 from drystone.describe.trainable import refuse_untrainable
 from drystone.run.train.checkpoint.slices import Box
+from drystone.run.train.models.feed_forward import make_feed_forward
 from drystone.run.train.models.layered import place_parameters, seeded_normal
 from drystone.run.train.models.pretrained import PretrainedWeights
 from drystone.run.train.models.rotary import Rotary, rotary_tables, rotate
@@ -32,16 +33,6 @@ from drystone.run.train.samples import (
 )
 
 _RESIDUAL = ("out", "down")  # projections whose result is added to the residual stream
-
-_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
-    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "gelu_fast": lambda x: F.gelu(x, approximate="tanh"),
-    "relu": F.relu,
-    "relu2": lambda x: F.relu(x).square(),
-    "silu": F.silu,
-}
 
 
 def build_model(spec: ModelSpec, *, seed: int = 0, on_meta: bool = False) -> Transformer:
@@ -195,12 +186,11 @@ class DecoderBlock(nn.Module):
 
     def __init__(self, spec: Block, model: ModelSpec) -> None:
         super().__init__()
-        assert isinstance(spec.feed_forward, Mlp)
         width = model.hidden_size
         self.is_parallel, self.norms_after = spec.parallel_residual, spec.norms_after
         self.residual_scale = model.residual_scale
         self.attention = SelfAttention(spec.attention, spec.norm, model)
-        self.feed_forward = FeedForward(spec.feed_forward, width)
+        self.feed_forward = make_feed_forward(spec.feed_forward, width)
         self.norms = nn.ModuleList(
             make_norm(spec.norm, width, model) for _ in range(spec.num_norms)
         )
@@ -309,23 +299,6 @@ def takes_groups(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
         return False
     params = torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, True, True)
     return torch.backends.cuda.can_use_flash_attention(params)
-
-
-class FeedForward(nn.Module):
-    """Up, activation (gated or not), down."""
-
-    def __init__(self, spec: Mlp, width: int) -> None:
-        super().__init__()
-        self.up = nn.Linear(width, spec.ffn_size, bias=spec.bias)
-        self.gate = nn.Linear(width, spec.ffn_size, bias=spec.bias) if spec.gated else None
-        self.down = nn.Linear(spec.ffn_size, width, bias=spec.bias)
-        self.activate = _ACTIVATIONS[spec.activation]
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Position by position."""
-        if self.gate is None:
-            return self.down(self.activate(self.up(x)))
-        return self.down(self.activate(self.gate(x)) * self.up(x))
 
 
 def make_norm(norm: Norm, width: int, model: ModelSpec) -> nn.Module:

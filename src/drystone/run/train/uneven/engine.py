@@ -188,6 +188,7 @@ class Engine(Stepper):
         # On a processor only where its memory plays that of a device: `host_memory` is another.
         is_host = offload and (is_accelerator(device) or active_ledger() is not None)
         self._shelf = Shelf(device, is_host=is_host)
+        self.offloads = offload
         self._blocks, self._front, self._back = layers.blocks, layers.front, layers.back
         self._reduction: Pending | None = None
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from drystone.cli.columns import counted
-from drystone.cli.live import Folder, Table, complete_nodes, connected, quoted
+from drystone.cli.live import Folder, Table, complete_nodes, connected, format_gpus, quoted
 from drystone.cli.options import AsJson
 from drystone.cli.output import Column, make_console, print_json, print_table, say_made
 from drystone.cli.quick import say_emulated
@@ -32,7 +32,7 @@ def cluster(folder: Folder = None, as_json: AsJson = False) -> None:
 
     With memory, price and state of each node: in use, drained, lost, emulated.
 
-    With --json: {nodes: [...], gpus: [...], is_emulated, dollars_per_hour, dollars}, see
+    With --json: {nodes: [...], gpus: [...], is_emulated, dollars_per_hour, dollars, coming}, see
     docs/api.md.
     """
     with connected(folder) as client:
@@ -49,7 +49,9 @@ def cluster(folder: Folder = None, as_json: AsJson = False) -> None:
     total = sum(node["num_gpus"] for node in answer["nodes"])
     free = sum(gpu["free"] for gpu in answer["gpus"])
     spent = f"${answer['dollars_per_hour']:.2f} an hour now, ${answer['dollars']:.2f} so far"
-    print_table(f"{total} GPUs, {free} free; {spent}", _CLUSTER, rows)
+    coming = format_gpus(answer["coming"]) if answer.get("coming") else ""
+    on_way = f", {coming} on their way" if coming else ""
+    print_table(f"{total} GPUs, {free} free{on_way}; {spent}", _CLUSTER, rows)
     for node in answer["nodes"]:
         if node["drained_reason"]:
             text = f"{node['id']} was drained: {node['drained_reason']}."
@@ -59,7 +61,8 @@ def cluster(folder: Folder = None, as_json: AsJson = False) -> None:
 
 
 def _cluster_row(node: Table, price: float | None, *, is_own: bool) -> tuple[str, ...]:
-    states = [word for word in ("emulated", "drained", "lost") if node[f"is_{word}"]]
+    states = ["rented"] if node["id"].startswith("rented-") else []
+    states += [word for word in ("emulated", "drained", "lost") if node[f"is_{word}"]]
     return (
         node["id"],
         f"{node['gpu']} (own)" if is_own else node["gpu"],

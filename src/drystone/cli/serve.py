@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from drystone.cli.options import complete_policies, takes_groups, words
+from drystone.cli.options import Profiles, complete_policies, takes_groups, words
 from drystone.cli.output import make_console
+from drystone.cli.request import read_profiles
 from drystone.describe.files.cluster import ClusterSpec, load_cluster_file
 from drystone.errors import InvalidSpec, UnknownName
 
@@ -38,6 +39,7 @@ class EngineOptions:
     cluster: Annotated[
         Path | None, typer.Option(help="A cluster file; none: the GPUs that are here.")
     ] = None
+    profile: Profiles = None
     engine: Annotated[
         str,
         typer.Option(help="Where jobs run: local, ray or slurm.", autocompletion=words(*ENGINES)),
@@ -218,6 +220,7 @@ def open_engine(request: EngineOptions, folder: Path) -> tuple[ClusterSpec, Engi
     """The nodes there are, and the engine that runs jobs on them; none: this machine."""
     _check_engine(request)
     file = load_cluster_file(request.cluster) if request.cluster is not None else None
+    read_profiles(request.profile)
     if request.engine == "ray":
         from drystone.run.engines.ray.engine import RayEngine
         from drystone.run.engines.ray.watch import RayConnection

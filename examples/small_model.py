@@ -3,7 +3,8 @@
     python examples/small_model.py FOLDER
 
 writes FOLDER/base (configuration, weights, tokenizer with a chat template), FOLDER/chats.jsonl,
-FOLDER/held_out.jsonl, and FOLDER/tune.yaml, a job file for them. The model is a Llama of a million parameters that has learned nothing yet.
+FOLDER/held_out.jsonl, and FOLDER/tune.yaml, a job file for them. The model is a Llama of a million
+parameters that has learned nothing yet.
 """
 
 import sys

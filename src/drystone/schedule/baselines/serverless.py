@@ -2,8 +2,8 @@
 
 After Frenzy (arXiv:2412.14479). Its predictor lists the plans of a job by memory, in order of
 training efficiency; here the plans are the job's options, whose memory and speed were estimated
-(`plan/options.py`) or measured, and whose order is samples a second of each GPU, fewer GPUs, less
-memory left over. Its scheduler takes the first plan that fits and places it by best fit
+(`plan/options.py`) or measured, and whose order is samples a second, fewer GPUs, less memory left
+over. Its scheduler takes the first plan that fits and places it by best fit
 (`place_request`). Jobs come in order of submission; one that does not fit lets
 others pass. What runs is never touched.
 
@@ -83,13 +83,15 @@ def serverless(snapshot: Snapshot, memory: Memory) -> tuple[list[Decision], Memo
 
 
 def rank_options(snapshot: Snapshot, table: int) -> IntArray:
-    """The options of a set, best first: speed of each GPU, fewer GPUs, less memory left over."""
+    """The options of a set, best first: speed, then fewer GPUs, then less memory left over.
+
+    Speed of each GPU would put one GPU before all others for nearly every job.
+    """
     options = snapshot.options
     speeds, num_gpus = options.samples_per_second[table], options.num_gpus[table]
-    per_gpu = speeds / np.maximum(num_gpus, 1)
     room = np.array([_memory_of_types(snapshot, counts) for counts in options.counts[table]])
     slack = room - options.memory_bytes[table]
-    order: IntArray = np.lexsort((slack, num_gpus, -per_gpu))
+    order: IntArray = np.lexsort((slack, num_gpus, -speeds))
     ranked: IntArray = order[speeds[order] > 0]
     return ranked
 
@@ -112,7 +114,7 @@ def _start(snapshot: Snapshot, room: Room, row: int, ranked: IntArray) -> Start 
                 job_id=snapshot.jobs.specs[row].id,
                 option=option,
                 placement=placement,
-                reason="of its plans that fit what is free, the one that makes most of each GPU",
+                reason="of its plans, the fastest that fits what is free",
                 numbers={"rank": float(position), "num_plans": float(len(ranked))},
             )
     return None

@@ -13,7 +13,7 @@ COMPILE := $(BIN)/python -m compileall -q src
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fast check lint lock mutants bench tree reference docs clean browser slurm
+.PHONY: help setup demo test fast check lint lock mutants faults bench tree reference docs clean browser slurm
 
 help:  ## show the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -76,6 +76,10 @@ bench: setup  ## measure everything and compare with the stated ranges: benchmar
 # CONTRIBUTING.md says when.
 lock:  ## write locks/ anew with the newest releases allowed, and say what changed
 	@$(PYTHON) locks/renew.py
+
+# SEEDS=0:10000 takes hours on two cores: a night. A seed that fails goes into FOUND of the test.
+faults: setup  ## the controller with faults by seed: SEEDS=0:1000
+	DRYSTONE_FAULT_SEEDS=$(or $(SEEDS),0:10000) $(BIN)/python -m pytest -n auto -q tests/unit/run/control/test_simulated_faults.py
 
 # ARGS="--number 20 --seed 7 --only schedule/prices": others. Takes an hour on two cores: every mutant runs tests.
 mutants: setup  ## change the pure stages a little, 200 times, and see that the fast tests notice

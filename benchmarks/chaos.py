@@ -65,6 +65,7 @@ class System:
         raise SystemExit(f"it does not start: {(self.folder / 'serve.log').read_text()[-2000:]}")
 
     def client(self) -> Client:
+        """A connection of its own: the service may have been another one a moment ago."""
         return Client(self.folder / "s")
 
     def submit(self, number: int) -> None:
@@ -85,6 +86,7 @@ class System:
         raise SystemExit("no submission was answered for two minutes")
 
     def states(self) -> dict[str, str]:
+        """Of all jobs."""
         jobs = self.client().get("/v1/jobs?limit=5000")["jobs"]
         return {job["id"]: job["state"] for job in jobs}
 

@@ -1,4 +1,4 @@
-"""The verbs about the cluster and its money: `cluster`, `drain`, `budget`."""
+"""The verbs about the cluster and its money: `cluster`, `drain`, `budget`, `waste`."""
 
 from __future__ import annotations
 
@@ -198,3 +198,41 @@ def _offer(row: Table, now: float) -> tuple[str, ...]:
         f"{row['dollars_per_hour']:.2f}",
         state,
     )
+
+
+_WASTE = (
+    Column(header="job", justify="left", style="bold green"),
+    Column(header="team", rank=2, justify="left"),
+    Column(header="GPUs", justify="left", style="cyan"),
+    Column(header="unused"),
+    Column(header="$/h"),
+    Column(header="why", rank=1, justify="left"),
+)
+
+
+def waste(folder: Folder = None, as_json: AsJson = False) -> None:
+    """List GPUs that are paid for and not used, in dollars.
+
+    Jobs that hold GPUs and report no step, or train far slower than estimated, and GPUs that no job
+    holds; the dearest first.
+
+    With --json: {rows: [{job_id, name, team, gpu, num_gpus, unused_share, dollars_per_hour,
+    reason}], dollars_per_hour}.
+    """
+    with connected(folder) as client:
+        answer = client.get("/v1/waste")
+    if as_json:
+        print_json(answer)
+        return
+    rows = [
+        (
+            f"{row['job_id']} {row['name']}".strip() or "-",
+            row["team"],
+            f"{row['num_gpus']} x {row['gpu']}",
+            f"{row['unused_share']:.0%}",
+            f"{row['dollars_per_hour']:.2f}",
+            row["reason"],
+        )
+        for row in answer["rows"]
+    ]
+    print_table(f"${answer['dollars_per_hour']:.2f} an hour is not used", _WASTE, rows)

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from drystone.cli.options import AsJson, ClusterFile, ModelName, complete_gpus, takes_groups
+from drystone.cli.options import (
+    AsJson,
+    ClusterFile,
+    ConfigFiles,
+    ModelName,
+    complete_gpus,
+    takes_groups,
+)
 from drystone.cli.request import RecipeOptions
 
 if TYPE_CHECKING:
@@ -21,10 +28,14 @@ if TYPE_CHECKING:
     from drystone.estimate.whole import Estimate
 
 
+_USUAL_LAYOUT = "dp=1"
+
+
 @takes_groups
 def estimate(
-    model: ModelName,
+    model: ModelName = "",
     *,
+    config: ConfigFiles = None,
     gpu: Annotated[
         str,
         typer.Option(
@@ -33,7 +44,7 @@ def estimate(
     ],
     layout: Annotated[
         str, typer.Option(help="dp, tp, pp, cp, ep, micro, zero, shard, sp, vpp, schedule, keep.")
-    ] = "dp=1",
+    ] = _USUAL_LAYOUT,
     global_batch: Annotated[
         int,
         typer.Option(
@@ -88,10 +99,20 @@ def estimate(
     from drystone.describe.model_source import ModuleReference, resolve_model
     from drystone.errors import NothingFits
 
-    found = resolve_model(model)
     read_cluster(cluster)
     gpu_spec = find_gpu(gpu)
-    split = parse_layout(layout)
+    found: ModelSpec | ModuleReference
+    if config:
+        from drystone.cli.configs import ConfigRequest
+
+        request = ConfigRequest.read(config, None)
+        setup = request.asked.setup
+        found, recipe = request.shape(model), request.options(recipe)
+        split = parse_layout(layout) if layout != _USUAL_LAYOUT else setup.layout()
+        global_batch = global_batch or setup.global_batch(split.num_gpus)
+        recompute = str(setup.recompute) if recompute == "none" else recompute
+    else:
+        found, split = resolve_model(model), parse_layout(layout)
     machine = default_machine(gpu_spec, gpus_per_node=gpus_per_node or None, inter=network or None)
     wanted = recipe.recipe(
         None if isinstance(found, ModuleReference) else found,
@@ -99,6 +120,7 @@ def estimate(
         recompute=recompute,
         gpus=[gpu_spec],
     )
+    wanted = request.recipe(wanted) if config else wanted
     rent = own_price(gpu_spec, price) if price else cheapest_price(gpu_spec.name)
     answer: Estimate | TracedEstimate
     if isinstance(found, ModuleReference):
@@ -111,7 +133,7 @@ def estimate(
         _show(answer, explain=explain)
         say_own([gpu_spec])
     if must_fit and not answer.fits:
-        raise NothingFits(f"{model} does not fit on {gpu_spec.name} as {split}")
+        raise NothingFits(f"{model or 'the config'} does not fit on {gpu_spec.name} as {split}")
 
 
 def _estimate(

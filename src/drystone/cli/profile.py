@@ -119,6 +119,7 @@ def _show_progress(process: subprocess.Popen[str]) -> None:
 
 def _print_profile(measured: Profile) -> None:
     from drystone.cli.output import Column, print_table
+    from drystone.estimate.learned.profile import fit_matmuls
     from drystone.units import format_bytes, format_seconds
 
     rows = []
@@ -126,8 +127,8 @@ def _print_profile(measured: Profile) -> None:
         m, n, k = matmul.m, matmul.n, matmul.k
         rate = f"{2 * m * n * k / matmul.seconds / 1e9:.3g} GFLOP/s"
         rows.append((f"multiply {m} x {k} by {k} x {n}", format_seconds(matmul.seconds), rate))
-    fit = measured.matmul_fit
-    if fit is not None:
+    if measured.matmuls:
+        fit = fit_matmuls(measured.matmuls)
         rows.append(("largest multiplications, fitted", "", f"{fit.flops / 1e9:.3g} GFLOP/s"))
     if measured.memory_bandwidth_bytes_per_second:
         gigabytes = measured.memory_bandwidth_bytes_per_second / 1e9

@@ -13,7 +13,13 @@ import typer
 
 from drystone.cli.columns import counted, money
 from drystone.cli.live import Folder, connected, format_gpus
-from drystone.cli.options import AsJson, complete_gpus, complete_models, takes_groups
+from drystone.cli.options import (
+    AsJson,
+    ConfigFiles,
+    complete_gpus,
+    complete_models,
+    takes_groups,
+)
 from drystone.cli.quick import say_emulated
 
 
@@ -73,6 +79,7 @@ def submit(
     *,
     work: Work,
     limits: Limits,
+    config: ConfigFiles = None,
     include: Annotated[
         list[Path] | None,
         typer.Option(help="For a service on another machine: more files or folders to send."),
@@ -101,7 +108,8 @@ def submit(
     from drystone.service.submission import with_files
 
     body: dict[str, Any] = {"client_key": uuid.uuid4().hex, "owner": getpass.getuser()}
-    body |= _described(words or [], work.keys(), limits.keys())
+    table = _from_config(config, work.keys()) if config else work.keys()
+    body |= _described(words or [], table, limits.keys())
     with connected(folder) as client:
         body = with_files(client, body, include or ())
         if dry_run and as_json:
@@ -154,6 +162,28 @@ def _range(text: str) -> tuple[int, int]:
             hint="Write 4 or 2-8; types go with --gpu-type A100-80G",
         )
     return int(match[1]), int(match[2] or match[1])
+
+
+def _from_config(paths: list[Path], given: dict[str, Any]) -> dict[str, Any]:
+    """What another trainer's config says of a job; options of the command line count for it."""
+    from drystone.describe.recipe import Tuning
+    from drystone.errors import InvalidSpec
+    from drystone.plan.configs.read import read_configs
+
+    asked = read_configs(paths)
+    setup = asked.setup
+    if setup.tuning is Tuning.QLORA or setup.offload.value != "none":
+        what = "4-bit weights" if setup.tuning is Tuning.QLORA else f"offload {setup.offload.value}"
+        raise InvalidSpec(f"asks for {what}, which our runtime does not do", where=str(paths[0]))
+    said: dict[str, Any] = {"model": setup.model} if setup.model else {}
+    if setup.tuning is Tuning.LORA:
+        said["tune"] = {"method": "lora", "rank": setup.lora_rank}
+    train = {"batch": setup.global_batch()} | _given({"sequence": setup.seq_len})
+    told = f"{train['batch']} sequences a step" + ("" if setup.num_gpus else ", as on one GPU")
+    typer.echo(f"From the config: {setup.model or 'no model'}, {told}", err=True)
+    if asked.unused:
+        typer.echo("Keys that were not used: " + ", ".join(asked.unused), err=True)
+    return said | given | {"train": train | given.get("train", {})}
 
 
 def _described(words: list[str], work: dict[str, Any], limits: dict[str, Any]) -> dict[str, Any]:

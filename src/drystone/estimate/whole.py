@@ -18,11 +18,11 @@ from drystone.errors import InvalidSpec
 from drystone.estimate.learned.pooled import Correction, kind_of, type_name
 from drystone.estimate.memory.peak import ITEM_SOURCES, MOMENTS, estimate_memory
 from drystone.estimate.parameters import count_model
-from drystone.estimate.time.speed import SpeedEstimate, estimate_speed, profile_of
+from drystone.estimate.time.speed import SpeedEstimate, estimate_speed
 from drystone.units import HOUR_SECONDS
 
 if TYPE_CHECKING:
-    from drystone.estimate.learned.profile import Profile
+    from drystone.describe.profile import Profile
 
 
 FloatArray = npt.NDArray[np.float64]
@@ -164,7 +164,7 @@ def estimate_layout(
         )
     speed = estimate_speed(model, recipe, Layouts.of([layout]), machine, profile=profile).row(0)
     stages = estimate_stages(model, recipe, layout, machine)
-    learned = _learned(model, recipe, layout, machine, profile or profile_of(machine.gpu))
+    learned = _learned(model, recipe, layout, machine, profile or machine.profile)
     if learned:
         known = learned["speed"].parts.get("run", 1.0)  # all else is in the estimate already
         items = {name: known * seconds for name, seconds in speed.items.items()}

@@ -12,7 +12,15 @@ Table = Mapping[str, Any]
 
 # Too frequent, or too technical, to be news; `drystone events --all` shows them.
 QUIET: Final = frozenset(
-    {"Progressed", "Described", "Remembered", "SpeedChanged", "PhaseChanged", "Decided"}
+    {
+        "Progressed",
+        "Described",
+        "FilesKept",
+        "Remembered",
+        "SpeedChanged",
+        "PhaseChanged",
+        "Decided",
+    }
 )
 
 
@@ -84,6 +92,8 @@ PHRASES: Final[Mapping[str, Callable[[Table], str]]] = MappingProxyType(
         "BillSettled": lambda event: (
             f"{event['offer']}: {format_dollars(event['micro_dollars'] / 1e6)} paid"
         ),
+        "FilesKept": lambda event: "The files of jobs are kept in this folder",
+        "Warned": lambda event: f"has a warning{_because(event)}",
         "Remembered": lambda event: "The policy wrote down what it has learned",
         "TokenMade": lambda event: f"A token was made: {event['name']} ({event['role']})",
         "TokenRevoked": lambda event: "A token was revoked",

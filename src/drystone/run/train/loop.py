@@ -77,6 +77,7 @@ class _Training:
     def __init__(self, trainer: Trainer, plan: Plan, config: RankConfig, stream: TextIO) -> None:
         self._trainer, self._config, self._stream = trainer, config, stream
         self._wire = trainer.engine.wire
+        _refuse_tokens_beside_own_data(trainer.model, config)
         self._source = open_source(data_request(plan, config, config.data))
         self._evaluation: Evaluation | None = None
         if config.eval_data:
@@ -156,6 +157,15 @@ class _Training:
     def _tell(self, event: str, **values: object) -> None:
         if self._wire.rank == 0:
             write_event(self._stream, event, **values)
+
+
+def _refuse_tokens_beside_own_data(model: object, config: RankConfig) -> None:
+    has_own = isinstance(model, UserModule) and model.fed.own is not None
+    if has_own and (config.data != "synthetic" or config.eval_data):
+        raise InvalidSpec(
+            "the module reads its own samples (training_data), and data names others",
+            hint="Leave out data",
+        )
 
 
 def data_request(

@@ -25,6 +25,7 @@ import torch
 from drystone.describe.layout import Sharding
 from drystone.describe.recipe import Recompute, RecomputeKind
 from drystone.errors import InvalidSpec
+from drystone.run.train.balance import Balance, Division, largest_sizes
 from drystone.run.train.checkpoint.background import BackgroundSaves
 from drystone.run.train.checkpoint.checkpoint import Progress, load_latest, save_checkpoint
 from drystone.run.train.collectives import Wire
@@ -34,7 +35,7 @@ from drystone.run.train.emulate import SLOWDOWN, EmulatedDevice
 from drystone.run.train.group import this_device
 from drystone.run.train.models.layered import Batch, LayeredModel
 from drystone.run.train.schedule import has_schedule, learning_rate_factor, set_learning_rate
-from drystone.run.train.step_report import StepReport, Straggler, StragglerWatch, better_batches
+from drystone.run.train.step_report import StepReport, Straggler, StragglerWatch
 from drystone.run.train.stepping import LossScale, Stepper, StepResult
 from drystone.run.train.uneven.engine import Engine
 from drystone.run.train.uneven.whole import WholeEngine
@@ -79,6 +80,7 @@ class Trainer:
         self.progress = Progress(seed=config.seed)
         self._scale = LossScale() if dtype is torch.float16 else None
         self._watch = StragglerWatch(len(self.works))
+        self._balance = Balance([work.micro_batch for work in self.works])
         self.is_leaving = False
         self._num_steps = config.num_steps
         self._data_seconds = 0.0
@@ -94,16 +96,17 @@ class Trainer:
         """Samples in a step, over all ranks."""
         return sum(work.batch for work in self.works)
 
-    def rebalance(self, batches: Sequence[int]) -> None:
+    def rebalance(self, batches: Sequence[int], micro_batches: Sequence[int] | None = None) -> None:
         """Give the ranks other batches from the next step on; what each holds stays.
 
         Every rank must call it with the same numbers between the same steps. The sum may change.
         """
         if len(batches) != len(self.works) or not any(batches):
             raise InvalidSpec(f"batches {list(batches)} for {len(self.works)} ranks")
+        sizes = micro_batches or [work.micro_batch for work in self.works]
         self.works = tuple(
-            replace(work, batch=batch, micro_batch=max(work.micro_batch, 1))
-            for work, batch in zip(self.works, batches, strict=True)
+            replace(work, batch=batch, micro_batch=max(size, 1))
+            for work, batch, size in zip(self.works, batches, sizes, strict=True)
         )
 
     def resume(self) -> bool:
@@ -269,6 +272,21 @@ class Trainer:
             **given,
         )
 
+    def _find_better(self, batches: tuple[int, ...], result: StepResult) -> Division | None:
+        """What the ranks should do from the next step on, if anything else."""
+        peaks, usable = result.peak_memory_bytes, [work.usable_bytes for work in self.works]
+        sizes = [work.micro_batch for work in self.works]
+        self._balance.limit(
+            largest_sizes(batches, peaks, usable) if self._grows_with_batch else [0] * len(sizes),
+            largest_sizes(sizes, peaks, usable),
+        )
+        return self._balance.see(batches, result.compute_seconds)
+
+    @property
+    def _grows_with_batch(self) -> bool:
+        """Whether a larger batch takes more memory: layer by layer, what is between them waits."""
+        return isinstance(self.engine, Engine) and not self.engine.offloads
+
     def _runs(self, position: int) -> list[range]:
         """The global sample numbers of each micro-batch of this rank, in the step from there."""
         return micro_batches(self.works, self.engine.wire.rank, position)
@@ -279,9 +297,9 @@ class Trainer:
         """Who is slower than planned; where that is wanted, others take over from the next step."""
         self._watch.see(batches, result.compute_seconds)
         if self.config.rebalances:
-            better = better_batches(batches, self._watch.sample_seconds)
+            better = self._find_better(batches, result)
             if better is not None:
-                self.rebalance(better)
+                self.rebalance(*better)
         return self._watch.stragglers()
 
 

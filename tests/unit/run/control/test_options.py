@@ -7,7 +7,8 @@ from drystone.describe.files.job import make_job
 from drystone.describe.recipe import Precision
 from drystone.errors import NothingFits
 from drystone.plan.plan import Plan
-from drystone.run.control.launches import seat_ranks, section_seconds, take_seats
+from drystone.run.control.emulation import section_seconds
+from drystone.run.control.launches import seat_ranks, take_seats
 from drystone.run.control.live_state import Lesson
 from drystone.run.control.options import OptionBook, job_kind, work_of
 
@@ -196,7 +197,7 @@ def test_ranks_sit_on_free_devices_of_their_type(tmp_path):
 def test_an_emulated_device_is_as_slow_as_its_estimate(tmp_path):
     book, job = OptionBook(CLUSTER), a_job(tmp_path)
     plan = book.plan(job, (1, 0))
-    seconds = section_seconds(plan, CLUSTER, A100)
+    seconds = section_seconds(plan, CLUSTER.group(A100, 1).machine, A100)
     layers = plan.model.num_layers
     whole = 8 * (layers * (seconds["forward"] + seconds["backward"]) + seconds["head"])
 

@@ -252,7 +252,7 @@ class CellTrainer(Trainer):
         """Samples in a step; several ranks work on each of them."""
         return self.layout.global_batch
 
-    def rebalance(self, batches: Sequence[int]) -> None:
+    def rebalance(self, batches: Sequence[int], micro_batches: Sequence[int] | None = None) -> None:
         """Refused: stages and tensor-parallel ranks would have to move together."""
         _refuse_rebalancing()
 

@@ -177,6 +177,7 @@ class Engine(Stepper):
         self.model = model
         self._chance = Chance(device, seed=seed, rank=wire.rank)
         # On a processor only where its memory plays that of a device: `host_memory` is another.
+        self.offloads = offload
         self._offload = offload and (device.type == "cuda" or active_ledger() is not None)
         self._blocks, self._front, self._back = layers.blocks, layers.front, layers.back
         self._reduction: Pending | None = None

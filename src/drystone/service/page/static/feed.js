@@ -3,10 +3,10 @@ import { h } from "./dom.js";
 
 const BAD = new Set(["Failed", "Refused", "Interrupted", "StartFailed", "NodeLost", "RentalFailed", "NodeReclaimed"]);
 const GOOD = new Set(["Finished", "NodeBack", "NodeJoined"]);
-export const QUIET = new Set(["Progressed", "Described", "Remembered", "SpeedChanged", "PhaseChanged"]);
+export const QUIET = new Set(["Progressed", "Described", "FilesKept", "Remembered", "SpeedChanged", "PhaseChanged"]);
 
 const GROUPS = {
-  jobs: ["Submitted", "Started", "Launched", "Stopped", "Interrupted", "StartFailed", "Finished", "Refused", "Cancelled", "Paused", "Unpaused", "Failed", "Progressed"],
+  jobs: ["Submitted", "Started", "Launched", "Stopped", "Interrupted", "StartFailed", "Finished", "Refused", "Cancelled", "Paused", "Unpaused", "Failed", "Warned", "Progressed"],
   decisions: ["Decided", "Learned"],
   nodes: ["NodeLost", "NodeBack", "NodeAdded", "NodeRemoved", "NodeSlowed", "Drained", "Undrained", "ClusterDescribed", "RentalAsked", "RentalFailed", "NodeJoined", "ReleaseAsked", "NodeReleased", "MarketDescribed", "BillSettled", "NodeReclaimed", "PriceChanged"],
 };

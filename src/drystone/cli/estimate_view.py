@@ -28,6 +28,7 @@ ITEM_WORDS = {
     "workspace": "workspace",
     "cache": "allocator cache",
     "context": "CUDA and NCCL",
+    "reference": "reference model",
 }
 
 

@@ -34,7 +34,6 @@ from drystone.service.why import Why, explain
 from drystone.units import format_seconds
 
 MAX_ROWS: Final = 100_000
-TakeIn = Callable[[TrainingJob, str], Response]
 PAGE_ROWS: Final = 5000  # the loop waits while a page is made; who asks for more is told to go on
 
 
@@ -98,6 +97,7 @@ def job_routes(controller: Controller, uploads: Uploads) -> APIRouter:
     """All of them."""
     router = APIRouter(tags=["jobs"])
     _add_submission(router, controller, uploads)
+    _add_again(router, controller)
     _add_lists(router, controller)
     _add_single(router, controller)
     _add_changes(router, controller)
@@ -130,16 +130,6 @@ def _add_submission(router: APIRouter, controller: Controller, uploads: Uploads)
         with journal.lock:
             return answer_json(Planned.of(controller, job))
 
-    def take_in(job: TrainingJob, key: str) -> Response:
-        try:
-            with journal.acting(caller_now().actor):
-                job_id, is_new = controller.take_in(job, client_key=key)
-        except OverLimit as error:
-            raise Conflict(error.message, hint=error.hint) from None
-        return answer_json(SubmittedJob(id=job_id, is_new=is_new), status=201 if is_new else 200)
-
-    _add_again(router, controller, take_in)
-
     @router.post(
         "/v1/plan",
         dependencies=[SUBMITTER],
@@ -166,10 +156,19 @@ def _add_submission(router: APIRouter, controller: Controller, uploads: Uploads)
         if key and caller.token_id:
             # Keys are one's own: nobody learns of, or gets in the way of, another's jobs.
             key = hashlib.sha256(f"{caller.team}\n{caller.name}\n{key}".encode()).hexdigest()
-        return await run_in_threadpool(take_in, await looked_at(body), key)
+        return await run_in_threadpool(_take_in, controller, await looked_at(body), key)
 
 
-def _add_again(router: APIRouter, controller: Controller, take_in: TakeIn) -> None:
+def _take_in(controller: Controller, job: TrainingJob, key: str) -> Response:
+    try:
+        with controller.journal.acting(caller_now().actor):
+            job_id, is_new = controller.take_in(job, client_key=key)
+    except OverLimit as error:
+        raise Conflict(error.message, hint=error.hint) from None
+    return answer_json(SubmittedJob(id=job_id, is_new=is_new), status=201 if is_new else 200)
+
+
+def _add_again(router: APIRouter, controller: Controller) -> None:
     journal = controller.journal
 
     @router.post(
@@ -189,7 +188,7 @@ def _add_again(router: APIRouter, controller: Controller, take_in: TakeIn) -> No
         _refuse_past_deadline(job, journal.now())
         if not caller.is_admin:
             job = dataclasses.replace(job, owner=caller.name, team=caller.team)
-        return take_in(job, "")
+        return _take_in(controller, job, "")
 
 
 def _refuse_past_deadline(job: TrainingJob, now: float) -> None:

@@ -24,6 +24,7 @@ import argparse
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -107,7 +108,7 @@ def generated(load: str, seed: int) -> Scenario:
     )
 
 
-def scenario_of(load: str, told: str, seed: int, policy: str, data: Path | None) -> Scenario:
+def scenario_of(load: str, told: str, policy: str, data: Path | None, seed: int) -> Scenario:
     """A load, with what policies are told of it."""
     family, _, name = load.partition("/")
     rigid = policy in RIGID
@@ -207,16 +208,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     given = parser.parse_args()
     print(
-        f"{'load':<24} {'told':<9} {'policy':<15} {'mean h':>7} {'range':>15} {'p99 h':>6} {'special':>7} "
+        f"{'load':<24} {'told':<9} {'policy':<15} {'mean h':>7} {'range':>15} "
+        f"{'p99 h':>6} {'special':>7} "
         f"{'restarts':>8} {'most':>5} {'alone':>6} {'ms':>6} {'cpu s':>6}"
     )
     figures: dict[str, float] = {}
     for load in given.loads.split(","):
         for told in given.told.split(","):
             for policy in given.policy.split(","):
-                make: Callable[[int], Scenario] = lambda seed: scenario_of(
-                    load, told, seed, policy, given.data
-                )
+                make = partial(scenario_of, load, told, policy, given.data)
                 _print_runs(load, told, policy, make, given.seeds, figures)
     print_figures(figures)
 

@@ -76,9 +76,24 @@ CONFIGS = {
         "GraniteConfig",
         SIZES | {"embedding_multiplier": 12.0, "logits_scaling": 8.0,
                  "residual_multiplier": 0.22, "attention_multiplier": 0.015625}),
+    "mixtral": (
+        "MixtralConfig",
+        SIZES | rope() | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5}),
+    "qwen3_moe": (
+        "Qwen3MoeConfig",
+        SIZES | rope() | {"num_experts": 6, "num_experts_per_tok": 3, "head_dim": 16,
+                          "moe_intermediate_size": 24, "mlp_only_layers": [1]}),
+    "qwen3_moe, normed": (
+        "Qwen3MoeConfig",
+        SIZES | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+                 "norm_topk_prob": True}),
+    "olmoe": (
+        "OlmoeConfig",
+        SIZES | rope() | {"num_experts": 8, "num_experts_per_tok": 2, "rms_norm_eps": 1e-2}),
 }  # fmt: skip
 # One of each family, for what takes longer.
 FAMILIES = [name for name in CONFIGS if "," not in name]
+MIXTURES = ["mixtral", "qwen3_moe", "olmoe"]  # whose experts are not split
 
 
 def config_of(name: str, **other: object) -> transformers.PretrainedConfig:
@@ -195,9 +210,36 @@ def train_theirs(name: str, spec: ModelSpec, steps: int) -> tuple[list[float], d
 def in_our_names(spec: ModelSpec, theirs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Tensors of a model of `transformers`, as our transformer has them."""
     ours = {}
+    theirs = theirs | _experts_apart(theirs)
     for stored in stored_weights(spec, STYLES[spec.family]).values():
         whole = theirs[stored.name]
         whole = whole.t() if stored.is_transposed else whole
         sizes = [shape[0] for _, shape in stored.parts]
         ours |= dict(zip((part for part, _ in stored.parts), whole.split(sizes), strict=True))
     return ours
+
+
+def _experts_apart(theirs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Experts stand in one tensor in memory, and each for itself in files."""
+    found = {}
+    for name, whole in theirs.items():
+        start = name.partition("mlp.experts.")[0]
+        if name.endswith("experts.gate_up_proj"):
+            halves = {
+                ("gate_proj", "w1"): whole.chunk(2, 1)[0],
+                ("up_proj", "w3"): whole.chunk(2, 1)[1],
+            }
+        elif name.endswith("experts.down_proj"):
+            halves = {("down_proj", "w2"): whole}
+        else:
+            continue
+        for (usual, mixtral), each in halves.items():
+            for at, own in enumerate(each):
+                found[f"{start}mlp.experts.{at}.{usual}.weight"] = own
+                found[f"{start}block_sparse_moe.experts.{at}.{mixtral}.weight"] = own
+    routers = {
+        name.replace("mlp.gate.", "block_sparse_moe.gate."): one
+        for name, one in theirs.items()
+        if ".mlp.gate." in name
+    }
+    return found | routers

@@ -64,7 +64,10 @@ def loaded(folder: Path) -> transformers.PreTrainedModel:
     return model.eval()
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("phi3", "gpt2", "gemma2", "olmo2")]
+SLOW = [
+    pytest.param(name, marks=pytest.mark.slow)
+    for name in ("phi3", "gpt2", "gemma2", "olmo2", "mixtral", "qwen3_moe", "olmoe")
+]
 
 
 @pytest.mark.parametrize("name", ["llama, 3.1", *SLOW])
@@ -144,6 +147,18 @@ def test_what_cannot_be_exported_is_refused_before_the_first_step(tmp_path: Path
     assert "--checkpoints FOLDER" in capsys.readouterr().err
     assert main([*words, "--checkpoints", str(tmp_path / "saved")]) == 2
     assert "no adapters" in capsys.readouterr().err
+
+
+def test_adapters_of_single_experts_are_exported_merged_only(tmp_path: Path, capsys):
+    lora = Lora(rank=2, targets=("q", "up"))
+    plan = a_folder_plan("mixtral", tmp_path / "model", tuning=Tuning.LORA, lora=lora)
+    save_plan(plan, tmp_path / "plan.json")
+    words = [str(tmp_path / "plan.json"), "--steps", "1", "--checkpoints", str(tmp_path / "saved")]
+
+    assert main([*words, "--export", "peft"]) == 2
+    assert "matrices of single experts" in capsys.readouterr().err
+    assert main([*words, "--export", "huggingface"]) == 0
+    loaded(tmp_path / "export")
 
 
 def test_values_that_are_no_numbers_are_named(tmp_path: Path):

@@ -7,7 +7,6 @@ hundred million, for a machine with minutes to spare.
 import itertools
 import json
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -29,11 +28,11 @@ from drystone.run.train.checkpoint.checkpoint import find_whole
 from drystone.run.train.checkpoint.contents import SafeReader
 from drystone.run.train.data import DataRequest, open_source
 from drystone.run.train.models.transformer import Transformer, build_model
+from drystone.run.train.sample_model import write_sample
 from drystone.run.train.samples import inputs_of
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
-SMALL_MODEL = Path(__file__).parents[2] / "examples" / "small_model.py"
 WIDTH = int(os.environ.get("DRYSTONE_TUNE_WIDTH", "128"))
 LAYERS = int(os.environ.get("DRYSTONE_TUNE_LAYERS", "4"))
 NUM_STEPS, SEQ_LEN, BATCH = 40, 32, 8
@@ -147,7 +146,7 @@ def test_a_fine_tune_survives_two_resizes_and_a_kill_and_says_the_same_after_exp
     tmp_path: Path, monkeypatch
 ):
     monkeypatch.setenv("DRYSTONE_CACHE", str(tmp_path / "cache"))
-    runpy.run_path(str(SMALL_MODEL))["main"](tmp_path, width=WIDTH, layers=LAYERS)
+    write_sample(tmp_path, width=WIDTH, layers=LAYERS)
     (tmp_path / "tune.yaml").write_text(JOB, encoding="utf-8")
 
     alone = Run(tmp_path, 1)

@@ -209,3 +209,46 @@ def test_without_a_controller_the_commands_say_what_to_do(tmp_path, capsys):
     for command in (["jobs"], ["why", "1"]):
         assert run([*command, "--folder", str(tmp_path)]) == 1
         assert "drystone serve" in capsys.readouterr().err
+
+
+def test_a_job_is_found_by_its_name(client, served: Running, capsys):
+    first = client.post("/v1/jobs", body(3, name="by-name"))["id"]
+    wait_over(client, first)
+    folder = ["--folder", str(served.folder)]
+
+    assert run(["wait", "by-name", *folder]) == 0
+    assert run(["show", "by-name", "--json", *folder]) == 0
+    assert json.loads(capsys.readouterr().out)["id"] == first
+    second, third = (client.post("/v1/jobs", body(400, name="by-name"))["id"] for _ in range(2))
+    assert run(["cancel", "by-name", *folder]) == 2  # which of the two?
+    assert second in capsys.readouterr().err
+    assert run(["cancel", second, third, *folder]) == 0
+    assert run(["wait", second, *folder]) == 1  # it did not get done
+    assert run(["show", "nobody", *folder]) == 2
+
+
+def test_events_are_told_in_sentences(client, served: Running, capsys):
+    job = client.post("/v1/jobs", body(3, name="told"))["id"]
+    wait_over(client, job)
+
+    assert run(["events", "told", "--folder", str(served.folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.endswith(f"Job {job} was submitted, by owner") for line in lines)
+    assert lines[-1].endswith(f"Job {job} is done")
+
+
+def test_a_deadline_in_the_past_is_refused(client):
+    with pytest.raises(RequestError, match="ago"):
+        client.post("/v1/jobs", body(3, deadline="2020-01-01T00:00"))
+
+
+def test_jobs_are_sorted_by_what_is_asked_for(client, served: Running, capsys):
+    for steps in (3, 9):
+        wait_over(client, client.post("/v1/jobs", body(steps))["id"])
+    folder = ["--folder", str(served.folder)]
+
+    assert run(["jobs", "--sort", "cost", "--json", *folder]) == 0
+    costs = [job["dollars"] for job in json.loads(capsys.readouterr().out)["jobs"]]
+    assert costs == sorted(costs, reverse=True)
+    assert len(set(costs)) > 1
+    assert run(["jobs", "--sort", "colour", *folder]) == 2

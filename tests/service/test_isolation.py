@@ -150,23 +150,39 @@ def until(condition, *, seconds: float = 60.0):
     return found
 
 
-def test_connections_that_say_nothing_are_few_and_let_go(tmp_path, monkeypatch):
-    given = {"max_connections": 8, "max_per_address": 6, "header_seconds": 0.6}
+def test_connections_that_say_nothing_keep_nobody_out_and_are_let_go(tmp_path, monkeypatch):
+    given = {"max_connections": 8, "max_per_address": 6, "header_seconds": 3.0}
     monkeypatch.setattr(
         "drystone.service.server.ConnectionLimits", lambda: ConnectionLimits(**given)
     )
     with serving(tmp_path / "s", limits=UNLIMITED) as service:
-        held = [socket.create_connection(("127.0.0.1", service.port)) for _ in range(6)]
-        for number, connection in enumerate(held):
-            connection.sendall(b"GET /healthz HTTP/1.1\r\n" if number % 2 else b"")
-        until(lambda: service.ask("GET", "/healthz").status == 503)
-        # After a while they are let go, and others are answered.
-        until(lambda: service.ask("GET", "/healthz").status == 200, seconds=20)
-        for connection in held:
-            connection.settimeout(5)
+        held = []
+        for number in range(20):  # three times as many as may be open
+            held.append(socket.create_connection(("127.0.0.1", service.port)))
+            held[-1].sendall(b"GET /healthz HTTP/1.1\r\nX-A: " if number % 2 else b"")
+            if number % 5 == 0:
+                assert service.ask("GET", "/healthz").status == 200
+        for connection in held:  # in the end all are let go, the first ones long before
+            connection.settimeout(10)
             with contextlib.suppress(ConnectionResetError):
                 assert connection.recv(100) == b""
             connection.close()
+
+
+def test_where_all_connections_are_busy_the_next_is_told_to_come_back():
+    limits = ConnectionLimits(max_connections=4, max_per_address=3)
+    limits.by_address.update({"a": 3, "b": 1})
+    assert not limits.has_room_for("a")
+    assert not limits.has_room_for("c")  # in all there are four, and none of them waits
+
+    class Waiting:
+        def drop(self):
+            limits.by_address["a"] -= 1
+            del limits.waiting["a"][self]
+
+    limits.waiting["a"] = {Waiting(): None}
+    assert limits.has_room_for("c")  # in the place of one of the address that has most
+    assert limits.by_address["a"] == 2
 
 
 def test_a_body_that_stops_is_given_up(tmp_path, monkeypatch):

@@ -16,9 +16,10 @@ from drystone.service.submission import with_files
 ZOO = json.loads(MODELS_FILE.read_text())
 TRAIN = {"steps": 2, "batch": 4, "sequence": 16}
 MOE = {
-    "model_type": "mixtral", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128,
+    "model_type": "qwen2_moe", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "num_local_experts": 4, "num_experts_per_tok": 2, "max_position_embeddings": 256,
+    "num_experts": 4, "num_experts_per_tok": 2, "max_position_embeddings": 256,
+    "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64,
 }  # fmt: skip
 BERT = ZOO["bert-base-uncased"]["config"] | {
     "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
@@ -47,12 +48,12 @@ def test_nothing_of_it_is_taken_in_and_scripts_are(system, tmp_path: Path):
     write(tmp_path / "scaled", SCALED)
     write(tmp_path / "tuned", ZOO["mini-llama"]["config"], has_weights=True)
     reasons = {
-        "./moe": "no experts",
+        "./moe": "no shared experts",
         "./bert": "no head but",
         "./scaled": "spiral",
         "./tuned": "is no file of safetensors",
-        "tuned/../moe": "no experts",
-        "mixtral-8x7b": "no experts",
+        "tuned/../moe": "no shared experts",
+        "mixtral-8x7b": "its rope_theta is not in the list",
     }
     for model, words in reasons.items():
         job = make_job({"model": model, "train": TRAIN}, folder=tmp_path)

@@ -12,9 +12,11 @@ import pytest
 from renters import HARD_CAP, MARKET, check_rentals, is_quiet, open_cloud, renting, take_back
 from systems import TRAINER
 
+from drystone.describe.files.market import parse_market
 from drystone.run.control.store import Store
 from drystone.run.events import NodeJoined, NodeReclaimed, RentalAsked
-from drystone.run.renting.provider import Stage
+from drystone.run.renting.commands import CommandProvider
+from drystone.run.renting.provider import Stage, live_offers
 from drystone.service.money import LedgerPage
 
 HERE = Path(__file__).parent
@@ -174,3 +176,27 @@ def test_a_list_that_is_empty_and_a_node_that_stays_rent_nothing_above_the_cap(t
         cloud.keeps = set()
         system.until(lambda: is_quiet(system.controller), seconds=60)
     assert max(cloud.rates) <= HARD_CAP
+
+
+@pytest.mark.slow
+def test_three_programs_that_fail_a_fifth_of_the_time_lose_and_double_nothing(tmp_path):
+    """The provider `commands`, with real processes: two controllers, one after the other."""
+    folder = tmp_path / "cloud"
+    (folder / "nodes").mkdir(parents=True)
+    (folder / "faults").write_text("0.2")
+    source = (HERE / "command_cloud.py").read_text()
+    for name in ("create", "list", "delete"):
+        (folder / name).write_text(f"#!{sys.executable} -S\n{source}")
+        (folder / name).chmod(0o755)
+    offers = live_offers(parse_market(MARKET), is_simulated=True)
+    with renting(tmp_path / "s", CommandProvider(folder, offers)) as system:
+        first = [system.submit() for _ in range(2)]
+        assert system.wait_over(*first, seconds=180) == ["done"] * 2
+    with renting(tmp_path / "s", CommandProvider(folder, offers)) as system:
+        second = [system.submit() for _ in range(2)]
+        assert system.wait_over(*second, seconds=180) == ["done"] * 2
+        system.until(lambda: is_quiet(system.controller), seconds=120)
+        events = system.events()
+    (folder / "faults").write_text("0")
+    check_rentals(events, CommandProvider(folder, offers))
+    assert not (folder / "doubles").exists()

@@ -1,6 +1,7 @@
 """Each attack is refused, logged, and nothing leaks: against uvicorn as it ships."""
 
 import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -13,7 +14,9 @@ from services import UNLIMITED, serving
 
 from drystone.run.control.access import Role
 from drystone.run.events import Failed, Started
+from drystone.service.answers import TooLarge
 from drystone.service.auth.guard import RequestLimits
+from drystone.service.uploads import Uploads
 
 pytestmark = pytest.mark.slow
 SECRET = "hunter2-of-the-environment"
@@ -420,3 +423,32 @@ def test_without_tokens_only_names_of_loopback_are_answered(tmp_path):
             )
             is None
         )
+
+
+def test_uploads_have_an_end_for_each_team_and_in_all(tmp_path):
+    limits = RequestLimits(max_uploads_of_caller_bytes=3000, max_uploads_bytes=5000)
+
+    def send(token: str, number: int) -> int:
+        path = f"/v1/files?bundle={number:032x}&name=x"
+        return service.ask("POST", path, raw=b"x" * 1000, token=token).status
+
+    with serving(tmp_path / "s", limits=limits) as service:
+        service.team("red")
+        service.team("blue")
+        red, blue = (service.token(Role.SUBMITTER, team) for team in ("red", "blue"))
+        assert [send(red, number) for number in range(5)] == [201, 201, 201, 413, 413]
+        assert [send(blue, number) for number in range(5)] == [201, 201, 413, 413, 413]
+        assert not [*(tmp_path / "s" / "uploads").rglob("*.part")]
+        # What no job needs makes room after a day, and only then.
+        for bundle in (tmp_path / "s" / "uploads").glob("*/*"):
+            os.utime(bundle, (1.0, 1.0))
+        job = {"command": "python x", "train": {"steps": 1}, "gpus": {"max": 1}}
+        sent = {"job": job, "files": f"{0:032x}"}
+        assert service.ask("POST", "/v1/jobs", sent, token=red).status == 201
+        assert [send(blue, number) for number in range(7, 9)] == [201, 201]
+        kept = sorted(path.name for path in (tmp_path / "s" / "uploads").glob("*/*"))
+        assert f"{0:032x}" in kept
+        assert f"{1:032x}" not in kept
+        full = dataclasses.replace(limits, min_free_bytes=1 << 60)
+        with pytest.raises(TooLarge, match="of the disk free"):
+            Uploads(tmp_path / "s" / "uploads", full)._take_room(tmp_path / "s" / "uploads", 1)

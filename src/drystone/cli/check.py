@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -35,6 +36,10 @@ def check(
     plot: Annotated[
         Path | None, typer.Option(help="Draw predicted against measured into this file.")
     ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(help="What `drystone profile` wrote, for speed as shipped on that GPU type."),
+    ] = None,
     worst: Annotated[int, typer.Option(help="How many of the worst rows to show.", min=0)] = 8,
     brief: Annotated[
         bool, typer.Option("--brief", help="Groups only: no datasets, worst or skipped rows.")
@@ -61,7 +66,7 @@ def check(
         from drystone.observe.plots import load_pyplot, plot_check
 
         load_pyplot(plot)
-    report = _check(measure, rows)
+    report = _check(measure, rows, profile)
     if plot is not None:
         plot_check(report, plot)
     if as_json:
@@ -74,15 +79,23 @@ def check(
         say_made("Drawn", plot)
 
 
-def _check(measure: Measure, rows: Path | None) -> CheckReport:
+def _check(measure: Measure, rows: Path | None, profile: Path | None) -> CheckReport:
     from drystone.cli.output import track
     from drystone.observe.check.accuracy import MEMORY_TABLE, SPEED_TABLE, check_memory, check_speed
     from drystone.observe.check.runs import load_runs
 
     table = rows or (MEMORY_TABLE if measure is Measure.MEMORY else SPEED_TABLE)
     runs = load_runs(table, measure=measure.value)
-    judge = check_memory if measure is Measure.MEMORY else check_speed
-    return judge(track(runs, f"Estimating {measure.value}"))
+    tracked = track(runs, f"Estimating {measure.value}")
+    if measure is Measure.MEMORY:
+        return check_memory(tracked)
+    if profile is None:
+        return check_speed(tracked)
+    from drystone.describe.catalogue import find_gpu
+    from drystone.estimate.learned.profile import load_profile
+
+    measured = replace(find_gpu(load_profile(profile).device), profile=str(profile))
+    return check_speed(tracked, measured=measured)
 
 
 _ERROR_COLUMNS = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TextIO
 
@@ -23,6 +23,7 @@ class Column:
     rank: int = 0
     justify: Literal["left", "right"] = "right"
     style: str = ""
+    style_of: Callable[[str], str] | None = None  # by what a cell says, instead
 
 
 def has_width(stream: TextIO) -> bool:

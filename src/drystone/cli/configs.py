@@ -15,6 +15,7 @@ from drystone.cli.request import RecipeOptions
 from drystone.errors import InvalidSpec, NothingFits, UnknownName
 from drystone.plan.configs.read import Asked, read_configs
 from drystone.plan.configs.write import TARGETS
+from drystone.plan.configs.write_degrees import DEGREE_TOOLS
 
 if TYPE_CHECKING:
     from drystone.describe.model import ModelSpec
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from drystone.plan.search import PlanList
 
 _SAME_NAMES = ("seq_len", "precision", "optimizer", "attention", "loss", "tuning", "lora_rank",
-               "offload", "compiled", "launcher")  # fmt: skip
+               "offload", "compiled", "launcher", "expert_dispatch")  # fmt: skip
 
 
 def _tokens_per_second(answer: Estimate) -> float:
@@ -57,14 +58,18 @@ class ConfigRequest:
         said = {name: getattr(self.asked.setup, name) for name in _SAME_NAMES}
         return replace(given, **(said | changed))
 
-    def model(self, given: str) -> str:
+    def shape(self, given: str) -> ModelSpec:
         """The model of the command line, or else of the config."""
-        found = given or self.asked.setup.model
-        if not found:
+        from drystone.cli.request import find_shape
+
+        setup = self.asked.setup
+        if not given and setup.shape is not None:
+            return setup.shape
+        if not (given or setup.model):
             raise InvalidSpec(
                 "the config names no model", hint="Name it: drystone plan MODEL --config FILE"
             )
-        return found
+        return find_shape(given or setup.model)
 
     @property
     def global_batch(self) -> int:
@@ -131,8 +136,18 @@ class ConfigRequest:
         return lines
 
 
+def for_tool(tool: str, recipe: RecipeOptions) -> RecipeOptions:
+    """Options as `--tool` would run them, where the command line does not say otherwise."""
+    if tool not in DEGREE_TOOLS or recipe.launcher != RecipeOptions().launcher:
+        return recipe
+    changed = {"launcher": DEGREE_TOOLS[tool].launcher}
+    if tool == "torchtitan" and recipe.loss == "plain":
+        changed["loss"] = "chunked"  # as all of its named configs
+    return replace(recipe, **changed)  # type: ignore[arg-type]
+
+
 def find_search(
-    tool: str, chooses_precision: bool, *, has_config: bool, has_gpus: bool
+    tool: str, chooses_precision: bool, *, tools: Sequence[str], has_gpus: bool
 ) -> Callable[..., PlanList]:
     """All ways to run a job, or those that a tool can express."""
     from drystone.plan.search import plan_job
@@ -141,8 +156,19 @@ def find_search(
         raise UnknownName("tool", tool, ["any", *TARGETS], where="--tool")
     if tool in TARGETS and not has_gpus:
         raise InvalidSpec("--tool needs GPUs to plan for", hint="Add --gpus 8xA100-80G")
-    if tool == "any" or not (tool or has_config):
+    if tool == "any" or not (tool or tools):
         return partial(plan_job, chooses_precision=chooses_precision)
+    wanted = tool or next((name for name in tools if name in DEGREE_TOOLS), "")
+    if wanted in DEGREE_TOOLS:
+        from drystone.plan.cells.search import RECOMPUTES
+        from drystone.plan.configs.write_degrees import can_say
+        from drystone.plan.search import plan_some_cells
+
+        none, selective, full = RECOMPUTES
+        known = (none, full) if wanted == "nemo" else (none, selective, full)
+        may = partial(can_say, wanted)
+        search = partial(plan_some_cells, may=may, recomputes=known)
+        return partial(search, chooses_precision=chooses_precision)
     return partial(_search_plain, chooses_precision=chooses_precision)
 
 

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from drystone.cli.options import AsJson, ClusterFile, ModelName, complete_gpus, takes_groups
+from drystone.cli.options import (
+    AsJson,
+    ClusterFile,
+    ConfigFiles,
+    ModelName,
+    complete_gpus,
+    takes_groups,
+    words,
+)
 from drystone.cli.request import RecipeOptions
 
 if TYPE_CHECKING:
@@ -21,10 +29,14 @@ if TYPE_CHECKING:
     from drystone.estimate.whole import Estimate
 
 
+_USUAL_LAYOUT = "dp=1"
+
+
 @takes_groups
 def estimate(
-    model: ModelName,
+    model: ModelName = "",
     *,
+    config: ConfigFiles = None,
     gpu: Annotated[
         str,
         typer.Option(
@@ -33,11 +45,23 @@ def estimate(
     ],
     layout: Annotated[
         str, typer.Option(help="dp, tp, pp, cp, ep, micro, zero, shard, sp, vpp, schedule, keep.")
-    ] = "dp=1",
+    ] = _USUAL_LAYOUT,
     global_batch: Annotated[
-        int, typer.Option(help="Sequences in a step; 0: one micro-batch on every data rank.")
+        int,
+        typer.Option(
+            "--batch",
+            "--global-batch",
+            help="Sequences in a step; none: one micro-batch on every data rank.",
+        ),
     ] = 0,
     recompute: Annotated[str, typer.Option(help="none, selective, full, or full/2.")] = "none",
+    objective: Annotated[
+        str,
+        typer.Option(
+            help="next-token, dpo or reward: the last two count batches in pairs of sequences.",
+            autocompletion=words("next-token", "dpo", "reward"),
+        ),
+    ] = "next-token",
     recipe: RecipeOptions,
     cluster: ClusterFile = None,
     gpus_per_node: Annotated[int, typer.Option(help="0: as usual for the GPU.")] = 0,
@@ -47,6 +71,10 @@ def estimate(
     ] = 0.0,
     profile: Annotated[
         Path | None, typer.Option(help="A measured profile (see `drystone profile`).")
+    ] = None,
+    observed: Annotated[
+        Path | None,
+        typer.Option(help="A CSV of what your own runs took: it corrects this estimate."),
     ] = None,
     kernels: Annotated[
         str, typer.Option(help="Of a traced module: cuda, or cpu as torch's MemTracker counts.")
@@ -67,7 +95,8 @@ def estimate(
     With --json: {model, recipe, layout, gpu, fits, memory: {hungriest_stage, stages: [{stage,
     moment, items, allocated_bytes, reserved_bytes, device_bytes, required_bytes, low_bytes,
     high_bytes, fits, risk}], sources}, speed: {items_seconds, step_seconds, tokens_per_second,
-    tokens_per_second_per_gpu, model_flops_utilisation, sources}, price}.
+    tokens_per_second_per_gpu, model_flops_utilisation, sources}, learned: {memory, speed: {factor,
+    width_share, num_readings, parts}}, price}.
     """
     from drystone.cli.output import print_json
     from drystone.cli.request import own_price, read_cluster, say_own
@@ -76,12 +105,22 @@ def estimate(
     from drystone.describe.layout import parse_layout
     from drystone.describe.machine import default_machine
     from drystone.describe.model_source import ModuleReference, resolve_model
-    from drystone.errors import NothingFits
+    from drystone.errors import InvalidSpec, NothingFits
 
-    found = resolve_model(model)
     read_cluster(cluster)
     gpu_spec = find_gpu(gpu)
-    split = parse_layout(layout)
+    found: ModelSpec | ModuleReference
+    if config:
+        from drystone.cli.configs import ConfigRequest
+
+        request = ConfigRequest.read(config, None)
+        setup = request.asked.setup
+        found, recipe = request.shape(model), request.options(recipe)
+        split = parse_layout(layout) if layout != _USUAL_LAYOUT else setup.layout()
+        global_batch = global_batch or setup.global_batch(split.num_gpus)
+        recompute = str(setup.recompute) if recompute == "none" else recompute
+    else:
+        found, split = resolve_model(model), parse_layout(layout)
     machine = default_machine(gpu_spec, gpus_per_node=gpus_per_node or None, inter=network or None)
     wanted = recipe.recipe(
         None if isinstance(found, ModuleReference) else found,
@@ -89,19 +128,22 @@ def estimate(
         recompute=recompute,
         gpus=[gpu_spec],
     )
+    wanted = request.recipe(wanted) if config else wanted
     rent = own_price(gpu_spec, price) if price else cheapest_price(gpu_spec.name)
     answer: Estimate | TracedEstimate
     if isinstance(found, ModuleReference):
+        if objective != "next-token":
+            raise InvalidSpec(f"objective {objective!r} of a traced module is its own business")
         answer = _trace(found, wanted, split, machine, rent, kernels)
     else:
-        answer = _estimate(found, wanted, split, machine, rent, profile)
+        answer = _estimate(found, wanted, split, machine, rent, profile, observed, objective)
     if as_json:
         print_json(answer.to_json())
     else:
         _show(answer, explain=explain)
         say_own([gpu_spec])
     if must_fit and not answer.fits:
-        raise NothingFits(f"{model} does not fit on {gpu_spec.name} as {split}")
+        raise NothingFits(f"{model or 'the config'} does not fit on {gpu_spec.name} as {split}")
 
 
 def _estimate(
@@ -111,15 +153,29 @@ def _estimate(
     machine: Machine,
     price: Price | None,
     profile: Path | None,
+    observed: Path | None,
+    objective: str,
 ) -> Estimate:
-    from drystone.estimate.whole import estimate_layout
+    from drystone.cli.request import parse_word
+    from drystone.estimate.preference import Objective, estimate_objective
 
+    compared = parse_word(Objective, objective, "objective")
     measured = None
     if profile is not None:
         from drystone.estimate.learned.profile import load_profile
 
         measured = load_profile(profile)
-    return estimate_layout(model, recipe, layout, machine, price=price, profile=measured)
+    if observed is not None:
+        from drystone.estimate.learned.profile import Profile
+        from drystone.observe.check.readings import Asked, load_readings
+
+        asked = Asked(model=model, recipe=recipe, layout=layout, machine=machine)
+        measured = measured or Profile(device=machine.gpu.name)
+        readings = measured.readings + load_readings(observed, asked)
+        measured = measured.model_copy(update={"readings": readings})
+    return estimate_objective(
+        model, recipe, layout, machine, compared, price=price, profile=measured
+    )
 
 
 def _trace(

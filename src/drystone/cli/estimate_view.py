@@ -7,7 +7,9 @@ from rich.table import Table
 from rich.text import Text
 
 from drystone.cli.output import HeadedTable, make_console
-from drystone.estimate.memory.peak import ITEM_SOURCES
+from drystone.describe.chosen import choices_of
+from drystone.describe.recipe import Tuning
+from drystone.estimate.learned.residuals import range_basis
 from drystone.estimate.module.estimate import TracedEstimate
 from drystone.estimate.parameters import count_model
 from drystone.estimate.whole import Estimate, StageEstimate
@@ -25,6 +27,7 @@ ITEM_WORDS = {
     "workspace": "workspace",
     "cache": "allocator cache",
     "context": "CUDA and NCCL",
+    "reference": "reference model",
 }
 
 
@@ -39,7 +42,39 @@ def print_estimate(estimate: Estimate, *, explain: bool) -> None:
     for table in tables:
         console.print(table)
         console.print()
+    if explain:
+        _print_learned(console, estimate)
     _print_summary(console, estimate)
+
+
+def _print_learned(console: Console, estimate: Estimate) -> None:
+    """What was learned from which runs, and what the stated range stands on."""
+    for measure, found in estimate.learned.items():
+        if not found.num_readings:
+            console.print(f"{measure}: no reading has anything in common with this run")
+            continue
+        parts = ", ".join(
+            f"{name} x {part:.3f}" for name, part in found.parts.items() if abs(part - 1) >= 0.0005
+        )
+        console.print(
+            f"{measure}: x {found.factor:.3f} by {found.num_readings} readings of your own "
+            f"({parts or 'as estimated'}); {found.width_share:.0%} of the range is left"
+        )
+    basis = range_basis(
+        estimate.recipe.launcher, is_full=estimate.recipe.tuning is Tuning.FULL, reading="allocated"
+    )
+    for choice in choices_of(estimate.recipe.launcher, estimate.machine.gpu.architecture):
+        sources = ", ".join(choice.num_runs) or "none"
+        console.print(
+            f"{choice.field} of {choice.owner_of(estimate.recipe.launcher)}: {choice.value:g}, "
+            f"chosen by runs of {sources}",
+            style="dim",
+        )
+    console.print(
+        "Range of memory: " + ", ".join(f"{name} {share:.0%}" for name, share in basis),
+        style="dim",
+    )
+    console.print()
 
 
 def _print_head(console: Console, estimate: Estimate) -> None:
@@ -75,7 +110,7 @@ def _memory_table(estimate: Estimate, *, explain: bool) -> Table:
     for name, size in stage.items.items():
         if size < 1:
             continue
-        source = (ITEM_SOURCES[name],) if explain else ()
+        source = (estimate.memory_sources[name],) if explain else ()
         table.add_row(ITEM_WORDS[name], format_bytes(size), bar(size / usable), *source)
     total_bar = bar(stage.device_bytes / usable, style="red" if not stage.fits else "green")
     table.add_row(Text("in all", style="bold"), format_bytes(stage.device_bytes), total_bar)

@@ -122,12 +122,17 @@ def _write_config(plan: Path, to: str, out: Path | None, as_json: bool) -> None:
     import json
 
     from drystone.plan.configs.write import launch_words, setup_of, write_config
+    from drystone.plan.configs.write_degrees import FLAG_TOOLS, flag_script
     from drystone.plan.plan import load_plan
 
-    setup = setup_of(load_plan(plan))
+    setup = setup_of(load_plan(plan), to)
     table = write_config(setup, to)
-    is_json = as_json or to == "deepspeed"
-    text = json.dumps(table, indent=2) + "\n" if is_json else _render([table], as_json=False)
+    if as_json or to == "deepspeed":
+        text = json.dumps(table, indent=2) + "\n"
+    elif to in FLAG_TOOLS:
+        text = flag_script(setup, table, to)
+    else:
+        text = _render([table], as_json=False)
     if out is None:
         print(text, end="")
     else:

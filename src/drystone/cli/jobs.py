@@ -1,4 +1,4 @@
-"""The verbs about jobs: `jobs`, `show`, `why`, `logs`, `cancel`, `pause`, `resume`."""
+"""The verbs about jobs: `jobs`, `show`, `why`, `wait`, `logs`, `cancel`, `pause`, `resume`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from drystone.cli.columns import money
 from drystone.cli.live import (
     Folder,
     JobId,
@@ -17,12 +18,23 @@ from drystone.cli.live import (
     format_end,
     format_gpus,
     quoted,
+    state_style,
     state_word,
     watch,
 )
-from drystone.cli.options import AsJson
+from drystone.cli.options import AsJson, words
 from drystone.cli.output import make_console, print_json, printable
-from drystone.cli.quick import DEFAULT_LIMIT, MAX_LIMIT, list_jobs, print_page, show_reasons
+from drystone.cli.quick import (
+    DEFAULT_LIMIT,
+    MAX_LIMIT,
+    SORTS,
+    check_sort,
+    find_job,
+    list_jobs,
+    print_page,
+    show_reasons,
+)
+from drystone.units import format_seconds
 
 if TYPE_CHECKING:
     from drystone.service.client import Client
@@ -30,9 +42,15 @@ if TYPE_CHECKING:
 
 def jobs(
     state: Annotated[
-        list[str] | None, typer.Option(help="Only these, e.g. --state running --state queued.")
+        list[str] | None, typer.Option(help="Only these, e.g. --state running --state waiting.")
     ] = None,
     owner: Annotated[str, typer.Option(help="Only jobs of this owner.")] = "",
+    sort: Annotated[
+        str,
+        typer.Option(
+            help=f"By {', '.join(SORTS)}; id: as they came.", autocompletion=words(*SORTS)
+        ),
+    ] = "id",
     limit: Annotated[
         int, typer.Option("--limit", "--most", help="How many.", min=1, max=MAX_LIMIT)
     ] = DEFAULT_LIMIT,
@@ -42,14 +60,16 @@ def jobs(
 ) -> None:
     """List the jobs: state, GPUs, progress, end, cost, reason.
 
-    In the order in which they came. Ctrl-C ends --watch; the jobs go on.
+    In the order in which they came, unless --sort says otherwise: costly, wide and far ones first.
+    Ctrl-C ends --watch; the jobs go on.
 
     With --json: {jobs: [...], total, now_seconds, sequence, is_emulated}, see docs/api.md.
     """
+    check_sort(sort)
     with connected(folder) as client:
 
         def show_jobs() -> None:
-            print_page(list_jobs(client, state or (), owner, limit), as_json=as_json)
+            print_page(list_jobs(client, state or (), owner, limit, sort), as_json=as_json)
 
         if watching and not as_json:
             watch(show_jobs, every_seconds=2.0)
@@ -67,6 +87,43 @@ def why(job: JobId, folder: Folder = None, as_json: AsJson = False) -> None:
     """
     with connected(folder) as client:
         show_reasons(client, job, as_json=as_json)
+
+
+def wait(
+    jobs: JobIds,
+    timeout: Annotated[
+        str, typer.Option(help="Give up after this long, e.g. 30m; the jobs go on.")
+    ] = "",
+    folder: Folder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Wait until jobs are over.
+
+    Exit code 0: all are done; 1: one failed, was refused or cancelled, or the time was over.
+
+    With --json: {jobs: [{id, state}]}.
+    """
+    from drystone.describe.files.amounts import parse_duration
+    from drystone.service.submission import Submitted
+
+    until = time.monotonic() + parse_duration(timeout) if timeout else None
+    with connected(folder) as client:
+        numbers = [find_job(client, job) for job in jobs]
+    ended = []
+    for number in numbers:
+        job = Submitted(number, folder.expanduser().absolute() if folder else None)
+        left = None if until is None else max(until - time.monotonic(), 0.0)
+        try:
+            state = job.wait(left, must_be_done=False)
+        except TimeoutError:
+            state = "not over"
+        ended.append({"id": number, "state": state})
+        if not as_json:
+            make_console(stderr=True).print(f"Job {number} is {state}.", style=state_style(state))
+    if as_json:
+        print_json({"jobs": ended})
+    if any(row["state"] != "done" for row in ended):
+        raise typer.Exit(1)
 
 
 def cancel(jobs: JobIds, folder: Folder = None) -> None:
@@ -97,7 +154,7 @@ def _change(folder: Folder, job_ids: list[str], verb: str, done: str) -> None:
     """Do the same to every job named; the first that cannot be changed ends it."""
     with connected(folder) as client:
         for job_id in job_ids:
-            job = client.post(f"/v1/jobs/{quoted(job_id)}/{verb}")
+            job = client.post(f"/v1/jobs/{quoted(find_job(client, job_id))}/{verb}")
             make_console(stderr=True).print(f"Job {job['id']} ({job['name']}) is {done}.")
 
 
@@ -109,7 +166,7 @@ def show(job: JobId, folder: Folder = None, as_json: AsJson = False) -> None:
     With --json: see `GET /v1/jobs/ID` in docs/api.md.
     """
     with connected(folder) as client:
-        answer = client.get(f"/v1/jobs/{quoted(job)}")
+        answer = client.get(f"/v1/jobs/{quoted(find_job(client, job))}")
         now = client.get("/v1/health")["now_seconds"]
     if as_json:
         print_json(answer)
@@ -137,12 +194,22 @@ def _facts(job: dict[str, Any], now: float) -> list[tuple[str, str]]:
         ("submitted", _time(job["submit_seconds"])),
         ("ends", format_end(job, now).removeprefix("-")),
         ("deadline", _time(job["deadline_seconds"]) if job["deadline_seconds"] else ""),
-        ("cost", f"${job['dollars']:.4f}"),
+        ("used", _used(job)),
+        ("cost", money(job["dollars"])),
         ("starts", f"{job['num_starts']}, faults {job['num_faults']}"),
         ("reason", job["reason"]),
         ("bad reports", f"{bad}, the last: {job['bad_report']}" if bad else ""),
     ]
     return [(name, value) for name, value in facts if value]
+
+
+def _used(job: dict[str, Any]) -> str:
+    """What a job had, and for how long: of one that is over, nothing else says it."""
+    if job["end_seconds"] is None or not job["launches"]:
+        return ""
+    last, count = job["launches"][-1], len(job["launches"])
+    several = f" (the last of {count} launches)" if count > 1 else ""
+    return f"{last['plan']}{several}, {format_seconds(job['run_seconds'])} of running in all"
 
 
 def _time(seconds: float) -> str:
@@ -161,12 +228,19 @@ def logs(
     Of the latest launch, and with -f of those that follow. Ctrl-C leaves; the job goes on.
     """
     with connected(folder) as client:
-        reader = _Reader(client, job, rank, raw)
-        try:
-            while not reader.read() and follow:
-                time.sleep(0.5)
-        except KeyboardInterrupt:
-            make_console(stderr=True).print("Left. The job goes on.", style="dim")
+        follow_log(client, find_job(client, job), follow=follow, rank=rank, raw=raw)
+
+
+def follow_log(
+    client: Client, job: str, *, follow: bool = True, rank: int = 0, raw: bool = False
+) -> None:
+    """Print what a job writes, until it is over where it is followed."""
+    reader = _Reader(client, job, rank, raw)
+    try:
+        while not reader.read() and follow:
+            time.sleep(0.5)
+    except KeyboardInterrupt:
+        make_console(stderr=True).print("Left. The job goes on.", style="dim")
 
 
 class _Reader:

@@ -17,11 +17,27 @@ if TYPE_CHECKING:
 
 Table = Mapping[str, Any]
 
+_STATE_STYLES: Final = {
+    "training": "green",
+    "running": "green",
+    "done": "bold blue",
+    "failed": "bold red",
+    "refused": "red",
+    "cancelled": "dim",
+    "paused": "magenta",
+}
+
+
+def state_style(word: str) -> str:
+    """The colour of a state: what runs, what is well, what is not; yellow is what waits."""
+    return _STATE_STYLES.get(word, "yellow")
+
+
 JOB_COLUMNS: Final = (
     Column(header="id", justify="right", style="bold green"),
     Column(header="name", rank=1, justify="left"),
     Column(header="owner", rank=3, justify="left"),
-    Column(header="state", justify="left", style="cyan"),
+    Column(header="state", justify="left", style_of=state_style),
     Column(header="GPUs", rank=1, justify="left"),
     Column(header="plan", rank=5, justify="left", style="dim"),
     Column(header="progress", rank=1, style="yellow"),
@@ -149,10 +165,13 @@ Folder = Annotated[
 ]
 JobIds = Annotated[
     list[str],
-    typer.Argument(help="Numbers of jobs.", metavar="JOB...", autocompletion=complete_jobs),
+    typer.Argument(
+        help="Numbers or names of jobs.", metavar="JOB...", autocompletion=complete_jobs
+    ),
 ]
 JobId = Annotated[
-    str, typer.Argument(help="Number of a job.", metavar="JOB", autocompletion=complete_jobs)
+    str,
+    typer.Argument(help="Number or name of a job.", metavar="JOB", autocompletion=complete_jobs),
 ]
 
 
@@ -215,6 +234,6 @@ def _option_row(option: Mapping[str, Any]) -> tuple[str, ...]:
         format_seconds(option["seconds"]),
         "-" if dollars is None else money(dollars),
         "-" if per_hour is None else f"{per_hour:.2f}",
-        "free" if option["is_free"] else "taken",
+        option.get("where") or ("free" if option["is_free"] else "taken"),
         "measured" if option["is_measured"] else "estimated",
     )

@@ -29,6 +29,8 @@ VERBS: Final = MappingProxyType(
         "plan": "Rank the ways to run a model on GPUs, equal or mixed.",
         "export": "Write a plan for Kubernetes or other trainers, or model files.",
         "estimate": "Estimate one layout: memory by item, step time, dollars.",
+        "table": "Say what training models takes, by GPU type, with ranges.",
+        "fits": "Say whether training configs fit the GPUs that they name.",
         "check": "Judge the estimates by published measurements.",
         "profile": "Measure the device that is here, for estimates to use.",
         "simulate": "Run scheduling policies on a trace of jobs and compare them.",
@@ -40,12 +42,15 @@ VERBS: Final = MappingProxyType(
         "jobs": "List the jobs: state, GPUs, progress, end, cost, reason.",
         "show": "Show one job in full.",
         "logs": "Show what a job writes.",
+        "wait": "Wait until jobs are over.",
+        "events": "Show what happened, in sentences.",
         "why": "Say why a job waits, or why it got what it has.",
         "cancel": "Cancel jobs.",
         "pause": "Pause jobs until they are resumed.",
         "resume": "Let paused jobs run again.",
         "cluster": "List nodes and GPUs, and who uses them.",
         "budget": "Show the ledger: spent by job and by node, against the budget.",
+        "waste": "List GPUs that are paid for and not used, in dollars.",
         "drain": "Move jobs away from a node and start none there.",
         "top": "Watch cluster, jobs and events.",
         "token": "Make, list and revoke tokens for a service.",
@@ -60,8 +65,8 @@ VERBS: Final = MappingProxyType(
 )
 _SHARED_FILES: Final = MappingProxyType(
     {
-        **dict.fromkeys(("show", "why", "logs", "cancel", "pause", "resume"), "jobs"),
-        **dict.fromkeys(("drain", "budget"), "cluster"),
+        **dict.fromkeys(("show", "why", "wait", "logs", "cancel", "pause", "resume"), "jobs"),
+        **dict.fromkeys(("drain", "budget", "waste"), "cluster"),
         **dict.fromkeys(("login", "token", "team"), "people"),
         **dict.fromkeys(("gpus", "models"), "catalogue"),
     }
@@ -138,8 +143,10 @@ def _build_app(arguments: Sequence[str]) -> typer.Typer:
 
     from drystone.cli.examples import add_examples, epilog
     from drystone.cli.global_options import options
+    from drystone.cli.help import PlainCommand, VerbGroup
 
     app = typer.Typer(
+        cls=VerbGroup,
         help="Train large models on whatever GPUs there are.",
         epilog=epilog(""),
         pretty_exceptions_enable=False,
@@ -158,7 +165,7 @@ def _build_app(arguments: Sequence[str]) -> typer.Typer:
                 add_examples(group, name)
                 app.add_typer(group, name=name, help=summary, epilog=epilog(name))
             else:
-                app.command(name, epilog=epilog(name))(verb)
+                app.command(name, cls=PlainCommand, epilog=epilog(name))(verb)
         else:
             app.command(name, help=summary)(_not_loaded)
     return app

@@ -57,10 +57,22 @@ def _starting(incomplete: str, known: Iterable[str]) -> list[str]:
     return [word for word in known if word.startswith(incomplete)]
 
 
+Profiles = Annotated[
+    list[Path] | None,
+    typer.Option("--profile", help="A profile of a GPU type (`drystone profile`; repeatable)."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 ClusterFile = Annotated[
     Path | None,
     typer.Option("--cluster", help="A cluster file: GPU types of your own, and prices."),
+]
+ConfigFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="A config of Axolotl, LLaMA-Factory, TRL, Hugging Face's Trainer, NeMo or "
+        "Megatron-Bridge, or a launch script of torchtitan or Megatron-LM; by a second --config, "
+        "of Accelerate or DeepSpeed."
+    ),
 ]
 ModelName = Annotated[
     str,

@@ -106,9 +106,13 @@ def make_table(
         column = columns[index]
         table.add_column(column.header, justify=column.justify, style=column.style, no_wrap=True)
     for row in rows:
-        table.add_row(*(Text(printable(row[index])) for index in kept))
+        table.add_row(*(_cell(columns[index], row[index]) for index in kept))
     hidden = [column.header for index, column in enumerate(columns) if index not in kept]
     return table, hidden
+
+
+def _cell(column: Column, text: str) -> Text:
+    return Text(printable(text), style=column.style_of(text) if column.style_of else "")
 
 
 def print_table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:

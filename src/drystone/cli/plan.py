@@ -14,7 +14,15 @@ from rich.table import Table
 from rich.text import Text
 
 from drystone.cli.estimate_view import ITEM_WORDS, bar
-from drystone.cli.options import AsJson, ModelName, complete_pool, takes_groups, words
+from drystone.cli.options import (
+    AsJson,
+    ConfigFiles,
+    ModelName,
+    Profiles,
+    complete_pool,
+    takes_groups,
+    words,
+)
 from drystone.cli.output import HeadedTable, counted, make_console
 from drystone.cli.request import RecipeOptions
 from drystone.errors import InvalidSpec
@@ -38,13 +46,7 @@ _USUAL_BATCH = 256
 def plan(
     model: ModelName = "",
     *,
-    config: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="A config of Axolotl, LLaMA-Factory, TRL or Hugging Face's Trainer; by a second "
-            "--config, of Accelerate or DeepSpeed."
-        ),
-    ] = None,
+    config: ConfigFiles = None,
     tool: Annotated[
         str,
         typer.Option(
@@ -63,7 +65,9 @@ def plan(
         Path | None,
         typer.Option(help="A cluster file: its nodes where --gpus names none, its types, prices."),
     ] = None,
-    global_batch: Annotated[int, typer.Option(help="Sequences in a step.", min=1)] = _USUAL_BATCH,
+    global_batch: Annotated[
+        int, typer.Option("--batch", "--global-batch", help="Sequences in a step.", min=1)
+    ] = _USUAL_BATCH,
     recipe: RecipeOptions,
     network: Annotated[str, typer.Option(help="Between unlike nodes, e.g. 'Ethernet 100'.")] = "",
     prices: Annotated[
@@ -72,6 +76,7 @@ def plan(
     limit: Annotated[
         int, typer.Option("--limit", "--most", help="How many plans to show.", min=1)
     ] = 8,
+    profile: Profiles = None,
     explain: Annotated[bool, typer.Option("--explain", help="Itemise the winner.")] = False,
     plot: Annotated[
         Path | None, typer.Option(help="Draw time against price into this file.")
@@ -91,27 +96,29 @@ def plan(
     GPUs are named {model, recipe, answers: [{gpu, smallest, cheapest, fastest}]}. With --config
     also config: {tools, unused, layout, recompute, fits, high_bytes, tokens_per_second}.
     """
-    from drystone.cli.configs import ConfigRequest, find_search
-    from drystone.cli.request import find_pool, find_prices, find_shape, read_cluster
+    from drystone.cli.configs import ConfigRequest, find_search, for_tool
+    from drystone.cli.request import find_pool, find_prices, find_shape, read_cluster, with_profile
 
     file = read_cluster(cluster)
     pool = find_pool(gpus, network, file) if gpus or (file and file.nodes) else None
-    request = None
-    if config:
-        request = ConfigRequest.read(config, pool)
-        model = request.model(model)
+    for path in profile or ():
+        pool = with_profile(pool, path, network)
+    request = ConfigRequest.read(config, pool) if config else None
+    if request is not None:
         recipe = request.options(recipe)
         global_batch = request.global_batch if global_batch == _USUAL_BATCH else global_batch
-    if not model:
+    recipe = for_tool(tool, recipe)
+    if not (model or request):
         raise InvalidSpec("no model is named", hint="drystone plan MODEL, or --config FILE")
-    shape = find_shape(model)
+    shape = request.shape(model) if request else find_shape(model)
     is_emulated = file is not None and not gpus and file.is_emulated
     wanted = recipe.recipe(shape, global_batch=global_batch, is_emulated=is_emulated)
     chooses = recipe.precision == "auto" and not is_emulated
     dollars = find_prices(prices, file)
     if request is not None:
         wanted = request.recipe(wanted)
-    search = find_search(tool, chooses, has_config=request is not None, has_gpus=pool is not None)
+    tools = request.asked.tools if request else ()
+    search = find_search(tool, chooses, tools=tools, has_gpus=pool is not None)
     if pool is not None:
         _plan_pool(
             shape, wanted, pool, dollars, search, limit, explain, plot, save, as_json, request

@@ -22,16 +22,27 @@ def profile(
     out: Annotated[Path, typer.Option(help="The file to write: .json or .yaml.")] = Path(
         "profile.json"
     ),
+    observed: Annotated[
+        Path | None,
+        typer.Option(
+            help="Measure nothing: add what your own runs took (a CSV as `drystone check` reads) "
+            "to the file, or begin it."
+        ),
+    ] = None,
     quick: Annotated[bool, typer.Option(help="Fewer shapes and repeats: seconds.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Measure the device that is here, for estimates to use.
 
-    Times multiplications, memory, the enqueueing of work and collectives, on the first GPU or,
-    where there is none, on the processor. `drystone estimate --profile FILE` then uses it.
+    Times multiplications, attention, memory, the enqueueing of work and collectives under
+    sustained load (heated first, a minute in all; --quick: bursts), on the first GPU or,
+    where there is none, on the processor. `drystone estimate`, `plan` and `check` take it with
+    --profile FILE; `serve` and `simulate` by a type of a cluster file (`gpu_types: {ours: {like:
+    A100-80G, profile: FILE}}`).
 
     With --json: the profile itself, {device, source, precision, matmuls: [{m, n, k, seconds}],
-    memory_bandwidth_bytes_per_second, launch_seconds, collectives: [{kind, level, ranks,
+    memory_bandwidth_bytes_per_second, launch_seconds, attention: [{sequences, heads, tokens,
+    head_dim, forward_seconds, backward_seconds}], collectives: [{kind, level, ranks,
     num_bytes, seconds}]}.
     """
     if out.suffix not in (".json", ".yaml", ".yml"):
@@ -40,11 +51,14 @@ def profile(
         )
     if not out.parent.is_dir():
         raise RequestError(f"there is no folder {str(out.parent)!r} to write into")
-    if importlib.util.find_spec("torch") is None:
-        raise MissingExtra("measuring needs torch", "runtime")
-    _measure(out, is_quick=quick)
-
     from drystone.estimate.learned.profile import load_profile
+
+    if observed is not None:
+        _add_readings(out, observed)
+    elif importlib.util.find_spec("torch") is None:
+        raise MissingExtra("measuring needs torch", "runtime")
+    else:
+        _measure(out, is_quick=quick)
 
     measured = load_profile(out)
     if as_json:
@@ -54,6 +68,22 @@ def profile(
     else:
         _print_profile(measured)
     typer.echo(f"Written: {out}", err=True)
+
+
+def _add_readings(out: Path, observed: Path) -> None:
+    from drystone.estimate.learned.profile import Profile, load_profile, save_profile
+    from drystone.observe.check.readings import load_readings
+
+    readings = load_readings(observed)
+    if not readings:
+        raise RequestError(
+            "no row could be compared with its estimate",
+            where=str(observed),
+            hint="`drystone check speed --rows` lists every row that is skipped, with the reason",
+        )
+    names = sorted({reading.gpu for reading in readings})
+    known = load_profile(out) if out.exists() else Profile(device=names[0])
+    save_profile(known.model_copy(update={"readings": known.readings + readings}), out)
 
 
 def _measure(out: Path, *, is_quick: bool) -> None:
@@ -91,6 +121,7 @@ def _show_progress(process: subprocess.Popen[str]) -> None:
 
 def _print_profile(measured: Profile) -> None:
     from drystone.cli.output import Column, print_table
+    from drystone.estimate.learned.profile import fit_matmuls
     from drystone.units import format_bytes, format_seconds
 
     rows = []
@@ -98,18 +129,24 @@ def _print_profile(measured: Profile) -> None:
         m, n, k = matmul.m, matmul.n, matmul.k
         rate = f"{2 * m * n * k / matmul.seconds / 1e9:.3g} GFLOP/s"
         rows.append((f"multiply {m} x {k} by {k} x {n}", format_seconds(matmul.seconds), rate))
-    fit = measured.matmul_fit
-    if fit is not None:
+    if measured.matmuls:
+        fit = fit_matmuls(measured.matmuls)
         rows.append(("largest multiplications, fitted", "", f"{fit.flops / 1e9:.3g} GFLOP/s"))
     if measured.memory_bandwidth_bytes_per_second:
         gigabytes = measured.memory_bandwidth_bytes_per_second / 1e9
         rows.append(("memory, read and written", "", f"{gigabytes:.3g} GB/s"))
     if measured.launch_seconds:
         rows.append(("enqueue one kernel", format_seconds(measured.launch_seconds), ""))
+    for timed in measured.attention:
+        what = f"attention, {timed.sequences} x {timed.heads} heads x {timed.tokens} tokens"
+        rate = f"{timed.forward_flops / timed.forward_seconds / 1e9:.3g} GFLOP/s"
+        rows.append((what, format_seconds(timed.forward_seconds), rate))
     for collective in measured.collectives:
         size = format_bytes(collective.num_bytes)
         what = f"{collective.kind} of {size}, {collective.ranks} ranks"
         rate = f"{collective.num_bytes / collective.seconds / 1e9:.3g} GB/s"
         rows.append((what, format_seconds(collective.seconds), rate))
+    if measured.readings:
+        rows.append((f"{len(measured.readings)} readings of runs", "", ""))
     columns = (Column(header="what", justify="left"), Column(header="time"), Column(header="rate"))
     print_table(measured.device, columns, rows)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,8 +19,25 @@ if TYPE_CHECKING:
 DEFAULT_LIMIT: Final = 1000
 MAX_LIMIT: Final = 100_000
 _VALUES: Final = {  # options that take a value, by the name that it has here
-    "jobs": {"--state": "state", "--owner": "owner", "--limit": "limit", "--most": "limit"},
+    "jobs": {
+        "--state": "state",
+        "--owner": "owner",
+        "--limit": "limit",
+        "--most": "limit",
+        "--sort": "sort",
+    },
     "why": {},
+}
+_STATE_WORDS: Final = {"waiting": "queued"}  # as tables of jobs say it, and as the service does
+SORTS: Final[Mapping[str, Callable[[Mapping[str, Any]], Any]]] = {
+    "id": lambda job: 0,  # as they came
+    "name": lambda job: job["name"],
+    "owner": lambda job: job["owner"],
+    "state": lambda job: job["state"],
+    "gpus": lambda job: -sum(job["gpus"].values()),
+    "progress": lambda job: -job["progress"],
+    "ends": lambda job: job["end_seconds"] or job["eta_seconds"] or float("inf"),
+    "cost": lambda job: -job["dollars"],
 }
 
 
@@ -38,19 +55,52 @@ def run_quickly(arguments: Sequence[str]) -> bool:
         if verb == "why":
             show_reasons(client, job, as_json=given["json"])
         else:
-            page = list_jobs(client, given["state"], given["owner"], given["limit"])
+            check_sort(given["sort"])
+            page = list_jobs(client, given["state"], given["owner"], given["limit"], given["sort"])
             print_page(page, as_json=given["json"])
     return True
 
 
-def list_jobs(client: Client, states: Sequence[str], owner: str, limit: int) -> dict[str, Any]:
+def check_sort(sort: str) -> None:
+    """Refuse what rows cannot be sorted by."""
+    from drystone.errors import UnknownName
+
+    if sort not in SORTS:
+        raise UnknownName("order", sort, SORTS)
+
+
+def find_job(client: Client, job: str) -> str:
+    """The number of a job that is named by number or by name; of several, the newest alive."""
+    from drystone.errors import InvalidSpec
+
+    if job.isascii() and job.isdigit():
+        return job
+    found = client.get("/v1/jobs", name=job, newest="true", most=1000)["jobs"]
+    alive = [row for row in found if row["state"] in ("queued", "running", "paused")]
+    if len(alive) > 1:
+        numbers = ", ".join(row["id"] for row in alive[:8])
+        raise InvalidSpec(
+            f"{len(alive)} jobs that are not over have this name",
+            where=job,
+            hint=f"Give a number: {numbers}",
+        )
+    if not found:
+        raise InvalidSpec("no job has this number or name", where=job, hint="See `drystone jobs`")
+    return str((alive or found)[0]["id"])
+
+
+def list_jobs(
+    client: Client, states: Sequence[str], owner: str, limit: int, sort: str = "id"
+) -> dict[str, Any]:
     """The first jobs, as if they came in one page: the service answers only so many at once."""
-    asked: dict[str, Any] = {"state": list(states), "owner": owner}
+    known = [_STATE_WORDS.get(state, state) for state in states]
+    asked: dict[str, Any] = {"state": known, "owner": owner}
     page = client.get("/v1/jobs", **asked, most=limit)
     while page.get("next_skip") and len(page["jobs"]) < limit:
         missing = limit - len(page["jobs"])
         more = client.get("/v1/jobs", **asked, most=missing, skip=page["next_skip"])
         page = more | {"jobs": page["jobs"] + more["jobs"]}
+    page["jobs"].sort(key=SORTS[sort])
     return page
 
 
@@ -76,7 +126,7 @@ def show_reasons(client: Client, job: str, *, as_json: bool) -> None:
 
     if not as_json:  # what draws the answer is loaded while the service works it out
         Thread(target=import_module, args=("drystone.cli.live",)).start()
-    answer = client.get(f"/v1/jobs/{quote(job, safe='')}/why")
+    answer = client.get(f"/v1/jobs/{quote(find_job(client, job), safe='')}/why")
     if as_json:
         _print_json(answer)
     else:
@@ -135,6 +185,7 @@ def _read(words: Sequence[str], known: dict[str, str]) -> dict[str, Any] | None:
         "state": [],
         "owner": "",
         "limit": DEFAULT_LIMIT,
+        "sort": "id",
         "folder": "",
         "json": False,
     }

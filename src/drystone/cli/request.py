@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -15,7 +15,7 @@ from drystone.describe.catalogue import find_gpu, load_gpus
 from drystone.describe.files.cluster import ClusterSpec, load_cluster_file
 from drystone.describe.gpu import GpuSpec
 from drystone.describe.gpu_prices import Price, cheapest_price
-from drystone.describe.machine import find_link
+from drystone.describe.machine import find_link, measured_machine
 from drystone.describe.model import ModelSpec
 from drystone.describe.model_source import ModuleReference, resolve_model
 from drystone.describe.pool import Pool, make_pool, parse_pool
@@ -46,7 +46,12 @@ class RecipeOptions:
     """How a model is trained, as `estimate` and `plan` take it."""
 
     seq_len: Annotated[
-        int, typer.Option(help="Tokens in a sequence; 0: as the model's context, 4096 at most.")
+        int,
+        typer.Option(
+            "--sequence",
+            "--seq-len",
+            help="Tokens in a sequence; none: as the model's context, 4096 at most.",
+        ),
     ] = 0
     precision: Annotated[
         str,
@@ -104,7 +109,7 @@ class RecipeOptions:
         is_emulated: bool = False,
     ) -> Recipe:
         """The recipe that the options describe; `auto` is for these GPUs."""
-        for name, value in (("--seq-len", self.seq_len), ("--global-batch", global_batch)):
+        for name, value in (("--sequence", self.seq_len), ("--batch", global_batch)):
             if value < 0:
                 raise InvalidSpec(f"{name} is {value}, must be >= 1 (or 0 for the usual)")
         find_launcher(self.launcher)
@@ -184,6 +189,40 @@ def find_pool(text: str, network: str, cluster: ClusterSpec | None = None) -> Po
     if text or cluster is None:
         return parse_pool(text, between=between)
     return make_pool(cluster.pool().groups, between=between)
+
+
+def with_profile(pool: Pool | None, path: Path, network: str = "") -> Pool:
+    """The same GPUs, those of the type that a profile was measured on with what it says."""
+    from drystone.describe.profile import load_profile
+
+    profile = load_profile(path)
+    device = profile.device
+    if pool is None:
+        raise InvalidSpec("a profile is of GPUs that are there", hint="Name them with --gpus")
+    names = [group.gpu.name for group in pool.groups]
+    try:
+        measured = find_gpu(device).name
+    except UnknownName:  # the driver's name of a device; no doubt is possible with one type
+        measured = names[0] if len(names) == 1 else ""
+    if measured not in names:
+        raise InvalidSpec(
+            f"the profile is of {device!r}, and the GPUs are {', '.join(names)}",
+            hint="Write the type's name under `device` in the profile",
+        )
+    groups = []
+    for group in pool.groups:
+        if group.gpu.name == measured:
+            group = replace(group, machine=measured_machine(group.machine, profile))
+        groups.append(group)
+    return make_pool(groups, between=pool.between if network else None)
+
+
+def read_profiles(paths: Sequence[Path] | None) -> None:
+    """Profiles of GPU types: every estimate of this process stands on them from now on."""
+    if paths:
+        from drystone.describe.profile import adopt_profile_files
+
+        adopt_profile_files(paths)
 
 
 def read_cluster(path: Path | None) -> ClusterSpec | None:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from drystone.cli.options import complete_policies, takes_groups, words
+from drystone.cli.options import Profiles, complete_policies, takes_groups, words
 from drystone.cli.output import make_console
+from drystone.cli.request import read_profiles
 from drystone.describe.files.cluster import ClusterSpec, load_cluster_file
 from drystone.errors import InvalidSpec, UnknownName
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from drystone.run.renting.simulated_cloud import CloudConditions
 
 ENGINES = ("local", "ray", "slurm")
-PROVIDERS = ("simulated", "sky")
+PROVIDERS = ("simulated", "sky", "commands")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,7 @@ class EngineOptions:
     cluster: Annotated[
         Path | None, typer.Option(help="A cluster file; none: the GPUs that are here.")
     ] = None
+    profile: Profiles = None
     engine: Annotated[
         str,
         typer.Option(help="Where jobs run: local, ray or slurm.", autocompletion=words(*ENGINES)),
@@ -72,8 +74,14 @@ class RentOptions:
     ] = 0.0
     provider: Annotated[
         str,
-        typer.Option(help="Whom to rent from: simulated or sky.", autocompletion=words(*PROVIDERS)),
+        typer.Option(
+            help="Whom to rent from: simulated, sky or commands.", autocompletion=words(*PROVIDERS)
+        ),
     ] = "simulated"
+    commands: Annotated[
+        Path | None,
+        typer.Option(help="For --provider commands: a folder with create, list and delete."),
+    ] = None
     simulated_cloud: Annotated[
         str,
         typer.Option(
@@ -115,6 +123,12 @@ def serve(
             help="A variable that every job gets: NAME (its value here) or NAME=VALUE (repeatable)."
         ),
     ] = None,
+    run_as: Annotated[
+        str,
+        typer.Option(
+            help="As root: run jobs as this account, or `submitter`: each as its owner's.",
+        ),
+    ] = "",
     ends_all: Annotated[
         bool, typer.Option("--end-all", help="When ended, end what trains too.")
     ] = False,
@@ -140,6 +154,7 @@ def serve(
     where = (folder or default_folder()).expanduser().absolute()
     console = make_console(stderr=True)
     _check_engine(engine)
+    _check_run_as(run_as, engine.engine)
     is_local = engine.engine == "local"
     if not is_local:
         console.print(f"Looking at the nodes of {engine.engine} ...", style="dim")
@@ -161,12 +176,33 @@ def serve(
             policy=policy,
             renting=renting,
             job_environment=_variables(job_env or ()),
+            run_as=run_as,
         ),
         network=Network(host=host, port=port, host_rules=HostRules(names=names)),
         ends_agents=ends_all,
         announce=lambda told: _announce(console, (*lines, told), trains_here=is_local),
     )
     console.print("Ended; what trains goes on." if not ends_all else "Ended.", style="dim")
+
+
+def _check_run_as(run_as: str, engine: str) -> None:
+    """Other accounts need root, and processes that our own agents start on this machine."""
+    from drystone.run.engines.agent.accounts import SUBMITTER, find_account
+
+    if not run_as:
+        return
+    if engine != "local":
+        raise InvalidSpec(
+            f"--run-as is for this machine; {engine} has accounts of its own", where="--run-as"
+        )
+    if os.geteuid() != 0:
+        raise InvalidSpec(
+            "only root can run jobs under other accounts",
+            where="--run-as",
+            hint="Without it jobs run as you: SECURITY.md says what that means",
+        )
+    if run_as != SUBMITTER:
+        find_account(run_as)
 
 
 def _variables(words: Iterable[str]) -> dict[str, str]:
@@ -212,6 +248,7 @@ def open_engine(request: EngineOptions, folder: Path) -> tuple[ClusterSpec, Engi
     """The nodes there are, and the engine that runs jobs on them; none: this machine."""
     _check_engine(request)
     file = load_cluster_file(request.cluster) if request.cluster is not None else None
+    read_profiles(request.profile)
     if request.engine == "ray":
         from drystone.run.engines.ray.engine import RayEngine
         from drystone.run.engines.ray.watch import RayConnection
@@ -266,6 +303,11 @@ def open_renting(
     from drystone.run.renting.provider import Provider, Renting, live_offers
     from drystone.run.renting.simulated_cloud import SimulatedCloud
 
+    if (request.provider == "commands") != (request.commands is not None):
+        raise InvalidSpec(
+            "--provider commands and --commands FOLDER go together",
+            hint="The folder has three programs: create, list and delete (docs/renting.md)",
+        )
     is_simulated = request.provider == "simulated"
     offers = live_offers(load_market(request.market), is_simulated=is_simulated)
     provider: Provider
@@ -273,14 +315,18 @@ def open_renting(
         provider = SimulatedCloud(
             folder / "cloud.json", offers, _cloud_conditions(request.simulated_cloud)
         )
+    elif engine is None and not all(offer.emulation for offer in offers):
+        raise InvalidSpec(
+            "machines of a cloud need a cluster to join",
+            hint="Say --engine ray, on the head of a Ray cluster that they can reach",
+        )
+    elif request.commands is not None:
+        from drystone.run.renting.commands import CommandProvider
+
+        provider = CommandProvider(request.commands, offers, address=address)
     else:
         from drystone.run.renting.skypilot import SkyPilot
 
-        if engine is None:
-            raise InvalidSpec(
-                "machines of a cloud need a cluster to join",
-                hint="Say --engine ray, on the head of a Ray cluster that they can reach",
-            )
         provider = SkyPilot(offers, ray_address=address)
     return Renting(
         provider=provider,
@@ -306,7 +352,8 @@ def describe_renting(renting: Renting, provider: str) -> str:
         )
         if math.isfinite(dollars)
     ]
-    cloud = "a simulated cloud" if provider == "simulated" else "SkyPilot"
+    clouds = {"simulated": "a simulated cloud", "sky": "SkyPilot", "commands": "your commands"}
+    cloud = clouds[provider]
     return f"rented from {cloud}: {offers}" + (f" ({', '.join(limits)})" if limits else "")
 
 

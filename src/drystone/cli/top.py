@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from drystone.cli.live import JOB_COLUMNS, Folder, connected, job_row, shorten
+from drystone.cli.live import JOB_COLUMNS, Folder, connected, job_row
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 _STYLES = ("green", "cyan", "magenta", "yellow", "blue", "red")
 _NUM_EVENTS = 8
-_QUIET = frozenset({"Progressed", "Described", "Decided", "Remembered"})
 _NUM_JOBS = 30  # that run or wait
 
 
@@ -95,15 +94,15 @@ def _events(client: Client, last: int) -> list[Any]:
 
     from rich.text import Text
 
+    from drystone.cli.events import sentence
     from drystone.cli.output import printable
+    from drystone.service.sentences import QUIET
 
     found = client.get("/v1/events", after=max(0, last - 4 * _NUM_EVENTS))["events"]
-    told = [event for event in found if event["event"] not in _QUIET]
+    told = [event for event in found if event["event"] not in QUIET]
     lines = []
     for event in told[-_NUM_EVENTS:]:
         at = datetime.datetime.fromtimestamp(event["time_seconds"]).astimezone()
-        job = event.get("job_id") or (event.get("job") or {}).get("id", "")
-        what = f"{at:%H:%M:%S}  {event['event']:<16} {f'job {job}' if job else '':<8}"
-        line = printable(f"{what}  {shorten(event.get('reason', ''))}").rstrip()
+        line = printable(f"{at:%H:%M:%S}  {sentence(event)}")
         lines.append(Text(line, style="dim", no_wrap=True, overflow="ellipsis"))
     return lines

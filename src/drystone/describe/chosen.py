@@ -34,6 +34,19 @@ class Choice:
     num_runs: Mapping[str, int]  # by source: whose estimate depends on it
     without: Mapping[str, float]  # by source that is left out
 
+    def owner_of(self, launcher: str) -> str:
+        """Whose it is, in an estimate for that launcher: the launcher's, or a generation's."""
+        return launcher if launcher in self.owners else self.owners[0]
+
+
+def choices_of(launcher: str, generation: str) -> tuple[Choice, ...]:
+    """The constants behind an estimate that published runs were looked at for."""
+    return tuple(
+        choice
+        for choice in load_choices()
+        if (generation if choice.kind == "generation" else launcher) in choice.owners
+    )
+
 
 @cache
 def load_choices() -> tuple[Choice, ...]:

@@ -41,6 +41,7 @@ class GpuSpec:
     is_own: bool = False  # described by a file of the user's, not by the catalogue
     like: str = ""  # of an own type: the catalogue's type that it is wired like, and filled up from
     network: str = ""  # of an own type: one such card a GPU joins its nodes; "": as usual
+    profile: str = ""  # path of what `drystone profile` measured of it; "": the formulas alone
 
     def __post_init__(self) -> None:
         if self.memory_bytes <= 0 or self.usable_bytes <= 0:

@@ -150,6 +150,7 @@ class Experts:
     router_bias: bool = False
     num_groups: int = 1  # groups of experts that lie together (DeepSeek) ...
     top_groups: int = 1  # ... and how many of them the experts of one token may come from
+    normalises_shares: bool = False  # those of the chosen experts sum up to 1 (Mixtral)
     latent_size: int = 0  # width that routed experts read and write; 0: the hidden size
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from drystone.describe.families.function import COMPARED
-from drystone.describe.model import Block, Head, Mlp, ModelSpec, Side
+from drystone.describe.model import Block, Experts, Head, Mlp, ModelSpec, Side
 from drystone.errors import InvalidSpec
 
 ACTIVATIONS: Final = frozenset(
@@ -77,7 +77,6 @@ def check_buildable(spec: ModelSpec) -> list[str]:
 def _check_block(block: Block) -> list[str]:
     attention = block.attention
     lacks = {
-        "experts": block.is_moe,
         "cross-attention or encoder": block.cross_attention is not None
         or block.side is not Side.DECODER,
         "latent attention": attention.is_latent,
@@ -91,10 +90,20 @@ def _check_block(block: Block) -> list[str]:
         "sequential block with one norm": block.num_norms == 1 and not block.parallel_residual,
         "odd head size": attention.head_dim % 2 == 1,
     }
-    if isinstance(block.feed_forward, Mlp):
-        activation = block.feed_forward.activation
-        lacks[f"activation {activation}"] = activation not in ACTIVATIONS
+    activation = block.feed_forward.activation
+    lacks[f"activation {activation}"] = activation not in ACTIVATIONS
+    if isinstance(block.feed_forward, Experts):
+        lacks |= _check_experts(block.feed_forward)
     return [what for what, is_lacking in lacks.items() if is_lacking]
+
+
+def _check_experts(experts: Experts) -> dict[str, bool]:
+    return {
+        "shared experts": experts.shared_ffn_size > 0,
+        "groups of experts": experts.num_groups > 1,
+        "bias of a router or of experts": experts.router_bias or experts.bias,
+        "experts narrower than the model": experts.latent_size > 0,
+    }
 
 
 def _message(spec: ModelSpec, problems: list[str]) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -14,13 +15,14 @@ from drystone.describe.machine import Machine
 from drystone.describe.model import ModelSpec
 from drystone.describe.recipe import Recipe
 from drystone.errors import InvalidSpec
+from drystone.estimate.learned.pooled import Correction, kind_of, type_name
 from drystone.estimate.memory.peak import ITEM_SOURCES, MOMENTS, estimate_memory
 from drystone.estimate.parameters import count_model
 from drystone.estimate.time.speed import SpeedEstimate, estimate_speed
 from drystone.units import HOUR_SECONDS
 
 if TYPE_CHECKING:
-    from drystone.estimate.learned.profile import Profile
+    from drystone.describe.profile import Profile
 
 
 FloatArray = npt.NDArray[np.float64]
@@ -78,6 +80,7 @@ class Estimate:
     stages: tuple[StageEstimate, ...]
     speed: SpeedEstimate
     price: Price | None
+    learned: Mapping[str, Correction] = field(default_factory=dict)  # memory, speed: what runs say
 
     @property
     def hungriest(self) -> StageEstimate:
@@ -88,6 +91,13 @@ class Estimate:
     def fits(self) -> bool:
         """Whether every stage fits."""
         return all(stage.fits for stage in self.stages)
+
+    @property
+    def memory_sources(self) -> dict[str, str]:
+        """The formula behind each item of memory."""
+        reference = "DPO's frozen copy of the model in 16 bit; arXiv:2305.18290"
+        asked = self.hungriest.items
+        return ITEM_SOURCES | ({"reference": reference} if "reference" in asked else {})
 
     @property
     def dollars_per_billion_tokens(self) -> float | None:
@@ -126,7 +136,7 @@ class Estimate:
             "memory": {
                 "hungriest_stage": self.hungriest.stage,
                 "stages": [asdict(stage) for stage in self.stages],
-                "sources": ITEM_SOURCES,
+                "sources": self.memory_sources,
             },
             "speed": {
                 "items_seconds": speed.items,
@@ -136,6 +146,7 @@ class Estimate:
                 "model_flops_utilisation": speed.model_flops_utilisation,
                 "sources": speed.sources,
             },
+            "learned": {measure: asdict(found) for measure, found in self.learned.items()},
             "price": (asdict(self.price) if self.price else {})
             | {"dollars_per_billion_tokens": self.dollars_per_billion_tokens},
         }
@@ -158,15 +169,54 @@ def estimate_layout(
             where=f"layout {layout} of {model.name}",
             hint="Change the degrees, the micro-batch or the global batch",
         )
-    speed = estimate_speed(model, recipe, Layouts.of([layout]), machine, profile=profile)
+    speed = estimate_speed(model, recipe, Layouts.of([layout]), machine, profile=profile).row(0)
+    stages = estimate_stages(model, recipe, layout, machine)
+    learned = _learned(model, recipe, layout, machine, profile or machine.profile)
+    if learned:
+        known = learned["speed"].parts.get("run", 1.0)  # all else is in the estimate already
+        items = {name: known * seconds for name, seconds in speed.items.items()}
+        speed = replace(speed, items=items)
+        stages = tuple(_corrected(stage, learned["memory"], machine) for stage in stages)
     return Estimate(
         model=model,
         recipe=recipe,
         layout=layout,
         machine=machine,
-        stages=estimate_stages(model, recipe, layout, machine),
-        speed=speed.row(0),
+        stages=stages,
+        speed=speed,
         price=price,
+        learned=learned,
+    )
+
+
+def _learned(
+    model: ModelSpec, recipe: Recipe, layout: Layout, machine: Machine, profile: Profile | None
+) -> dict[str, Correction]:
+    """What runs that were measured here say about this one."""
+    if profile is None or not profile.readings:
+        return {}
+    from drystone.estimate.learned.profile import correction_of
+
+    kind = kind_of(model, recipe, layout, type_name(machine.gpu))
+    return {measure: correction_of(profile, measure, kind) for measure in ("memory", "speed")}
+
+
+def _corrected(stage: StageEstimate, learned: Correction, machine: Machine) -> StageEstimate:
+    """Every item times what was learned; the range is as much narrower as more is known."""
+    factor, room = learned.factor, machine.gpu.usable_bytes
+    required = stage.required_bytes
+    low, high = learned.scaled_range(stage.low_bytes / required, stage.high_bytes / required)
+    return replace(
+        stage,
+        items={name: factor * size for name, size in stage.items.items()},
+        allocated_bytes=factor * stage.allocated_bytes,
+        reserved_bytes=factor * stage.reserved_bytes,
+        device_bytes=factor * stage.device_bytes,
+        required_bytes=factor * required,
+        low_bytes=low * required,
+        high_bytes=high * required,
+        fits=factor * required <= room,
+        risk=0.0 if high * required <= room and learned.width_share < 1 else stage.risk,
     )
 
 

@@ -156,7 +156,7 @@ def _divides_state(dp: IntArray, pp: IntArray, sharding: IntArray) -> BoolArray:
 
 def has_plain_blocks(model: ModelSpec) -> bool:
     """Whether Cells can split its layers; a script may train what `check_trainable` refuses."""
-    return not model.is_moe and not any(
+    return not any(
         block.attention.is_latent or block.side is Side.ENCODER for block in model.blocks
     )
 
@@ -184,6 +184,8 @@ def _gaps(
         & (recipe.tuning is not Tuning.FULL),
         f"{recipe.optimizer.value} with divided matrices": ((tp > 1) | divides_state)
         & (recipe.optimizer in WHOLE_MATRIX_OPTIMIZERS),
+        "torch.compile with split matrices": (tp > 1) & recipe.compiled,
+        "experts with split matrices": (tp > 1) & model.is_moe,
         "adapters on split matrices": (tp > 1) & (recipe.tuning is not Tuning.FULL),
         "keys normalised over heads that are not split": np.logical_or.reduce(
             [

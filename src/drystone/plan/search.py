@@ -8,14 +8,16 @@ change.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
+from drystone.describe.layout import Layouts
 from drystone.describe.model import ModelSpec
 from drystone.describe.pool import GpuGroup, Pool, make_pool
-from drystone.describe.recipe import Recipe, auto_precision
+from drystone.describe.recipe import Recipe, Recompute, auto_precision
 from drystone.plan.cells.search import RECOMPUTES, Cells, NearestMiss, cell_plan, search_cells
 from drystone.plan.executable import executable_cells, marked
 from drystone.plan.groups.pipelines import plan_groups
@@ -23,6 +25,8 @@ from drystone.plan.options import count_grid
 from drystone.plan.plan import Plan, Way
 from drystone.plan.uneven.assignment import AssignmentShortfall
 from drystone.plan.uneven.data_parallel import plan_uneven
+
+BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,19 +95,42 @@ def plan_data_parallel(
     chooses_precision: bool = False,
 ) -> PlanList:
     """What FSDP, DeepSpeed's ZeRO and DDP can do: equal GPUs, data split, state sharded or not."""
+    none, _, full = RECOMPUTES
+    return plan_some_cells(
+        model,
+        recipe,
+        pool,
+        _is_data_parallel,
+        recomputes=(none, full),
+        dollars_per_gpu_hour=dollars_per_gpu_hour,
+        chooses_precision=chooses_precision,
+    )
+
+
+def _is_data_parallel(splits: Layouts) -> BoolArray:
+    alone = splits.tp * splits.pp * splits.cp * splits.ep == 1
+    return np.asarray(alone & (splits.shard_size == splits.dp))
+
+
+def plan_some_cells(
+    model: ModelSpec,
+    recipe: Recipe,
+    pool: Pool,
+    may: Callable[[Layouts], BoolArray],
+    *,
+    recomputes: tuple[Recompute, ...] = RECOMPUTES,
+    dollars_per_gpu_hour: Mapping[str, float] | None = None,
+    chooses_precision: bool = False,
+) -> PlanList:
+    """Plans on equal GPUs, of those layouts that `may` allows."""
     plans: list[Plan] = []
     misses: list[Miss] = []
-    none, _, full = RECOMPUTES
     for group in pool.groups:
         mine = _with_precision(recipe, [group]) if chooses_precision else recipe
-        cells = search_cells(
-            model, mine, group.machine, count_grid(group.count), recomputes=(none, full)
-        )
-        splits = cells.layouts
-        is_plain = (splits.tp * splits.pp * splits.cp * splits.ep == 1) & (
-            splits.shard_size == splits.dp
-        )
-        found = _cell_plans(model, cells.take(np.flatnonzero(is_plain)), group)
+        counts = count_grid(group.count)
+        cells = search_cells(model, mine, group.machine, counts, recomputes=recomputes)
+        allowed = cells.take(np.flatnonzero(may(cells.layouts)))
+        found = _cell_plans(model, allowed, group)
         if not found and cells.nearest is not None:
             misses.append(Miss(gpu=group.gpu.name, miss=cells.nearest))
         plans += found

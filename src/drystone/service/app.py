@@ -23,6 +23,7 @@ from drystone.service.page.routes import add_page
 from drystone.service.prometheus import Metrics
 from drystone.service.shapes import Failure, Responses
 from drystone.service.uploads import Uploads
+from drystone.service.waste import waste_routes
 
 _FOLDER: Final = Path(__file__).parent / "swagger"
 _KINDS: Final = {
@@ -54,6 +55,13 @@ def add_docs(app: FastAPI) -> None:
         if name not in _KINDS:
             return Response("there is no such file", status_code=404)
         return Response(_read(name), media_type=_KINDS[name])
+
+
+def _folders_in_use(controller: Controller) -> frozenset[str]:
+    """Of jobs that have not ended."""
+    with controller.journal.lock:
+        live = controller.journal.live
+        return frozenset(live.jobs[job_id].job.folder for job_id in live.state.active)
 
 
 @lru_cache(maxsize=len(_KINDS))
@@ -91,7 +99,11 @@ def make_app(controller: Controller, host_rules: HostRules | None = None) -> Fas
     )
     metrics, feed = Metrics(), Feed(controller)
     sessions = Sessions(controller.settings.folder)
-    uploads = Uploads(controller.settings.folder / "uploads", host_rules.limits)
+    uploads = Uploads(
+        controller.settings.folder / "uploads",
+        host_rules.limits,
+        lambda: _folders_in_use(controller),
+    )
     app.state.feed = feed
     add_answers(app)
     app.include_router(job_routes(controller, uploads))
@@ -100,6 +112,7 @@ def make_app(controller: Controller, host_rules: HostRules | None = None) -> Fas
     )
     app.include_router(people_routes(controller, sessions, uploads))
     app.include_router(money_routes(controller))
+    app.include_router(waste_routes(controller))
     add_page(app, controller, readers=[VIEWER])
     add_docs(app)
     _describe_access(app, controller)

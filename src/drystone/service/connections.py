@@ -1,7 +1,9 @@
 """Connections to the service: how many, from whom, and how long each may take to say what it wants.
 
 The port and the owner's socket share one process. Connections of the port are counted, in all and
-by address, and stay below what the process may have open, so that the socket always has room.
+by address, and stay below what the process may have open, so that the socket always has room. Where
+there are too many, one that has waited longest for its request makes room for the next, of the
+address that has most: whoever opens connections and says nothing keeps nobody out.
 """
 
 from __future__ import annotations
@@ -34,11 +36,21 @@ class ConnectionLimits:
     max_per_address: int = 768  # a proxy brings everybody from one
     header_seconds: float = 10.0  # until a whole request is there, from its first byte or before
     by_address: Counter[str] = field(default_factory=Counter)
+    waiting: dict[str, dict[LimitedProtocol, None]] = field(default_factory=dict)  # oldest first
 
-    def is_full_for(self, address: str) -> bool:
-        """Whether one more is too many."""
-        is_full = self.by_address.total() >= self.max_connections
-        return is_full or self.by_address[address] >= self.max_per_address
+    def has_room_for(self, address: str) -> bool:
+        """Whether one more may be open, perhaps in the place of one that says nothing."""
+        if self.by_address[address] >= self.max_per_address:
+            return self._drop_one_of(address)
+        if self.by_address.total() < self.max_connections:
+            return True
+        return self._drop_one_of(self.by_address.most_common(1)[0][0])
+
+    def _drop_one_of(self, address: str) -> bool:
+        for connection in self.waiting.get(address, ()):
+            connection.drop()
+            return True
+        return False
 
 
 def allow_open_files() -> int:
@@ -76,7 +88,7 @@ class LimitedProtocol(H11Protocol):
             self.client = peer_of(transport.get_extra_info("socket"))
         else:
             address = self.client[0] if self.client else "?"
-            if self.limits.is_full_for(address):
+            if not self.limits.has_room_for(address):
                 transport.write(_BUSY)
                 transport.close()
                 return
@@ -87,6 +99,14 @@ class LimitedProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Count it no more."""
         super().connection_lost(exc)
+        self._leave()
+
+    def drop(self) -> None:
+        """End it at once, whatever it was about to say."""
+        self._leave()
+        self.transport.abort()
+
+    def _leave(self) -> None:
         self._expect_nothing()
         if self._address:
             self.limits.by_address[self._address] -= 1
@@ -104,16 +124,18 @@ class LimitedProtocol(H11Protocol):
             self._expect_request()
 
     def _expect_request(self) -> None:
-        self._deadline = self.loop.call_later(self.limits.header_seconds, self._give_up)
+        self._deadline = self.loop.call_later(self.limits.header_seconds, self.drop)
+        if self._address:
+            self.limits.waiting.setdefault(self._address, {})[self] = None
 
     def _expect_nothing(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-
-    def _give_up(self) -> None:
-        self._deadline = None
-        self.transport.abort()
+        waiting = self.limits.waiting.get(self._address, {})
+        waiting.pop(self, None)
+        if not waiting:
+            self.limits.waiting.pop(self._address, None)
 
 
 def limited_protocol(limits: ConnectionLimits) -> type[LimitedProtocol]:

@@ -22,6 +22,7 @@ from drystone.run.events import load_line
 from drystone.run.lifecycle import JobState
 from drystone.service.answers import LOG, to_json
 from drystone.service.auth.callers import Caller, may_touch
+from drystone.service.sentences import phrase_of
 from drystone.service.shapes import Shape
 from drystone.service.views import Cluster, Job, Node, money_now
 
@@ -41,7 +42,8 @@ def event_view(line: LogLine, *, is_open: bool) -> Table:
         event["job"] = job | {"environment": names} if is_open else shown
     if isinstance(reason, str) and not is_open:
         event["reason"] = reason.partition("\n")[0]  # the end of a log may follow
-    return {"sequence": line.sequence, "actor": line.actor, **event}
+    told = phrase_of(event)
+    return {"sequence": line.sequence, "actor": line.actor, "told": told, **event}
 
 
 def events_for(controller: Controller, caller: Caller, lines: list[LogLine]) -> list[Table]:
@@ -79,6 +81,7 @@ class Happening(BaseModel):
     event: str
     time_seconds: float
     actor: str
+    told: str  # in words; of a job, what follows after "Job 7"
 
 
 class Happenings(Shape):

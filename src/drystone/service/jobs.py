@@ -13,7 +13,7 @@ from fastapi.responses import Response
 
 from drystone.describe.job import TrainingJob, count_steps, make_spec
 from drystone.errors import InvalidSpec, NothingFits
-from drystone.run.control.admission import OverLimit, check_hard_cap
+from drystone.run.control.admission import OverLimit, check_account, check_hard_cap
 from drystone.run.control.controller import Controller
 from drystone.run.lifecycle import TERMINAL, JobState
 from drystone.schedule.limits import options_within
@@ -31,6 +31,7 @@ from drystone.service.shapes import (
 from drystone.service.uploads import Uploads
 from drystone.service.views import Job, JobDetails, JobPage, Option, description_of, options_of
 from drystone.service.why import Why, explain
+from drystone.units import format_seconds
 
 MAX_ROWS: Final = 100_000
 PAGE_ROWS: Final = 5000  # the loop waits while a page is made; who asks for more is told to go on
@@ -119,7 +120,10 @@ def _add_submission(router: APIRouter, controller: Controller, uploads: Uploads)
 
     async def looked_at(body: JobBody) -> TrainingJob:
         """The job, with what a look at its code and its data tells."""
-        return await looks.look(await run_in_threadpool(described, body), caller_now().actor)
+        job = await run_in_threadpool(described, body)
+        _refuse_past_deadline(job, journal.now())
+        check_account(controller.settings.run_as, job)
+        return await looks.look(job, caller_now().actor)
 
     def plan_now(job: TrainingJob) -> Response:
         with journal.lock:
@@ -162,6 +166,16 @@ def _add_submission(router: APIRouter, controller: Controller, uploads: Uploads)
         return await run_in_threadpool(take_in, await looked_at(body), key)
 
 
+def _refuse_past_deadline(job: TrainingJob, now: float) -> None:
+    at = job.deadline_at_seconds
+    if at is not None and at <= now:
+        raise InvalidSpec(
+            f"this deadline was {format_seconds(now - at)} ago",
+            where="deadline",
+            hint="A time without a zone is UTC; 6h means six hours from now",
+        )
+
+
 def _add_lists(router: APIRouter, controller: Controller) -> None:
     journal = controller.journal
 
@@ -169,6 +183,7 @@ def _add_lists(router: APIRouter, controller: Controller) -> None:
     def jobs(
         state: Annotated[list[JobState] | None, Query()] = None,
         owner: Annotated[str, Query(max_length=80)] = "",
+        name: Annotated[str, Query(max_length=80)] = "",
         team: Annotated[str, Query(max_length=80)] = "",
         newest: Annotated[bool, Query()] = False,
         most: Annotated[int, Query(ge=1, le=MAX_ROWS)] = 1000,
@@ -180,12 +195,13 @@ def _add_lists(router: APIRouter, controller: Controller) -> None:
             page_rows = min(most, PAGE_ROWS)
             pool = live.state.jobs if not states or states & TERMINAL else live.state.active
             records = pool.values() if not newest else reversed(pool.values())
-            if states or owner or team:
+            if states or owner or name or team:
                 matching = [
                     record
                     for record in records
                     if (not states or record.state in states)
                     and (not owner or live.jobs[record.spec.id].job.owner == owner)
+                    and (not name or live.jobs[record.spec.id].job.name == name)
                     and (not team or live.jobs[record.spec.id].job.team == team)
                 ]
             else:

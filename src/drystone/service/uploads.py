@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 import threading
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Final
 
@@ -18,14 +20,22 @@ from drystone.service.auth.guard import RequestLimits
 _PART: Final = re.compile(r"[A-Za-z0-9_+=,@][A-Za-z0-9._+=,@-]{0,99}")
 _BUNDLE: Final = re.compile(r"[0-9a-f]{32}")
 _MAX_PARTS: Final = 8
+_KEPT_SECONDS: Final = 86_400.0
 
 
 class Uploads:
     """A folder of bundles, by who sent them."""
 
-    def __init__(self, folder: Path, limits: RequestLimits) -> None:
-        self._folder, self._limits = folder, limits
+    def __init__(
+        self,
+        folder: Path,
+        limits: RequestLimits,
+        used: Callable[[], frozenset[str]] = frozenset,
+    ) -> None:
+        """`used` says which folders jobs that have not ended need."""
+        self._folder, self._limits, self._used = folder, limits, used
         self._lock = threading.Lock()
+        self._num_bytes: dict[Path, int] = {}  # by who sent them; what is replaced counts twice
 
     def empty_folder(self) -> Path:
         """Where a job starts that came without files."""
@@ -45,12 +55,14 @@ class Uploads:
     ) -> tuple[int, str]:
         """Write a file as it comes; its size and its hash. The same name is written anew."""
         target = self._target(caller, bundle, name)
+        place = self._place(caller, bundle).parent
         digest, size = hashlib.sha256(), 0
         scratch = target.with_name(f".{target.name[:60]}.{os.urandom(6).hex()}.part")
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
             with os.fdopen(os.open(scratch, flags, 0o600), "wb") as file:
                 async for chunk in chunks:
+                    self._take_room(place, len(chunk))
                     size += len(chunk)
                     digest.update(chunk)
                     file.write(chunk)
@@ -91,12 +103,52 @@ class Uploads:
             raise InvalidSpec("leads elsewhere", where="name")
         return target
 
-    def _check_room(self, root: Path) -> None:
-        sizes = [file.lstat().st_size for file in root.rglob("*") if file.is_file()]
+    def _take_room(self, place: Path, num_bytes: int) -> None:
+        """Count what is about to be written; refuse it where a caller, or all, have too much.
+
+        What is on the disk is counted when a limit is met, without bundles that no job needs.
+        """
         limits = self._limits
-        if sum(sizes) > limits.max_bundle_bytes or len(sizes) > limits.max_bundle_files:
+        with self._lock:
+            if place not in self._num_bytes or self._is_over(place, num_bytes):
+                self._drop_unused()
+                folders = [path for path in self._folder.iterdir() if path.is_dir()]
+                self._num_bytes = {path: _size_of(path) for path in (*folders, place)}
+                if self._is_over(place, num_bytes):
+                    raise TooLarge(
+                        f"uploads may take {limits.max_uploads_of_caller_bytes} bytes a team, "
+                        f"{limits.max_uploads_bytes} bytes in all, and leave "
+                        f"{limits.min_free_bytes} bytes of the disk free",
+                        hint="Put data where the nodes can read it, and name it by its path there",
+                    )
+            self._num_bytes[place] += num_bytes
+
+    def _drop_unused(self) -> None:
+        """Bundles of jobs that are over, and those that became no job within a day."""
+        used, now = self._used(), time.time()
+        for bundle in self._folder.glob("*/*"):
+            is_old = now - bundle.stat().st_mtime > _KEPT_SECONDS
+            if is_old and _BUNDLE.fullmatch(bundle.name) and str(bundle) not in used:
+                shutil.rmtree(bundle, ignore_errors=True)
+
+    def _is_over(self, place: Path, num_bytes: int) -> bool:
+        limits, sizes = self._limits, self._num_bytes
+        return (
+            sizes[place] + num_bytes > limits.max_uploads_of_caller_bytes
+            or sum(sizes.values()) + num_bytes > limits.max_uploads_bytes
+            or shutil.disk_usage(self._folder).free - num_bytes < limits.min_free_bytes
+        )
+
+    def _check_room(self, root: Path) -> None:
+        num_files = sum(1 for file in root.rglob("*") if file.is_file())
+        limits = self._limits
+        if _size_of(root) > limits.max_bundle_bytes or num_files > limits.max_bundle_files:
             raise TooLarge(
                 f"a bundle holds at most {limits.max_bundle_files} files and "
                 f"{limits.max_bundle_bytes} bytes",
                 hint="Put data where the nodes can read it, and name it by its path there",
             )
+
+
+def _size_of(folder: Path) -> int:
+    return sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file())

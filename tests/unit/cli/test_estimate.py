@@ -83,7 +83,7 @@ def test_a_config_file_is_a_model(capsys, tmp_path):
         (["llama-3-8b", "--gpu", "A100", "--layout", "dq=3"], "dp"),
         (["llama-3-8b", "--gpu", "A100", "--layout", "dp=x"], "whole number"),
         (["llama-3-8b", "--gpu", "A100", "--layout", "ep=2,dp=2"], "experts"),
-        (["llama-3-8b", "--gpu", "A100", "--seq-len", "-4"], "--seq-len"),
+        (["llama-3-8b", "--gpu", "A100", "--seq-len", "-4"], "--sequence"),
         (["llama-3-8b", "--gpu", "A100", "--global-batch", "9" * 23], "global_batch"),
         (["llama-3-8b", "--gpu", "A100", "--layout", "dp=" + "9" * 12], "dp is"),
         (["llama-3-8b", "--gpu", "A100", "--price", "nan"], "price"),
@@ -102,3 +102,22 @@ def test_a_wrong_word_is_refused_with_a_hint(capsys, arguments, words):
     assert said.out == ""
     assert words in said.err
     assert "Traceback" not in said.err
+
+
+def test_readings_of_your_own_correct_an_estimate_and_are_explained(capsys, tmp_path):
+    arguments = ["estimate", "gpt2-xl", "--gpu", "A100", "--layout", "dp=8,micro=4"]
+    assert run([*arguments, "--json"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    path = tmp_path / "run.csv"
+    path.write_text(f"step_time_s\n{1.5 * plain['speed']['step_seconds']}\n", encoding="utf-8")
+    assert run([*arguments, "--observed", str(path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert 1.25 < told["speed"]["step_seconds"] / plain["speed"]["step_seconds"] < 1.5
+    assert told["learned"]["speed"]["num_readings"] == 1
+    assert told["learned"]["memory"]["num_readings"] == 0
+
+    assert run([*arguments, "--observed", str(path), "--explain"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "by 1 readings of your own" in shown
+    assert "no reading has anything in common" in shown
+    assert "chosen by runs of" in shown

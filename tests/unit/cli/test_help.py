@@ -1,6 +1,7 @@
 """`--help` of every command: a description, examples, and every example a line that parses."""
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -13,12 +14,14 @@ import typer
 
 from drystone.cli import main as cli
 from drystone.cli.examples import EXAMPLES, epilog
+from drystone.cli.help import SECTIONS
 
 ROOT = Path(__file__).resolve().parents[3]
 COLUMNS = 80
 # What only makes sense beside a running service, takes minutes, or changes the home folder.
 NEEDS_MORE = {
     "run", "serve", "submit", "jobs", "show", "logs", "why", "cancel", "pause", "resume", "cluster",
+    "wait", "events", "verify",
     "budget", "drain", "top", "token", "login", "team", "log", "demo", "profile",
     "--install-completion", "check", "frontier",  # seconds each, and run by the tests of the docs
 }  # fmt: skip
@@ -110,6 +113,10 @@ OLD_NAMES = {
     ("trace convert", "--most-jobs"): "--max-jobs",
     ("simulate", "--restart-most-seconds"): "--restart-max-seconds",
     ("serve", "--weather"): "--simulated-cloud",
+    ("plan", "--seq-len"): "--sequence",
+    ("plan", "--global-batch"): "--batch",
+    ("estimate", "--seq-len"): "--sequence",
+    ("estimate", "--global-batch"): "--batch",
 }
 
 
@@ -121,9 +128,24 @@ def test_the_old_name_of_an_option_still_works(command: str, old: str):
 
 
 def test_no_summary_is_cut_in_the_list_of_verbs():
-    text = show("--help").partition("Commands:")[2]
+    text = show("--help")
 
     assert all(summary in text for summary in cli.VERBS.values())
+
+
+def test_every_verb_stands_under_a_subject():
+    text = show("--help")
+
+    assert "More:" not in text
+    assert all(f"{title}:" in text for title in SECTIONS)
+
+
+@pytest.mark.parametrize("name", ["submit", "plan", "serve"])
+def test_options_are_shown_in_plain_words(name: str):
+    text = show(name, "--help")
+
+    assert not re.search(r"<\w", text.partition("Examples:")[0].partition("Options:")[2])
+    assert "default: 0" not in text
 
 
 @pytest.mark.slow

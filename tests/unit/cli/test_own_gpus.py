@@ -63,3 +63,33 @@ def test_simulate_runs_on_it_and_notes_it(capsys, file, tmp_path):
     answer = json.loads(capsys.readouterr().out)
     assert answer["num_gpus"] == 8
     assert any("Mine-96GB is a GPU type of your own" in note for note in answer["notes"])
+
+
+def test_plan_and_cluster_files_take_what_was_measured(capsys, tmp_path):
+    slow = {"measure": "speed", "gpu": "L40S", "launcher": "drystone", "family": "gpt2", "ratio": 2}
+    (tmp_path / "profile.json").write_text(
+        json.dumps({"device": "L40S", "readings": [slow] * 9}), encoding="utf-8"
+    )
+    path = tmp_path / "cluster.yaml"
+    path.write_text(
+        "gpu_types: {Ours: {like: L40S, profile: profile.json}}\n"
+        "nodes: [{gpu: Ours, count: 1, gpus_per_node: 4}]\n",
+        encoding="utf-8",
+    )
+
+    def step_seconds(*arguments):
+        assert run(["plan", "gpt2-xl", *arguments, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)["plans"][0]["plan"]["step_seconds"]
+
+    plain = step_seconds("--gpus", "4xL40S")
+    by_option = step_seconds("--gpus", "4xL40S", "--profile", str(tmp_path / "profile.json"))
+    by_file = step_seconds("--cluster", str(path))
+    assert by_option > 1.1 * plain
+    assert by_file == pytest.approx(by_option)
+
+
+def test_a_profile_of_another_gpu_is_refused(capsys, tmp_path):
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps({"device": "L40S"}), encoding="utf-8")
+    assert run(["plan", "gpt2-xl", "--gpus", "4xT4", "--profile", str(path)]) == 2
+    assert "the profile is of 'L40S'" in capsys.readouterr().err

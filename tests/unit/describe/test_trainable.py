@@ -62,7 +62,7 @@ def test_a_path_in_a_job_file_means_the_folder_beside_it(folder: Path, text: str
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("mixtral-8x7b", "no experts"),
+        ("qwen1.5-moe-a2.7b", "no shared experts"),
         ("bert-base-uncased", "no head but a language model's"),
         ("vit-b-16", "no head but a language model's"),
         ("t5-small", "encoder"),

@@ -22,8 +22,24 @@ def mixtral(reader: ConfigReader) -> ModelSpec:
         num_experts=reader.size("num_local_experts", default=8),
         top_k=reader.size("num_experts_per_tok", default=2),
         ffn_size=reader.size("intermediate_size"),
+        activation=reader.text("hidden_act", default="silu"),
+        normalises_shares=True,
     )
     return read_decoder(reader, Habits(num_kv_heads=8), lambda index: experts)
+
+
+def olmoe(reader: ConfigReader) -> ModelSpec:
+    """OLMoE: experts in every layer; queries and keys are normed whole."""
+    experts = Experts(
+        num_experts=reader.size("num_experts", "num_local_experts", default=64),
+        top_k=reader.size("num_experts_per_tok", default=8),
+        ffn_size=reader.size("intermediate_size", default=2048),
+        activation=reader.text("hidden_act", default="silu"),
+        normalises_shares=reader.flag("norm_topk_prob", default=False),
+    )
+    has_bias = reader.flag("attention_bias", default=False)
+    habits = Habits(qk_norm=QkNorm.FULL, qkv_bias=has_bias, out_bias=has_bias)
+    return read_decoder(reader, habits, lambda index: experts)
 
 
 def qwen2_moe(reader: ConfigReader) -> ModelSpec:
@@ -45,6 +61,8 @@ def qwen3_moe(reader: ConfigReader) -> ModelSpec:
         num_experts=reader.size("num_experts", "num_local_experts", default=128),
         top_k=reader.size("num_experts_per_tok", default=8),
         ffn_size=reader.size("moe_intermediate_size"),
+        activation=reader.text("hidden_act", default="silu"),
+        normalises_shares=reader.flag("norm_topk_prob", default=False),
     )
     has_bias = reader.flag("attention_bias", default=False)
     habits = Habits(num_kv_heads=4, qk_norm=QkNorm.HEAD, qkv_bias=has_bias, out_bias=has_bias)

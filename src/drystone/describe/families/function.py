@@ -29,16 +29,19 @@ COMPARED: Final[Mapping[str, tuple[str, float]]] = MappingProxyType(
         "granite": ("rms_norm_eps", 1e-6),
         "llama": ("rms_norm_eps", 1e-6),
         "mistral": ("rms_norm_eps", 1e-6),
+        "mixtral": ("rms_norm_eps", 1e-5),
         "olmo2": ("rms_norm_eps", 1e-5),
+        "olmoe": ("rms_norm_eps", 1e-5),
         "phi3": ("rms_norm_eps", 1e-5),
         "qwen2": ("rms_norm_eps", 1e-6),
         "qwen3": ("rms_norm_eps", 1e-6),
+        "qwen3_moe": ("rms_norm_eps", 1e-6),
         "starcoder2": ("norm_epsilon", 1e-5),
     }
 )
 # Keys that are done, or do not matter, with this value alone.
 _ONLY_WITH: Final[Mapping[str, object]] = MappingProxyType(
-    {"scale_attn_weights": True, "mlp_type": "default"}
+    {"scale_attn_weights": True, "mlp_type": "default", "router_jitter_noise": 0.0}
 )
 # Keys that change nothing of what is computed in training: names, tokens, storage, generation.
 _WITHOUT_EFFECT: Final = frozenset({
@@ -46,6 +49,7 @@ _WITHOUT_EFFECT: Final = frozenset({
     "cache_implementation",
     "chunk_size_feed_forward", "decoder_start_token_id", "dtype", "eos_token_id",
     "finetuning_task", "forced_bos_token_id", "forced_eos_token_id", "gradient_checkpointing",
+    "router_aux_loss_coef",
     "id2label", "is_decoder", "label2id", "max_window_layers", "model_type", "n_ctx",
     "num_labels", "original_max_position_embeddings", "pad_token_id", "prefix", "pretraining_tp",
     "problem_type", "return_dict", "sep_token_id", "suppress_tokens", "task_specific_params",
@@ -84,7 +88,8 @@ def with_function(reader: ConfigReader, spec: ModelSpec) -> ModelSpec:
 def _with_rope(reader: ConfigReader, spec: ModelSpec) -> ModelSpec:
     """Rotary angles: as transformers 5 writes them, and as earlier versions did."""
     has_local = spec.family == "gemma3_text"  # layers with a window have angles of their own
-    theta, local, share = (1e6 if has_local else 1e4), 1e4, 1.0
+    theta = 1e6 if has_local or spec.family == "mixtral" else 1e4
+    local, share = 1e4, 1.0
     tables = {key: reader.table(key) for key in ("rope_parameters", "rope_scaling")}
     if has_local:
         local = reader.number("rope_local_base_freq", default=local)
@@ -187,6 +192,12 @@ def _olmo2(reader: ConfigReader, spec: ModelSpec) -> ModelSpec:
     return _each_block(spec, lambda block: replace(block, norms_after=True))
 
 
+def _qwen3_moe(reader: ConfigReader, spec: ModelSpec) -> ModelSpec:
+    """The size of dense layers says nothing where there are none."""
+    reader.count("intermediate_size")
+    return spec
+
+
 def _padding_token(reader: ConfigReader, spec: ModelSpec) -> int:
     """The token whose embedding has no gradient; negative ones count from the end, as in torch."""
     token = reader.config.get("pad_token_id")
@@ -215,6 +226,7 @@ _OF_FAMILY: Final[Mapping[str, Callable[[ConfigReader, ModelSpec], ModelSpec]]] 
         "gemma3_text": _gemma2,
         "granite": _granite,
         "olmo2": _olmo2,
+        "qwen3_moe": _qwen3_moe,
     }
 )
 

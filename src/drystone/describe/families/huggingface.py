@@ -55,6 +55,7 @@ FAMILIES: Mapping[str, Callable[[ConfigReader], ModelSpec]] = {
     "mpt": gpt.mpt,
     "nemotron_h": hybrids.nemotron_h,
     "olmo2": llama.olmo2,
+    "olmoe": experts.olmoe,
     "opt": gpt.opt,
     "phi": gpt.phi,
     "phi3": llama.phi3,

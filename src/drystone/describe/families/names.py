@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from drystone.describe.model import Block, Mlp, ModelSpec, Norm, QkNorm
+from drystone.describe.model import Block, Experts, Mlp, ModelSpec, Norm, QkNorm
 
 Shape = tuple[int, ...]
 
@@ -77,6 +77,18 @@ _FUSED: Final = {
     "mlp.gate_up_proj": ("feed_forward.gate", "feed_forward.up"),
     "mlp.down_proj": ("feed_forward.down",),
 }
+_EXPERTS: Final = {  # of each expert by its number
+    "mlp.gate": ("feed_forward.router",),
+    "mlp.experts.{}.gate_proj": ("feed_forward.experts.{}.gate",),
+    "mlp.experts.{}.up_proj": ("feed_forward.experts.{}.up",),
+    "mlp.experts.{}.down_proj": ("feed_forward.experts.{}.down",),
+}
+_MIXTRAL: Final = {
+    "block_sparse_moe.gate": ("feed_forward.router",),
+    "block_sparse_moe.experts.{}.w1": ("feed_forward.experts.{}.gate",),
+    "block_sparse_moe.experts.{}.w3": ("feed_forward.experts.{}.up",),
+    "block_sparse_moe.experts.{}.w2": ("feed_forward.experts.{}.down",),
+}
 _PLAIN: Final = {"mlp.c_fc": ("feed_forward.up",), "mlp.c_proj": ("feed_forward.down",)}
 
 
@@ -114,10 +126,13 @@ STYLES: Final[Mapping[str, Style]] = MappingProxyType(
         "granite": _LLAMA,
         "llama": _LLAMA,
         "mistral": _LLAMA,
+        "mixtral": _llama_style(_ATTENTION, _MIXTRAL, _BEFORE),
         "olmo2": _llama_style(_ATTENTION, _GATED, _AFTER),
+        "olmoe": _llama_style(_ATTENTION, _EXPERTS, _BEFORE),
         "phi3": _llama_style(_FUSED, _BEFORE),
         "qwen2": _LLAMA,
         "qwen3": _LLAMA,
+        "qwen3_moe": _llama_style(_ATTENTION, _GATED, _EXPERTS, _BEFORE),
         "starcoder2": _llama_style(_ATTENTION, _PLAIN, _BEFORE),
     }
 )
@@ -129,11 +144,11 @@ def stored_weights(spec: ModelSpec, style: Style) -> dict[str, Stored]:
     pairs: list[tuple[str, tuple[str, ...]]] = [
         (f"{style.prefix}{new}", (old,)) for new, old in style.outer.items()
     ]
-    for layer in range(spec.num_layers):
+    for layer, block in enumerate(spec.layers()):
         start = f"{style.prefix}{style.layers}.{layer}"
         pairs += [
             (f"{start}.{new}", tuple(f"blocks.{layer}.{part}" for part in old))
-            for new, old in style.inner.items()
+            for new, old in _inner_names(style, block)
         ]
     pairs.append(("lm_head", ("head",)))
     found = {}
@@ -144,6 +159,18 @@ def stored_weights(spec: ModelSpec, style: Style) -> dict[str, Stored]:
                 turned = style.is_transposed and ".h." in new and len(parts[0][1]) == 2
                 found[f"{new}.{end}"] = _stored(f"{new}.{end}", parts, is_transposed=turned)
     return found
+
+
+def _inner_names(style: Style, block: Block) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Modules of a layer, theirs and ours; those of each expert for themselves."""
+    mixture = block.feed_forward
+    num_experts = mixture.num_experts if isinstance(mixture, Experts) else 0
+    for new, old in style.inner.items():
+        if "{}" not in new:
+            yield new, old
+        else:
+            for at in range(num_experts):
+                yield new.format(at), tuple(part.format(at) for part in old)
 
 
 def _stored(name: str, parts: tuple[tuple[str, Shape], ...], *, is_transposed: bool) -> Stored:
@@ -172,7 +199,6 @@ def weight_shapes(spec: ModelSpec) -> Iterator[tuple[str, Shape]]:
 
 def _block_shapes(block: Block, width: int) -> Iterator[tuple[str, Shape]]:
     attention, mlp = block.attention, block.feed_forward
-    assert isinstance(mlp, Mlp)
     queries, keys = (
         number * attention.head_dim for number in (attention.num_heads, attention.num_kv_heads)
     )
@@ -186,11 +212,20 @@ def _block_shapes(block: Block, width: int) -> Iterator[tuple[str, Shape]]:
         for name, whole in (("query_norm", queries), ("key_norm", keys)):
             size = attention.head_dim if attention.qk_norm is QkNorm.HEAD else whole
             yield from _norm(f"attention.{name}", block.norm, size)
-    for name in ("up", "gate") if mlp.gated else ("up",):
-        yield from _linear(f"feed_forward.{name}", mlp.ffn_size, width, mlp.bias)
-    yield from _linear("feed_forward.down", width, mlp.ffn_size, mlp.bias)
+    if isinstance(mlp, Experts):
+        yield from _linear("feed_forward.router", mlp.num_experts, width, False)
+        for at in range(mlp.num_experts):
+            yield from _feed_forward(f"feed_forward.experts.{at}", mlp, width)
+    else:
+        yield from _feed_forward("feed_forward", mlp, width)
     for index in range(block.num_norms):
         yield from _norm(f"norms.{index}", block.norm, width)
+
+
+def _feed_forward(name: str, mlp: Mlp | Experts, width: int) -> Iterator[tuple[str, Shape]]:
+    for part in ("up", "gate") if mlp.gated else ("up",):
+        yield from _linear(f"{name}.{part}", mlp.ffn_size, width, mlp.bias)
+    yield from _linear(f"{name}.down", width, mlp.ffn_size, mlp.bias)
 
 
 def _linear(name: str, outputs: int, inputs: int, has_bias: bool) -> Iterator[tuple[str, Shape]]:

@@ -9,6 +9,7 @@ gpu_types:
     architecture: Hopper
     link_gb_s: 600
     network: InfiniBand NDR
+  our-A100: {like: A100-80G, profile: a100.json}
 
 With `like`, what is left out is as that type has it. What a file describes is known to everything
 that this process does afterwards, under the same rules for names as the catalogue's own types.
@@ -98,6 +99,7 @@ class GpuTypePart(Part):
     bus: _Text | None = None  # PCIe 3.0, 4.0 or 5.0 x16; the second
     # between nodes, one card a GPU, e.g. InfiniBand NDR; needed without `like`
     network: _Text | None = None
+    profile: _Text | None = None  # what `drystone profile` wrote, beside this file
     power_w: _Rate | None = None
     vendor: _Text | None = None
     # the generation it behaves like, e.g. Hopper; needed without `like`
@@ -150,7 +152,7 @@ def _gpu_of(document: Document, name: str, part: GpuTypePart, key: Key) -> GpuSp
     values: dict[str, Any] = dict(_NOTHING)
     if like is not None:
         values = {field.name: getattr(like, field.name) for field in fields(like)}
-    values |= _rates(part) | _link(part, values)
+    values |= _rates(part) | _link(part, values) | _profile(document, part)
     values |= {word: told for word in _WORDS if (told := getattr(part, word)) is not None}
     for needed, what in (
         ("memory_bandwidth_bytes_per_second", "memory_bandwidth_gb_s"),
@@ -217,6 +219,13 @@ def _rates(part: GpuTypePart) -> dict[str, float]:
     if part.power_w is not None:
         rates["power_watts"] = part.power_w
     return rates
+
+
+def _profile(document: Document, part: GpuTypePart) -> dict[str, str]:
+    """The path of what was measured; a relative one is beside the file that names it."""
+    if part.profile is None:
+        return {}
+    return {"profile": str(Path(document.where).parent / part.profile)}
 
 
 def _named(document: Document, name: str | None, key: Key) -> GpuSpec | None:

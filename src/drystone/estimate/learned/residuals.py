@@ -129,6 +129,18 @@ def likely_range(
     return float(np.exp(ratios[low])), float(np.exp(ratios[high]))
 
 
+def range_basis(launcher: str, *, is_full: bool, reading: str) -> tuple[tuple[str, float], ...]:
+    """Which sources a stated range is made of, by what each counts in it; the last is unknown."""
+    counts = {
+        source: max(alike for alike, _ in cells)
+        for source, cells in _cells_by_source(
+            launcher, is_full=is_full, reading=reading, without=""
+        ).items()
+    } | {"a source that nobody knows": _UNKNOWN_SOURCE}
+    total = sum(counts.values())
+    return tuple((source, count / total) for source, count in counts.items())
+
+
 def exceeds_share(launcher: str, *, is_full: bool, reading: str, room: float) -> float:
     """The share of runs that take more than `room` times their estimate."""
     ratios, weights = _known(launcher, is_full=is_full, reading=reading, without="")
@@ -141,14 +153,7 @@ def _known(
     launcher: str, *, is_full: bool, reading: str, without: str
 ) -> tuple[FloatArray, FloatArray]:
     """Log ratios in ascending order, and what each counts; a source counts once altogether."""
-    family, tuning = family_of(launcher), "full" if is_full else "adapters"
-    by_source: dict[str, list[tuple[float, Cell]]] = {}
-    for cell in residual_cells():
-        if cell.source != without:
-            alike = 1.0 if cell.family == family else _OTHER_FAMILY
-            alike *= 1.0 if cell.tuning == tuning else _OTHER_TUNING
-            alike *= 1.0 if cell.reading == reading else _OTHER_READING
-            by_source.setdefault(cell.source, []).append((alike, cell))
+    by_source = _cells_by_source(launcher, is_full=is_full, reading=reading, without=without)
     ratios, weights = [], []
     for cells in by_source.values():
         counts = max(alike for alike, _ in cells)
@@ -158,3 +163,18 @@ def _known(
             weights += [counts * alike / total / len(cell.log_ratios)] * len(cell.log_ratios)
     order = np.argsort(ratios, kind="stable")
     return np.array(ratios)[order], np.array(weights)[order]
+
+
+def _cells_by_source(
+    launcher: str, *, is_full: bool, reading: str, without: str
+) -> dict[str, list[tuple[float, Cell]]]:
+    """What each source says, and how much of it counts for such a run."""
+    family, tuning = family_of(launcher), "full" if is_full else "adapters"
+    by_source: dict[str, list[tuple[float, Cell]]] = {}
+    for cell in residual_cells():
+        if cell.source != without:
+            alike = 1.0 if cell.family == family else _OTHER_FAMILY
+            alike *= 1.0 if cell.tuning == tuning else _OTHER_TUNING
+            alike *= 1.0 if cell.reading == reading else _OTHER_READING
+            by_source.setdefault(cell.source, []).append((alike, cell))
+    return by_source

@@ -70,7 +70,7 @@ class CheckedRun:
     @property
     def reading(self) -> str:
         """The estimate that the kind of reading is compared with."""
-        return _reading_of(self.kind)
+        return reading_of(self.kind)
 
     @property
     def unseen_range(self) -> tuple[float, float]:
@@ -231,9 +231,12 @@ def check_memory(
 
 
 def check_speed(
-    runs: Iterable[PublishedRun | SkippedRun],
+    runs: Iterable[PublishedRun | SkippedRun], *, measured: GpuSpec | None = None
 ) -> CheckReport:
-    """Judge the speed estimates by published readings; each of these runs also fitted."""
+    """Judge the speed estimates by published readings; each of these runs also fitted.
+
+    `measured`: a GPU type with its profile, for the runs on it, as shipped.
+    """
     checked: list[CheckedRun] = []
     skipped: list[SkippedRun] = []
     fits = _FitCounter()
@@ -249,7 +252,7 @@ def check_speed(
             skipped.append(_skipped(run, str(error)))
             continue
         fits.count(run, machine.gpu)
-        checked.append(_checked(run, "speed"))
+        checked.append(_checked(run, "speed", gpu=measured))
     return CheckReport(
         measure="speed",
         num_rows=num_rows,
@@ -259,24 +262,31 @@ def check_speed(
     )
 
 
-def estimate_run(run: PublishedRun, *, measure: str, without: str = "") -> tuple[float, float]:
-    """What is estimated and what was measured; `without`: as if nobody had seen that source."""
+def estimate_run(
+    run: PublishedRun, *, measure: str, without: str = "", gpu: GpuSpec | None = None
+) -> tuple[float, float]:
+    """What is estimated and what was measured; `without`: as if nobody had seen that source.
+
+    `gpu`: what is known of its type here, where the run is on that type.
+    """
     recipe = recipe_without(run.recipe, without) if without else run.recipe
     layouts = Layouts.of([run.layout])
     if measure == "memory":
-        gpu = _known_gpu(run.gpu_name)
+        known = _known_gpu(run.gpu_name)
         stage = [run.layout.pp - 1] if run.reports_last_stage else None
-        memory = estimate_memory(run.model, recipe, layouts, stage=stage, gpu=gpu)
-        return float(getattr(memory, _reading_of(run.kind))[0]), run.measured_memory_bytes
+        memory = estimate_memory(run.model, recipe, layouts, stage=stage, gpu=known)
+        return float(getattr(memory, reading_of(run.kind))[0]), run.measured_memory_bytes
     machine = machine_of(run)
     if without:
         machine = replace(machine, gpu=gpu_without(machine.gpu, without))
+    elif gpu is not None and gpu.name == machine.gpu.name:
+        machine = replace(machine, gpu=gpu)
     speed = estimate_speed(run.model, recipe, layouts, machine)
     return float(speed.tokens_per_second_per_gpu[0]), run.measured_tokens_per_second_per_gpu
 
 
-def _checked(run: PublishedRun, measure: str) -> CheckedRun:
-    estimated, measured = estimate_run(run, measure=measure)
+def _checked(run: PublishedRun, measure: str, *, gpu: GpuSpec | None = None) -> CheckedRun:
+    estimated, measured = estimate_run(run, measure=measure, gpu=gpu)
     unseen, _ = estimate_run(run, measure=measure, without=run.dataset)
     return CheckedRun(
         run_id=run.run_id,
@@ -309,11 +319,12 @@ def _group_of(run: PublishedRun) -> str:
     return "expert full" if run.model.is_moe else "dense full"
 
 
-def _reading_of(kind: str) -> str:
+def reading_of(kind: str) -> str:
     """The estimate that a kind of reading is compared with."""
-    if kind.startswith("allocated"):
+    stated = kind.split(" (")[0].lower()  # what stands behind it in brackets is about the tool
+    if "alloc" in stated:
         return "allocated"
-    return "reserved" if kind.startswith("reserved") else "device"
+    return "reserved" if "reserved" in stated else "device"
 
 
 class _FitCounter:

@@ -64,6 +64,11 @@ def number_of(row: Row, name: str) -> float:
     return value
 
 
+def is_yes(row: Row, name: str) -> bool:
+    """Whether a column says yes, in one of the ways in which tables say it."""
+    return row.get(name, "").lower() in ("yes", "true", "1")
+
+
 # --- the layout ------------------------------------------------------------------------------
 
 
@@ -82,7 +87,8 @@ def parse_layout(row: Row, model: ModelSpec) -> Layout:
         micro_batch=whole_number_of(row, "micro_batch"),
         sharding=_sharding(row["sharding"]),
         shard_size=_shard_size(row["sharding"], dp * cp, tp),
-        sequence_parallel=tp > 1 and row.get("sp", "").startswith("megatron-sp"),
+        sequence_parallel=tp > 1
+        and (row.get("sp", "").startswith("megatron-sp") or is_yes(row, "sp")),
         schedule=Schedule.INTERLEAVED if virtual > 1 else Schedule.ONE_F_ONE_B,
         virtual_stages=virtual,
         keep_gathered=row["sharding"].startswith("fsdp-grad-op"),
@@ -139,13 +145,16 @@ def _vocab_barriers(notes: str, pp: int) -> int:
     return 2 if name in ("synctwice", "vocab-1") else 1
 
 
+_ZERO = r"zero[- ]?(?:stage[- ]?)?"
+
+
 def _sharding(text: str) -> Sharding:
     rules = (
         (r"no_shard", Sharding.NONE),
-        (r"zero-?3|^fsdp|^hsdp|optim_grads_params", Sharding.ZERO3),
-        (r"zero-?2", Sharding.ZERO2),
-        (r"zero-?1|distributed optimizer", Sharding.ZERO1),
-        (r"^none|ddp|zero-?0|^$", Sharding.NONE),
+        (rf"{_ZERO}(3|\+\+)|^fsdp|^hsdp|^full_shard|optim_grads_params", Sharding.ZERO3),
+        (rf"{_ZERO}2|shard_grad_op", Sharding.ZERO2),
+        (rf"{_ZERO}1|dist(ributed)?[-_ ]?opt", Sharding.ZERO1),
+        (rf"^no(ne)?\b|^d?dp$|ddp|{_ZERO}0|^$", Sharding.NONE),
     )
     for pattern, sharding in rules:
         if re.search(pattern, text.lower()):
@@ -185,33 +194,34 @@ def parse_recipe(row: Row, layout: Layout, model: ModelSpec) -> Recipe:
     )
 
 
-# The names of single projects first, then the families that many build on.
+# The names of single projects first, then the families that many build on; any case.
 _LAUNCHERS = (
-    (r"Megatron-LM core.*transformer_engine", "megatron-te"),
-    (r"Megatron-LM core.*local", "megatron-local"),
-    (r"Galvatron", "galvatron"),
-    (r"AutoModel", "automodel"),
-    (r"NeMo|Megatron-Bridge", "nemo"),
-    (r"MaxText", "maxtext"),
-    (r"accelerate FSDP", "accelerate"),
-    (r"torchtitan", "torchtitan"),
-    (r"litgpt", "litgpt"),
+    (r"megatron-lm core.*transformer_engine", "megatron-te"),
+    (r"megatron-lm core.*local", "megatron-local"),
+    (r"galvatron", "galvatron"),
+    (r"auto-?model", "automodel"),
+    (r"\bnemo\b|megatron[- ]bridge|dgx ?cloud", "nemo"),
+    (r"maxtext", "maxtext"),
+    (r"accelerate.{0,8}fsdp", "accelerate"),
+    (r"torch-?titan", "torchtitan"),
+    (r"lit-?gpt", "litgpt"),
     (r"nanotron", "nanotron"),
     (r"composer|llm-foundry", "composer"),
     (r"fsdp_qlora", "fsdp-qlora"),
-    (r"DeepLearningExamples", "nvidia-examples"),
-    (r"Megatron.*DeepSpeed|NeoX", "megatron-deepspeed"),
-    (r"Megatron|libai|LiBai|InternEvo|Primus", "megatron-te"),
-    (r"DeepSpeed|EasyContext|[xX][tT]uner", "deepspeed"),
-    (r"HF |PEFT|[tT]ransformers|swift|LLaMA-Factory|[aA]xolotl|TRL|SFTTrainer", "hf-trainer"),
-    (r"FSDP|fsdp", "torch-fsdp"),
+    (r"deeplearningexamples", "nvidia-examples"),
+    (r"megatron.*deepspeed|neox", "megatron-deepspeed"),
+    (r"megatron|mcore|libai|internevo|primus", "megatron-te"),
+    (r"deepspeed|easycontext|xtuner|colossal", "deepspeed"),
+    (r"\bhf\b|hugging ?face|peft|transformers|\btrl\b|sfttrainer|accelerate", "hf-trainer"),
+    (r"swift|llama-?factory|axolotl|unsloth", "hf-trainer"),
+    (r"fsdp|torch-?tune", "torch-fsdp"),
 )
 
 
 def launcher_of(framework: str) -> str:
     """The launcher whose conventions a framework follows; plain PyTorch when nobody knows it."""
     for pattern, launcher in _LAUNCHERS:
-        if re.search(pattern, framework):
+        if re.search(pattern, framework, re.IGNORECASE):
             return launcher
     return "pytorch"
 
@@ -225,10 +235,13 @@ def _precision(text: str) -> Precision:
         (r"^amp bf16", Precision.AMP_BF16),
         (r"^tf32", Precision.TF32),
         (r"^fp32", Precision.FP32),
-        (r"^fp16-mixed", Precision.FP16_MIXED),
-        (r"bf16-mixed", Precision.BF16_MIXED),
-        (r"^(bfloat16|bf16)", Precision.BF16),
-        (r"^(float16|fp16)", Precision.FP16),
+        (r"^(fp16|float16)[- ]mixed|^mixed.*(fp16|float16)", Precision.FP16_MIXED),
+        (
+            r"(bf16|bfloat16)([- ]mixed|.*(master|\bo2\b))|^mixed.*(bf16|bfloat16)",
+            Precision.BF16_MIXED,
+        ),
+        (r"^(pure )?(bfloat16|bf16)", Precision.BF16),
+        (r"^(pure )?(float16|fp16)", Precision.FP16),
     )
     for pattern, precision in rules:
         if re.search(pattern, text.lower()):
@@ -236,10 +249,16 @@ def _precision(text: str) -> Precision:
     raise UnknownName("precision", text, [known.value for known in Precision])
 
 
+# Megatron's `--bf16` and `--fp16` wrap every optimizer in one with fp32 weights.
+_KEEP_MASTER = ("megatron-te", "megatron-local", "megatron-deepspeed", "nemo")
+
+
 def _kept_precision(stated: Precision, launcher: str, layout: Layout) -> Precision:
-    """DeepSpeed's ZeRO keeps an fp32 master of whatever it trains, also where 16 bit is stated."""
+    """Megatron and DeepSpeed's ZeRO keep an fp32 master, also where only 16 bit is stated."""
     mixed = {Precision.BF16: Precision.BF16_MIXED, Precision.FP16: Precision.FP16_MIXED}
-    has_master = launcher == "deepspeed" and layout.sharding is not Sharding.NONE
+    has_master = launcher in _KEEP_MASTER or (
+        launcher == "deepspeed" and layout.sharding is not Sharding.NONE
+    )
     return mixed.get(stated, stated) if has_master else stated
 
 
@@ -260,19 +279,21 @@ def _optimizer(text: str) -> Optimizer:
 
 def _recompute(text: str, layout: Layout, num_layers: int) -> Recompute:
     text = text.lower()
-    if text.startswith("none"):
+    if re.match(r"(none|no|off|false)\b|0$", text):
         return Recompute()
     if "every other layer" in text:
         return Recompute(kind=RecomputeKind.FULL, every=2)
-    if text.startswith("full"):
+    if re.match(r"full|block\D{0,12}\d", text):
         # Megatron's `--recompute-method block`: so many layers of each (virtual) stage.
         if stated := re.search(r"block\D{0,12}(\d+)", text):
             here = num_layers / (layout.pp * layout.virtual_stages)
             return Recompute(kind=RecomputeKind.FULL, every=max(1.0, here / int(stated.group(1))))
         return Recompute(kind=RecomputeKind.FULL)
-    if "selective" in text:
+    if re.search(r"selective|^sac\b|attention only|core_attn", text):
         modules = [name for name in RECOMPUTE_MODULES if re.search(rf"\b{name}\b", text)]
         return Recompute(kind=RecomputeKind.SELECTIVE, modules=tuple(modules))
+    if re.match(r"(yes|on|true|uniform|unsloth|gradient|activation)\b|1$", text):
+        return Recompute(kind=RecomputeKind.FULL)  # as the switches of most launchers mean it
     raise UnknownName("recomputation", text, ["none", "selective", "full"])
 
 
@@ -292,14 +313,15 @@ def _attention_kernel(row: Row) -> AttentionKernel:
 
 
 def _loss(framework: str, model: str) -> Loss:
-    if "liger" in framework:
+    # The loss of torchtune's and Unsloth's recipes is computed in chunks, as Liger's is.
+    if re.search(r"liger|torch-?tune|unsloth", framework, re.IGNORECASE):
         return Loss.CHUNKED
     return Loss.FUSED if "foak" in framework or "cross_entropy_loss_fusion" in model else Loss.PLAIN
 
 
 def _parse_tuning(row: Row, model: ModelSpec) -> tuple[Tuning, Lora, float]:
     text = row["tuning"].lower()
-    if text.startswith("full"):
+    if re.match(r"full|sft\b|(continued )?pre-?train|fine-?tun(e|ing)$", text):
         return Tuning.FULL, Lora(), 0.0
     if not re.match(r"q?lora", text):
         raise RequestError(f"tuning method {row['tuning']!r} has no formula")

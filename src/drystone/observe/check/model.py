@@ -10,7 +10,7 @@ from drystone.describe.model import Attention, Block, Experts, Head, Mlp, ModelS
 from drystone.describe.model_source import find_model
 from drystone.errors import DrystoneError, RequestError
 from drystone.estimate.parameters import count_model
-from drystone.observe.check.columns import Row, number_of, whole_number_of
+from drystone.observe.check.columns import Row, is_yes, number_of, whole_number_of
 
 # Parameters as stated and as counted that are no further apart than this are the same model.
 _SAME_PARAMS = 0.03
@@ -89,7 +89,9 @@ def parse_shape(row: Row) -> ModelSpec:
         raise RequestError(f"architecture {arch!r} has no formula")
     if row.get("moe_experts") and (known := _known_experts(row)) is not None:
         return known
-    style = style_of(arch, gated=row.get("gated_mlp", "") == "yes")
+    style = style_of(arch, gated=is_yes(row, "gated_mlp"))
+    if not row.get("gated_mlp"):  # what is built like Llama has a gate, unless a table says no
+        row = {**row, "gated_mlp": "yes" if style.norm is Norm.RMS else "no"}
     hidden, heads = whole_number_of(row, "hidden"), whole_number_of(row, "heads")
     num_layers = whole_number_of(row, "layers")
     if num_layers > _MAX_LAYERS:
@@ -116,7 +118,7 @@ def parse_shape(row: Row) -> ModelSpec:
         hidden_size=hidden,
         stack=((block, num_layers),),
         vocab_size=whole_number_of(row, "vocab"),
-        tied_embeddings=row.get("tied_emb", "") == "yes",
+        tied_embeddings=is_yes(row, "tied_emb"),
         learned_positions=whole_number_of(row, "seq_len") if style.positions else 0,
         final_norm=style.norm,
         head=Head.MASKED if arch == "bert" else Head.LANGUAGE,
@@ -149,7 +151,7 @@ def _known_experts(row: Row) -> ModelSpec | None:
 
 
 def _feed_forward(row: Row, style: _Style, hidden: int) -> Mlp | Experts:
-    ffn, gated = whole_number_of(row, "ffn", 4 * hidden), row.get("gated_mlp", "") == "yes"
+    ffn, gated = whole_number_of(row, "ffn", 4 * hidden), is_yes(row, "gated_mlp")
     if not row.get("moe_experts"):
         return Mlp(ffn_size=ffn, gated=gated, bias=style.bias, activation=style.activation)
     return Experts(

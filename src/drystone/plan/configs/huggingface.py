@@ -83,8 +83,19 @@ _INERT: Final = (
     "plugins", "*_checkpointing_kwargs*", "debug", "eot_tokens*", "cosine*", "*_strategy",
     "max_samples", "train_on_inputs", "remove_unused_columns", "ddp_find_unused_parameters",
     "lora_model_dir", "hf_use_auth_token", "model_revision", "tf32", "shuffle*", "roles_to_train",
-    "lora_fan_in_fan_out", "steps_per_print", "wall_clock_breakdown", "lora_task_type",
+    "PROGRAM", "run_name", "lora_fan_in_fan_out", "steps_per_print", "lora_task_type",
+    "wall_clock_breakdown",
 )  # fmt: skip
+
+# Preferences and reinforcement: two models, or answers that are made while training.
+_OTHER_OBJECTIVES: Final = tuple(
+    Key(name, "objective", {None: None})
+    for name in ("beta", "max_prompt_length", "num_generations", "reward_funcs", "loss_type")
+)
+_LOADED: Final[dict[Any, Any]] = {
+    "bfloat16": Precision.BF16, "bf16": Precision.BF16, "float16": None, "float32": None,
+    "auto": None, None: None,
+}  # fmt: skip
 
 _BATCH: Final = (
     Key("per_device_train_batch_size", "micro_batch"),
@@ -107,6 +118,7 @@ TRAINER: Final = Tool(
         Key("model_name_or_path", "model"),
         *_TRAINER,
         *_fsdp_keys(""),
+        *_OTHER_OBJECTIVES,
     ),
     usual={},
     marks=("per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs"),
@@ -121,6 +133,10 @@ TRL: Final = Tool(
         Key("max_seq_length", "seq_len"),
         Key("bf16", "precision", _BF16_USUAL),
         *(key for key in _TRAINER if key.name != "bf16"),
+        Key("dtype", "_loaded", _LOADED),
+        Key("torch_dtype", "_loaded", _LOADED),
+        *(key for key in _OTHER_OBJECTIVES if key.name != "loss_type"),
+        Key("loss_type", "objective", {"nll": None, "dft": None, "chunked_nll": None, None: None}),
         Key("attn_implementation", "attention", _ATTENTION),
         Key("use_peft", "tuning", {True: Tuning.LORA, False: Tuning.FULL, None: None}),
         Key("load_in_4bit", "tuning", _FOUR_BIT),
@@ -130,7 +146,7 @@ TRL: Final = Tool(
     usual={"precision": Precision.BF16_MIXED, "recompute": _FULL, "seq_len": 1024},
     qlora={"use_peft": True, "load_in_4bit": True},
     marks=("use_peft", "max_length", "max_seq_length", "attn_implementation", "dataset_name"),
-    inert=(*_INERT, "packing", "use_bnb_nested_quant", "bnb_*"),
+    inert=(*_INERT, "packing", "use_bnb_nested_quant", "bnb_*", "per_device_eval_batch_size"),
 )  # fmt: skip
 
 LLAMA_FACTORY: Final = Tool(
@@ -208,6 +224,7 @@ AXOLOTL: Final = Tool(
         Key("sequence_parallel_degree", "cp"),
         Key("expert_parallel_size", "ep"),
         Key("rl", "objective", {"": None, None: None}),
+        Key("reward_model", "objective", {False: None, None: None}),
     ),
     usual={"precision": Precision.BF16_MIXED, "seq_len": 512},
     qlora={"adapter": "qlora", "load_in_4bit": True},

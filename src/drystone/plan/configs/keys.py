@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from typing import Any
@@ -15,6 +15,11 @@ Table = dict[str, Any]  # by dotted key
 # Which matrices adapters stand beside: all of them are taken, so other values are not used.
 _TARGETS = ("lora_target", "lora_target_modules")
 _ALL_TARGETS = ("all", "all-linear")
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Names that stand in one text, as a table of them."""
+    return tuple(text.split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,8 @@ class Key:
         """Our value of the tool's; None: it says nothing."""
         if self.words is None:
             return self._number(value, where)
+        if not self.words:  # a value that counts only together with others
+            return None
         plain = value.lower() if isinstance(value, str) else value
         for word, ours in self.words.items():
             if type(word) is type(plain) and word == plain:
@@ -53,8 +60,9 @@ class Key:
     def _number(self, value: Any, where: str) -> Any:
         if isinstance(value, str) and value.replace("_", "").isdigit():  # 500_000
             value = int(value.replace("_", ""))
-        kind: Any = {entry.name: type(entry.default) for entry in fields(Setup)}[self.field]
-        if value is None or value == "auto":
+        kinds = {entry.name: type(entry.default) for entry in fields(Setup)}
+        kind: Any = kinds.get(self.field, int)  # what only the tool itself knows are counts
+        if value is None or value in ("auto", "none"):
             return None
         if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
             if kind is int and int(value) < 1:
@@ -74,6 +82,13 @@ class Tool:
     marks: tuple[str, ...]  # keys by which a file is recognised as this tool's
     inert: tuple[str, ...] = ()  # patterns of keys that change neither memory nor speed
     qlora: Mapping[str, Any] = field(default_factory=dict)  # keys that ask for it together
+    launcher: str = ""  # whose conventions on memory apply; none: as state is shared
+    settle: Callable[[dict[str, Any], Table], None] | None = None  # what several keys say together
+
+    def knows(self, table: Table) -> bool:
+        """Whether a file with these keys is this tool's."""
+        marks = [pattern for mark in self.marks for pattern in (mark, f"{mark}.*")]
+        return any(fnmatchcase(name, mark) for name in table for mark in marks)
 
     def write(self, setup: Setup, names: Sequence[str]) -> Table:
         """The keys that say what these fields of a setup are; a field without a word is refused."""
@@ -103,6 +118,8 @@ class Tool:
                 ours = key.read(table[key.name], where)
                 if ours is not None:
                     said[key.field] = ours
+        if self.settle is not None:
+            self.settle(said, table)
         known = {key.name for key in self.keys}
         left = [name for name in table if name not in known]
         left = [name for name in left if not (name in _TARGETS and table[name] in _ALL_TARGETS)]

@@ -10,8 +10,9 @@ from typing import Any
 
 from drystone.describe.files.reader import load_yaml
 from drystone.describe.layout import Sharding
-from drystone.describe.recipe import Offload, Tuning
-from drystone.errors import InvalidSpec, UnreadableFile
+from drystone.describe.recipe import Offload, Precision, Tuning
+from drystone.errors import InvalidSpec, UnreadableFile, reason_of
+from drystone.plan.configs.automodel import AUTOMODEL
 from drystone.plan.configs.huggingface import (
     ACCELERATE,
     AXOLOTL,
@@ -21,10 +22,18 @@ from drystone.plan.configs.huggingface import (
     TRL,
 )
 from drystone.plan.configs.keys import Reading, Table, Tool, flatten
+from drystone.plan.configs.megatron import BRIDGE, MEGATRON, NEMO_MEGATRON
 from drystone.plan.configs.setup import Setup
+from drystone.plan.configs.shell import options_of, read_script
+from drystone.plan.configs.torchtitan import TORCHTITAN
 
 # The first whose marks a file has is its tool; the Trainer's keys are also those of TRL.
-TOOLS: tuple[Tool, ...] = (DEEPSPEED, ACCELERATE, AXOLOTL, LLAMA_FACTORY, TRL, TRAINER)
+TOOLS: tuple[Tool, ...] = (
+    DEEPSPEED, ACCELERATE, NEMO_MEGATRON, BRIDGE, AUTOMODEL, AXOLOTL, LLAMA_FACTORY, TRL, TRAINER,
+)  # fmt: skip
+# Of a launch script; the other tools' keys may stand there as options, too.
+_SCRIPT_TOOLS: tuple[Tool, ...] = (BRIDGE, TORCHTITAN, LLAMA_FACTORY, TRL, TRAINER, MEGATRON)
+_EVERY_TOOL = {tool.name: tool for tool in (*TOOLS, *_SCRIPT_TOOLS)}
 _FILES_BESIDE = (ACCELERATE.name, DEEPSPEED.name)
 
 
@@ -48,19 +57,25 @@ def read_configs(paths: Sequence[Path], *, num_gpus: int = 0) -> Asked:
             where=", ".join(map(str, paths)),
             hint="Give the training config as well: --config train.yaml --config accelerate.yaml",
         )
-    tool = next(tool for tool in TOOLS if tool.name == main.tool)
+    tool = _EVERY_TOOL[main.tool]
     said: dict[str, Any] = dict(tool.usual)
     for reading in sorted(readings, key=lambda reading: reading.tool in _FILES_BESIDE):
         said |= reading.said
-    setup = Setup(**{name: value for name, value in said.items() if name != "objective"})
+    loaded = said.pop("_loaded", None)
+    setup = Setup(**said)
+    if loaded and (setup.precision, setup.sharding) == (Precision.BF16_MIXED, Sharding.NONE):
+        # Weights that are loaded in 16 bit stay so, and with them the optimizer's state; where
+        # they are sharded, Accelerate and DeepSpeed make fp32 copies.
+        setup = replace(setup, precision=loaded if setup.tuning is Tuning.FULL else setup.precision)
     if num_gpus:
         setup = replace(setup, num_gpus=num_gpus)
     if setup.weight_bits and setup.tuning is Tuning.LORA:
         setup = replace(setup, tuning=Tuning.QLORA)
     if setup.tuning is Tuning.FULL:
         setup = replace(setup, lora_rank=Setup().lora_rank)
+    launcher = tool.launcher or _launcher(setup, readings)
     return Asked(
-        setup=replace(setup, launcher=_launcher(setup, readings)),
+        setup=replace(setup, launcher=launcher).settled(),
         tools=tuple(reading.tool for reading in readings),
         unused=tuple(name for reading in readings for name in reading.unused),
         num_inert=sum(reading.num_inert for reading in readings),
@@ -91,17 +106,29 @@ def read_config(path: Path) -> list[Reading]:
 
 def load_table(path: Path) -> tuple[Table, Tool]:
     """The keys of a file, and its tool."""
-    value = load_yaml(path).value
-    if not isinstance(value, dict):
-        raise UnreadableFile("is not a config: it has no keys", where=str(path))
-    for tool in TOOLS:
-        if any(mark in value for mark in tool.marks):
-            return flatten(value), tool
+    table, tools = _load_keys(path)
+    for tool in tools:
+        if tool.knows(table):
+            return table, tool
     raise UnreadableFile(
         "is of no tool that is known: none of its keys tells which",
         where=str(path),
-        hint="Read are configs of " + ", ".join(tool.name for tool in TOOLS),
+        hint="Read are configs of " + ", ".join(sorted(_EVERY_TOOL)),
     )
+
+
+def _load_keys(path: Path) -> tuple[Table, tuple[Tool, ...]]:
+    """The keys of YAML or JSON, or the options that a script starts its trainer with."""
+    if path.suffix in (".sh", ".bash", ".slurm", ".sbatch", ".txt", ""):
+        try:
+            script = read_script(path.read_text(encoding="utf-8"), str(path))
+        except (OSError, UnicodeDecodeError) as error:
+            raise UnreadableFile(f"cannot be read: {reason_of(error)}", where=str(path)) from None
+        return options_of(script.words, script.variables), _SCRIPT_TOOLS
+    value = load_yaml(path).value
+    if not isinstance(value, dict):
+        raise UnreadableFile("is not a config: it has no keys", where=str(path))
+    return flatten(value), TOOLS
 
 
 def _with_fsdp(table: Table) -> Table:

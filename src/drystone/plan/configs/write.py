@@ -5,21 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from drystone.describe.layout import Sharding
+from drystone.describe.layout import Schedule, Sharding
+from drystone.describe.model import ModelSpec
 from drystone.describe.recipe import Offload, Precision, RecomputeKind, Tuning
-from drystone.errors import InvalidSpec
 from drystone.plan.configs.huggingface import AXOLOTL, LLAMA_FACTORY, TRAINER, TRL
 from drystone.plan.configs.keys import Table
 from drystone.plan.configs.setup import Setup
+from drystone.plan.configs.write_degrees import (
+    DEGREE_TOOLS,
+    FLAG_TOOLS,
+    GPUS_OF_A_NODE,
+    cannot,
+    check_degrees,
+    write_degrees,
+)
 from drystone.plan.plan import Plan, Way
 
-_GPUS_OF_A_NODE: Final = 8
 _FIELDS: Final = (
     "model", "seq_len", "micro_batch", "accumulation", "precision", "recompute", "optimizer",
     "attention", "loss", "compiled", "tuning",
 )  # fmt: skip
 _TRAINERS: Final = {tool.name: tool for tool in (AXOLOTL, LLAMA_FACTORY, TRL, TRAINER)}
-TARGETS: Final = (*_TRAINERS, "accelerate", "deepspeed")
+TARGETS: Final = (*_TRAINERS, "accelerate", "deepspeed", *DEGREE_TOOLS)
 _MIXED: Final = {
     Precision.BF16_MIXED: "bf16",
     Precision.FP16_MIXED: "fp16",
@@ -27,26 +34,31 @@ _MIXED: Final = {
 }
 
 
-def setup_of(plan: Plan) -> Setup:
-    """A plan as a setup of these tools; refused where none of them can say it."""
+def setup_of(plan: Plan, target: str) -> Setup:
+    """A plan as a setup of one of these tools; refused where it cannot say it."""
     layout, recipe = plan.layout, plan.recipe
     if plan.way is not Way.CELL or layout is None:
-        raise _cannot("unequal shares of the work, or layers divided among unlike GPUs")
-    for name in ("tp", "pp", "cp", "ep"):
-        if getattr(layout, name) > 1:
-            raise _cannot(f"{name}={getattr(layout, name)}: they split data, and shard state")
-    if layout.shard_size not in (0, layout.dp):
-        raise _cannot(f"shard={layout.shard_size}: hybrid sharding")
-    if recipe.recompute.kind is RecomputeKind.SELECTIVE or recipe.recompute.every != 1:
-        raise _cannot(f"recompute {recipe.recompute}: they know none or full")
-    return Setup(
+        told = "unequal shares of the work, or layers divided among unlike GPUs"
+        raise cannot(target, told)
+    ranks = layout.dp * layout.cp
+    is_hybrid = layout.shard_size not in (0, ranks)
+    setup = Setup(
         model=plan.model.name,
-        num_gpus=layout.dp,
+        num_gpus=layout.num_gpus,
         seq_len=recipe.seq_len,
         micro_batch=layout.micro_batch,
         accumulation=recipe.global_batch // (layout.dp * layout.micro_batch),
+        tp=layout.tp,
+        pp=layout.pp,
+        cp=layout.cp,
+        ep=layout.ep,
+        etp=layout.etp,
         sharding=layout.sharding,
+        replicas=ranks // layout.shard_size if is_hybrid else 0,
         keep_gathered=layout.keep_gathered,
+        sequence_parallel=layout.sequence_parallel,
+        virtual_stages=layout.virtual_stages,
+        schedule=Schedule.GPIPE if layout.schedule is Schedule.GPIPE else Schedule.ONE_F_ONE_B,
         recompute=recipe.recompute,
         precision=recipe.precision,
         optimizer=recipe.optimizer,
@@ -57,21 +69,35 @@ def setup_of(plan: Plan) -> Setup:
         weight_bits=recipe.weight_bits,
         offload=recipe.offload,
         compiled=recipe.compiled,
+        expert_dispatch=recipe.expert_dispatch,
+        shape=plan.model if isinstance(plan.model, ModelSpec) else None,
     )
+    if layout.vocab_barriers:
+        raise cannot(target, "a vocabulary spread over all stages")
+    if target in DEGREE_TOOLS:
+        check_degrees(setup, target)
+    else:
+        _check_split(setup, target)
+    return setup
 
 
-def _cannot(what: str) -> InvalidSpec:
-    return InvalidSpec(
-        f"configs of these tools cannot express {what}",
-        where="the plan",
-        hint="`drystone plan MODEL --gpus ... --tool axolotl --save plan.json` (or another tool) "
-        "finds the fastest plan that they can",
-    )
+def _check_split(setup: Setup, target: str) -> None:
+    for name in ("tp", "pp", "cp", "ep"):
+        if getattr(setup, name) > 1:
+            raise cannot(target, f"{name}={getattr(setup, name)}: they split data, and shard state")
+    if setup.replicas > 1:
+        raise cannot(target, f"{setup.replicas} copies of sharded state: hybrid sharding")
+    recompute = setup.recompute
+    if recompute.kind is RecomputeKind.SELECTIVE or recompute.every != 1:
+        raise cannot(target, f"recompute {recompute}: they know none or full")
 
 
 def write_config(setup: Setup, target: str) -> dict[str, Any]:
-    """The config of one tool that means this setup."""
-    _check_state(setup)
+    """The config of one tool that means this setup; of options, dotted and flat."""
+    if target in DEGREE_TOOLS:
+        table = write_degrees(setup, target)
+        return table if target in FLAG_TOOLS else nested(table)
+    _check_state(setup, target)
     if target == "accelerate":
         return _accelerate(setup)
     if target == "deepspeed":
@@ -86,14 +112,14 @@ def write_config(setup: Setup, target: str) -> dict[str, Any]:
     return nested(table | (_axolotl_state(setup) if tool is AXOLOTL else {}))
 
 
-def _check_state(setup: Setup) -> None:
+def _check_state(setup: Setup, target: str) -> None:
     offload, sharding = setup.offload, setup.sharding
     if offload is Offload.ACTIVATIONS or (offload is not Offload.NONE and not sharding):
-        raise _cannot(f"offload {offload.value} with zero={int(sharding)}")
+        raise cannot(target, f"offload {offload.value} with zero={int(sharding)}")
     if offload is Offload.STATE and sharding is not Sharding.ZERO3:
-        raise _cannot(f"offload {offload.value} with zero={int(sharding)}")
+        raise cannot(target, f"offload {offload.value} with zero={int(sharding)}")
     if setup.keep_gathered and (sharding is not Sharding.ZERO3 or offload is Offload.OPTIMIZER):
-        raise _cannot("keep=1 without FSDP")
+        raise cannot(target, "keep=1 without FSDP")
 
 
 def by_deepspeed(setup: Setup) -> bool:
@@ -141,14 +167,14 @@ def _accelerate(setup: Setup) -> dict[str, Any]:
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": kind,
         "mixed_precision": _MIXED.get(setup.precision, "no"),
-        "num_machines": -(-setup.num_gpus // _GPUS_OF_A_NODE),
+        "num_machines": -(-setup.num_gpus // GPUS_OF_A_NODE),
         "num_processes": setup.num_gpus,
     } | nested(state)
 
 
 def _deepspeed(setup: Setup) -> dict[str, Any]:
     if setup.keep_gathered:
-        raise _cannot("keep=1 by DeepSpeed")
+        raise cannot("deepspeed", "keep=1")
     zero: dict[str, Any] = {"stage": int(setup.sharding)}
     if setup.offload is not Offload.NONE:
         zero["offload_optimizer"] = {"device": "cpu"}
@@ -188,6 +214,12 @@ def launch_words(setup: Setup, target: str, file: str) -> str:
         "trainer": lambda: f"{beside} YOUR_SCRIPT.py {file}",
         "accelerate": lambda: f"accelerate launch --config_file {file} YOUR_SCRIPT.py",
         "deepspeed": lambda: f"deepspeed YOUR_SCRIPT.py --deepspeed {file}",
+        "torchtitan": lambda: f"sh {file}, in a clone of torchtitan",
+        "megatron": lambda: f"sh {file} DATA_AND_SCHEDULE_FLAGS, in a clone of Megatron-LM",
+        "megatron-bridge": lambda: (
+            "torchrun scripts/training/run_recipe.py --recipe RECIPE --config_file " + file
+        ),
+        "nemo": lambda: f"automodel {file} --nproc-per-node {min(setup.num_gpus, GPUS_OF_A_NODE)}",
     }
     told = f"Start it with: {commands[target]()}"
     if target in ("llama-factory", "trl", "trainer"):

@@ -13,16 +13,18 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from drystone.describe.files.cluster import ClusterSpec
 from drystone.describe.job import TrainingJob, make_spec
 from drystone.errors import DrystoneError, InvalidSpec, NothingFits, UnknownName
-from drystone.run.control.admission import Admission, check_hard_cap
-from drystone.run.control.folder import keep_private, lock_folder
+from drystone.run.control.admission import Admission, check_account, check_hard_cap
+from drystone.run.control.folder import check_files, keep_private, lock_folder, note_folder
 from drystone.run.control.health import Health
 from drystone.run.control.journal import Journal, node_added
+from drystone.run.control.live_state import LiveState
 from drystone.run.control.notes import Decided, Described, Drained, Launched, Undrained
 from drystone.run.control.policy_memory import MemoryKeeper
 from drystone.run.control.progress import Curves
@@ -71,6 +73,7 @@ class ControllerSettings:
     patience: Patience = field(default_factory=Patience)
     renting: Renting | None = None  # None: nothing can be rented
     job_environment: Mapping[str, str] = field(default_factory=dict)  # that every job gets
+    run_as: str = ""  # an account, or "submitter": that of each job's owner; empty: our own
     clock: Callable[[], float] = field(default_factory=SteadyClock)  # that the log goes by
 
 
@@ -80,9 +83,10 @@ class Controller:
     def __init__(self, settings: ControllerSettings) -> None:
         self.settings = settings
         folder = settings.folder
-        keep_private(folder)  # jobs and the log may hold secrets
+        keep_private(folder, is_passed=bool(settings.run_as))  # jobs and the log hold secrets
         self._lock = lock_folder(folder)
         self._store: Store | None = None
+        lease: Lease | None = None
         try:
             self.store = self._store = Store(settings.database or f"sqlite:///{folder / 'log.db'}")
             lease = self._take_lease()
@@ -96,10 +100,13 @@ class Controller:
                 startup=StartupCost(seconds_per_gpu=seconds, most_seconds=seconds),
                 joining=self.desk.joining if self.desk else node_added,
                 renting=settings.renting,
-                recover=self.desk.recover if self.desk else None,
+                recover=self._recover,
                 clock=settings.clock,
             )
+            note_folder(self.journal, folder)
         except BaseException:
+            if lease is not None:
+                self._let_go(lease)
             if self._store is not None:
                 self._store.close()
             os.close(self._lock)
@@ -110,6 +117,7 @@ class Controller:
             folder / "jobs",
             settings.patience,
             settings.job_environment,
+            settings.run_as,
         )
         self.health = Health(folder)
         self.world = LiveWorld(self.journal, self.reconciler, settings.pace, self.desk, self.health)
@@ -190,10 +198,7 @@ class Controller:
                 trouble = error
             self.engine.quit()
         self.engine.close()
-        try:
-            self.store.release(self.journal.lease)
-        except DrystoneError as error:
-            self.health.round_failed(str(error))
+        self._let_go(self.journal.lease)
         self.store.close()
         os.close(self._lock)
         if trouble is not None:
@@ -203,6 +208,7 @@ class Controller:
 
     def submit(self, job: TrainingJob, *, client_key: str = "") -> tuple[str, bool]:
         """Take a job in; its id, and whether it is new. The same key gives the same job."""
+        check_account(self.settings.run_as, job)
         return self.take_in(self.journal.book.looked_at(job), client_key=client_key)
 
     def take_in(self, job: TrainingJob, *, client_key: str = "") -> tuple[str, bool]:
@@ -343,6 +349,15 @@ class Controller:
             assert isinstance(self.engine, LocalEngine), "other engines come with a joiner"
             joiner = LocalJoiner(self.engine)
         return RentalDesk(renting, self.engine, joiner, self.settings.folder)
+
+    def _let_go(self, lease: Lease) -> None:
+        with suppress(DrystoneError):  # it runs out by itself
+            self.store.release(lease)
+
+    def _recover(self, live: LiveState) -> ClusterSpec:
+        """What there is for a log that was read, before anything is written to it."""
+        check_files(self.settings.folder, live)
+        return self.desk.recover(live) if self.desk else self.settings.cluster
 
     def _take_lease(self) -> Lease:
         """The right to act. On this machine the lock on the folder says that nobody else has it."""

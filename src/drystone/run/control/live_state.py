@@ -7,7 +7,6 @@ runs have taught. All of it comes from the log, so a controller that starts agai
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -22,6 +21,7 @@ from drystone.run.control.notes import (
     Decided,
     Described,
     Drained,
+    FilesKept,
     Launched,
     Learned,
     MarketDescribed,
@@ -31,6 +31,7 @@ from drystone.run.control.notes import (
     TokenMade,
     TokenRevoked,
     Undrained,
+    Warned,
     job_of,
     log_damage,
 )
@@ -100,6 +101,7 @@ class Lesson:
     speeds: Mapping[tuple[tuple[str, int], ...], float] = field(default_factory=dict)  # measured
     factors: Mapping[tuple[tuple[str, int], ...], float] = field(default_factory=dict)
     memory_share: float = 1.0  # true need over estimate, at least
+    paces: tuple[tuple[str, int, float], ...] = ()  # as in `Learned`; plans are made with them
 
 
 class LiveState:
@@ -110,6 +112,7 @@ class LiveState:
         self.state = ClusterState([])  # the first line of a log says which nodes there are
         self.jobs: dict[str, LiveJob] = {}
         self.remembered: Remembered | None = None  # by the policy, at one of its last decisions
+        self.folder_id = ""  # of where jobs' files are
         self.drained: dict[str, str] = {}  # nodes, and why
         self.lessons: dict[str, Lesson] = {}
         self.described = ClusterDescribed(time_seconds=0.0, nodes=())
@@ -222,8 +225,9 @@ class LiveState:
 
     def _before(self, live: LiveJob, record: JobRecord, event: Event) -> None:
         """What a run cost, when it ends."""
-        ends = isinstance(event, Progressed | Started) is False
-        if record.state is JobState.RUNNING and ends and _leaves_running(record, event):
+        if record.state is JobState.RUNNING and _leaves_running(record, event):
+            if isinstance(event, Stopped | Paused):
+                record.samples_per_second = 0.0  # it has done what it reported, not what it might
             live.run_seconds += max(0.0, event.time_seconds - record.started_seconds)
             self._reprice(live, event.time_seconds, 0.0)
 
@@ -284,13 +288,12 @@ class LiveState:
                 self.market = note
             case Drained() | Undrained():
                 self._drain(note)
-            case Launched(job_id=job_id, epoch=epoch, plan=plan, devices=devices):
-                live = self.jobs[job_id]
-                live.plan, live.devices, live.launched_epoch = plan, devices, epoch
+            case Launched() | Decided() | Warned():
+                _note_of_job(self.jobs[note.job_id], note)
             case Learned():
                 self._learn(note)
-            case Decided(job_id=job_id):
-                self.jobs[job_id].last_decision = note
+            case FilesKept(folder_id=folder_id):
+                self.folder_id = folder_id
             case Remembered():
                 self.remembered = note
             case TokenMade() | TokenRevoked() | TeamSet():
@@ -333,6 +336,8 @@ class LiveState:
             )
         if note.memory_share > 0:
             lesson = replace(lesson, memory_share=max(lesson.memory_share, note.memory_share))
+        if note.paces:  # estimates have them from now on: factors of earlier ones say nothing
+            lesson = replace(lesson, paces=note.paces, factors={})
         self.lessons[note.work] = lesson
 
 
@@ -378,13 +383,16 @@ class _Rows:
 
 
 def _leaves_running(record: JobRecord, event: Event) -> bool:
+    if isinstance(event, Progressed | Started):
+        return False
     return next_state(record.spec.id, record.state, event) is not JobState.RUNNING
 
 
-def type_factors(lesson: Lesson) -> dict[str, float]:
-    """By GPU type: measured over estimated, the geometric mean over what was run on that type."""
-    logs: dict[str, list[float]] = {}
-    for gpus, factor in lesson.factors.items():
-        for gpu, _ in gpus:
-            logs.setdefault(gpu, []).append(math.log(factor))
-    return {gpu: math.exp(sum(some) / len(some)) for gpu, some in logs.items()}
+def _note_of_job(live: LiveJob, note: Launched | Decided | Warned) -> None:
+    match note:
+        case Launched():
+            live.plan, live.devices, live.launched_epoch = note.plan, note.devices, note.epoch
+        case Decided():
+            live.last_decision = note
+        case Warned():
+            live.reason = note.reason

@@ -88,6 +88,8 @@ class Learned(Note, frozen=True):
     estimated_samples_per_second: float
     measured_samples_per_second: float = 0.0  # 0: none was measured
     memory_share: float = 0.0  # it needs more than this many times the estimate; 0: nothing new
+    # by GPU type: micro-batch, and seconds that ranks computed on it over the formulas'
+    paces: tuple[tuple[str, int, float], ...] = ()
 
 
 class Decided(Note, frozen=True):
@@ -105,6 +107,19 @@ class Remembered(Note, frozen=True):
     policy: str
     setting: str  # with which it was: under another one it means nothing
     memory: str
+
+
+class FilesKept(Note, frozen=True):
+    """From now on the files of jobs, checkpoints above all, are in the folder with this name."""
+
+    folder_id: str  # as the folder itself says it (`folder.py`)
+
+
+class Warned(Note, frozen=True):
+    """Something about a job that its owner should know, though it goes on."""
+
+    job_id: str
+    reason: str
 
 
 class TokenMade(Note, frozen=True):
@@ -136,7 +151,7 @@ NOTES: Final = {
     kind.__name__: kind
     for kind in (
         Described, ClusterDescribed, Drained, Undrained, Launched, Learned, Decided, TokenMade,
-        TokenRevoked, TeamSet, MarketDescribed, Remembered,
+        TokenRevoked, TeamSet, MarketDescribed, Remembered, FilesKept, Warned,
     )
 }  # fmt: skip
 

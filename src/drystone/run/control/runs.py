@@ -23,10 +23,16 @@ from drystone.run.control.failures import (
     read_log_ends,
 )
 from drystone.run.control.journal import Journal
-from drystone.run.control.launches import LaunchOrder, busy_devices, load_order, order_launch
-from drystone.run.control.lessons import speed_lesson
+from drystone.run.control.launches import (
+    LaunchOrder,
+    busy_devices,
+    check_checkpoints,
+    load_order,
+    order_launch,
+)
+from drystone.run.control.lessons import pace_lesson, speed_lesson
 from drystone.run.control.live_state import LiveJob
-from drystone.run.control.notes import Launched, job_of
+from drystone.run.control.notes import Launched, Warned, job_of
 from drystone.run.control.progress import RunProgress
 from drystone.run.control.store import LeaseLost, StoreBusy
 from drystone.run.control.troubles import Troubles
@@ -141,9 +147,11 @@ class RunSupervisor:
         writer: RoundWriter,
         runs: dict[str, Run],
         owner_variables: Mapping[str, str],
+        run_as: str,
     ) -> None:
         self._journal, self._engine, self._folder = journal, engine, folder
         self._patience, self._writer = patience, writer
+        self._run_as = run_as  # an account, or "submitter"; empty: that of the service
         self._owner_variables = owner_variables  # that every job gets from who runs the service
         self._runs = runs  # by job; shared with the reconciler, which retires them
 
@@ -173,6 +181,8 @@ class RunSupervisor:
             is_earlier = key[0] == job_id and key[1] != epoch
             if is_earlier and not all(part.is_over for part in parts):
                 return None  # two launches of one job must never run at the same time
+        if self._may_run_unseen(job_id, epoch, seen):
+            return None
         path = self._folder / job_id / f"epoch-{epoch}" / "launch.json"
         order = load_order(path)
         if order is None:
@@ -193,6 +203,13 @@ class RunSupervisor:
             )
         return order
 
+    def _may_run_unseen(self, job_id: str, epoch: int, seen: Observation) -> bool:
+        """Whether the launch before this one was on a node that says nothing, and is not lost."""
+        live, state = self._journal.live.jobs[job_id], self._journal.live.state
+        lost = {state.nodes[row].id for row in state.lost}
+        nodes = {node for node, _ in live.devices} if live.launched_epoch < epoch else set()
+        return bool(nodes & (seen.silent - lost))
+
     def _make_order(self, record: JobRecord, seen: Observation) -> LaunchOrder | None:
         """None while devices or an agent are not there yet; what cannot be ordered ends the run."""
         job_id = record.spec.id
@@ -202,6 +219,8 @@ class RunSupervisor:
             self._writer.commit(Stopped(time_seconds=now, job_id=job_id, reason=reason))
             return None
         try:
+            launched = self._journal.live.jobs[job_id].launched_epoch
+            check_checkpoints(self._folder / job_id, record, launched)
             return order_launch(
                 self._journal,
                 record,
@@ -212,6 +231,7 @@ class RunSupervisor:
                 folder=self._folder / job_id,
                 lease_seconds=self._patience.lease_seconds,
                 owner_variables=self._owner_variables,
+                run_as=self._run_as,
             )
         except AgentGone:
             return None  # of the node where the ranks are to meet
@@ -274,15 +294,29 @@ class RunSupervisor:
         if not (is_first or is_saved or (is_due and progress.step > run.written_step)):
             return
         job_id, seconds = record.spec.id, progress.step_seconds
+        if is_first:
+            self._warn_of_lost_steps(job_id, run)
         speed = record.spec.global_batch / seconds if seconds > 0 else record.samples_per_second
         done = min(float(progress.step * record.spec.global_batch), record.spec.total_samples)
         lesson = speed_lesson(self._journal, record, speed if seconds > 0 else 0.0)
+        lesson += pace_lesson(self._journal, record, progress)
         progressed = Progressed(
             time_seconds=now, job_id=job_id, done_samples=done, samples_per_second=speed
         )
         self._writer.write_later([progressed, *lesson])
         run.written_step, run.written_seconds = progress.step, now
         run.written_checkpoint = max(run.written_checkpoint, progress.checkpoint_step)
+
+    def _warn_of_lost_steps(self, job_id: str, run: Run) -> None:
+        """Say so where it begins before the step that it had come to."""
+        first, before = run.progress.first_step, run.order.done_steps
+        if 0 <= first < before:
+            reason = f"it began again at step {first}; it had been at step {before}"
+            if first == 0:
+                reason += ": its checkpoints are gone, or it does not read or write any"
+            if self._journal.live.jobs[job_id].reason != reason:  # by an earlier controller
+                now = self._journal.now()
+                self._writer.commit(Warned(time_seconds=now, job_id=job_id, reason=reason))
 
     # --- judging --------------------------------------------------------------------------------
 

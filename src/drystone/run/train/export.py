@@ -91,6 +91,13 @@ def check_export(plan: Plan, config: RankConfig) -> None:
         raise InvalidSpec("export: peft, but there are no adapters", hint="Write huggingface")
     if isinstance(plan.model, ModuleSpec):
         raise InvalidSpec("export: no format is known for a module of your own")
+    beside_experts = {"gate", "up", "down"} & set(plan.recipe.lora.targets)
+    if config.export == "peft" and plan.model.is_moe and beside_experts:
+        raise InvalidSpec(
+            "export: peft has no adapters beside the matrices of single experts",
+            hint="Write huggingface, or adapt attention alone: "
+            "targets: [q_proj, k_proj, v_proj, o_proj]",
+        )
     exported_model(plan.model)
 
 

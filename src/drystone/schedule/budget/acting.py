@@ -13,6 +13,7 @@ start cost.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -26,7 +27,7 @@ from drystone.schedule.budget.nodes import Wanted, rent_and_release
 from drystone.schedule.decision import Decision, Numbers, Refuse, change_job, refuse_jobs
 from drystone.schedule.limits import Limits, Used, check_limits
 from drystone.schedule.packing import Room, make_room
-from drystone.schedule.renting import gpu_price
+from drystone.schedule.renting import gpu_price, own_gpus, rounded_cap
 from drystone.schedule.snapshot import FloatArray, IntArray, Placement, Snapshot
 from drystone.schedule.words import NO_CHOICE, cost_words, speed_words
 
@@ -35,6 +36,11 @@ KEEP_STARTUPS: Final = 4.0
 KEEP_SECONDS: Final = 60.0  # and at least for so long
 MIN_GAIN: Final = 0.03
 LATE_SECONDS: Final = 1e9  # weighs more than any sum of time and money
+# How far money may rise in value where nodes are few, and from where; in logarithms.
+_LEAST_MULTIPLIER: Final = 1e-4
+_MAX_RISE: Final = 12.0
+_NUM_HALVINGS: Final = 12
+_ENDLESS_GPUS: Final = 100_000
 NO_OPTION: Final = "it has no option within the limits that its owner set"
 
 
@@ -64,10 +70,62 @@ class Acts:
 
 def act_at(snapshot: Snapshot, terms: Terms, multiplier: float) -> Acts:
     """Start and resize jobs, rent and release nodes, where a dollar is worth so many job-hours."""
-    rest = weigh_rest(snapshot, terms.prices, multiplier, snapshot.startup_seconds)
+    multiplier, rest = weigh_within(snapshot, terms, multiplier)
     room = make_room(snapshot)
     values = _start_values(snapshot, terms, rest, multiplier, room)
     return act_on(snapshot, terms, values, room, rest if snapshot.knows_lengths else None)
+
+
+def weigh_within(snapshot: Snapshot, terms: Terms, multiplier: float) -> tuple[float, RestOfJobs]:
+    """The least multiplier from this one on at which all jobs that are here fit what there can be.
+
+    There can be so many nodes of an offer, and a hard cap: where jobs want more, they would wait
+    for each other, so money is worth more to all of them until they want less.
+    """
+    rest = weigh_rest(snapshot, terms.prices, multiplier, snapshot.startup_seconds)
+    most = _most_gpus(snapshot, terms.offers)
+    cap = snapshot.hard_cap_dollars_per_hour
+    has_limit = bool(np.isfinite(most).any()) or np.isfinite(cap)
+    if not (snapshot.knows_lengths and has_limit) or _fits(snapshot, terms, rest, most, cap):
+        return multiplier, rest
+    low = math.log(max(multiplier, _LEAST_MULTIPLIER))
+    high = low + _MAX_RISE
+    found = rest
+    for _ in range(_NUM_HALVINGS):
+        middle = (low + high) / 2
+        tried = weigh_rest(snapshot, terms.prices, math.exp(middle), snapshot.startup_seconds)
+        if _fits(snapshot, terms, tried, most, cap):
+            high, found = middle, tried
+        else:
+            low = middle
+    return (multiplier, rest) if found is rest else (math.exp(high), found)
+
+
+def _most_gpus(snapshot: Snapshot, offers: Mapping[int, Offer]) -> FloatArray:
+    """By type: GPUs that there can be at most, the owner's included; infinite without an end."""
+    most: FloatArray = own_gpus(snapshot).astype(np.float64)
+    for kind, offer in offers.items():
+        many = offer.most_nodes * offer.num_gpus
+        most[kind] = np.inf if many >= _ENDLESS_GPUS else most[kind] + many
+    return most
+
+
+def _fits(
+    snapshot: Snapshot, terms: Terms, rest: RestOfJobs, most: FloatArray, cap_dollars: float
+) -> bool:
+    """Whether all jobs can have what they want now; who runs and would not change counts as is."""
+    jobs, rows = snapshot.jobs, np.arange(len(snapshot.jobs))
+    if not rest.start.size:
+        return True
+    wanted = rest.start.argmin(axis=1)
+    able = np.isfinite(rest.start[rows, wanted])
+    keeps = jobs.is_running & ~(rest.start[rows, wanted] < (1 - MIN_GAIN) * rest.stay)
+    chosen = np.where(keeps, np.maximum(jobs.option, 0), wanted)
+    counted = able | keeps
+    counts = snapshot.options.counts[jobs.option_set, chosen][counted].sum(axis=0)
+    dollars = terms.prices[rows, chosen][counted]
+    is_cheap = float(dollars[np.isfinite(dollars)].sum()) <= rounded_cap(cap_dollars)
+    return is_cheap and bool((counts <= most).all())
 
 
 def act_on(

@@ -29,7 +29,7 @@ from drystone.units import HOUR_SECONDS
 Paths = Mapping[tuple[int, float, float, bytes], tuple[FloatArray, FloatArray]]
 
 PRIOR_BUDGETS: Final = 2.0
-PRIOR_JOBS: Final = 8.0
+PRIOR_JOBS: Final = 16.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -9,6 +9,12 @@ end. The horizon should see many jobs come, since what a few of them cost strays
 follow that costs time: jobs that come in a dear hour would be slower than those of a cheap one, and
 a mean of two speeds is slower than the speed in their middle (boa.md 2.2).
 
+What moves with the money is the level: how many times the least that keeps up is spent. The shape
+of the frontier is soon known; how often jobs come and how large they are is not, and near the least
+that keeps up ten percent of that are a factor of fifty in the multiplier. So levels are averaged,
+in logarithms, over `STEADY_JOBS` jobs, and do not fall below `1 + ELBOW` before much is owed: the
+last tenth of the money that can be saved costs several times the time.
+
 Debt is never forgiven. Credit is kept up to `MAX_CREDIT_HORIZONS` budgets of a horizon: what a
 quiet week did not need is not all thrown at the next busy hour.
 """
@@ -23,6 +29,9 @@ from drystone.errors import InvalidSpec
 from drystone.units import HOUR_SECONDS
 
 MAX_CREDIT_HORIZONS: Final = 2.0
+STEADY_JOBS: Final = 30.0
+ELBOW: Final = 0.2
+ELBOW_JOBS: Final = 100.0  # what the budget is while so many come: who owes that has no elbow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,3 +85,27 @@ def update_balance(
         spent_dollars=spent_dollars,
         balance_dollars=min(new, MAX_CREDIT_HORIZONS * balance.horizon_dollars),
     )
+
+
+def steady_level(
+    before: float,
+    balance: BudgetBalance,
+    *,
+    promised_dollars: float,
+    least_dollars_per_hour: float,
+    arrivals_per_second: float,
+    num_jobs: float,
+    num_new: int,
+) -> float:
+    """The level after `num_new` of `num_jobs` jobs; `before` is 0 at the first."""
+    if not least_dollars_per_hour > 0:
+        return max(before, 1.0)  # nothing has to be paid for
+    target = balance.target_dollars_per_hour(promised_dollars)
+    hours = ELBOW_JOBS / arrivals_per_second / HOUR_SECONDS
+    owed = (promised_dollars - balance.balance_dollars) / (balance.budget_dollars_per_hour * hours)
+    elbow = 1.0 + ELBOW * min(max(1.0 - owed, 0.0), 1.0)
+    wanted = math.log(max(target / least_dollars_per_hour, elbow))
+    if not before > 0:
+        return math.exp(wanted)
+    share = min(num_new * max(1.0 / num_jobs, 1.0 / STEADY_JOBS), 1.0)
+    return before * math.exp(share * (wanted - math.log(before)))

@@ -35,11 +35,11 @@ from drystone.schedule.budget.acting import (
     limits_now,
     seconds_to_end,
 )
-from drystone.schedule.budget.arrivals import Arrivals, count_arrivals, first_arrivals
+from drystone.schedule.budget.arrivals import PRIOR_JOBS, Arrivals, count_arrivals, first_arrivals
 from drystone.schedule.budget.belief import Belief, believe, is_too_old
 from drystone.schedule.budget.blocks import weigh_rest
 from drystone.schedule.budget.leftovers import option_prices
-from drystone.schedule.budget.multiplier import BudgetBalance, update_balance
+from drystone.schedule.budget.multiplier import BudgetBalance, steady_level, update_balance
 from drystone.schedule.budget.spares import (
     Spares,
     Starts,
@@ -59,12 +59,6 @@ HORIZON_ARRIVALS: Final = 100.0
 HORIZON_COMPLETIONS: Final = 4.0
 MIN_HORIZON_SECONDS: Final = HOUR_SECONDS
 MAX_HORIZON_SECONDS: Final = 7 * 24 * HOUR_SECONDS
-# The multiplier follows what is wanted of it over so many jobs, or over a part of all that came so
-# far, and a job moves its logarithm so far at most.
-STEADY_JOBS: Final = 40.0
-MAX_STEP: Final = 0.7
-FAST: Final = 3.0  # so many times as fast where the money confirms it
-MUCH_OWED_HORIZONS: Final = 0.25
 # Jobs have to wait where the budget is so much below what keeps up, until it is so much above.
 OVERLOADED_SHARE: Final = 0.97
 RELIEVED_SHARE: Final = 1.03
@@ -82,7 +76,7 @@ class BudgetMemory:
     belief: Belief | None = None
     picks: Mapping[str, int] = field(default_factory=dict)  # of the jobs that still wait
     began: Starts = field(default_factory=Starts)  # what spare places are reckoned from
-    multiplier: float = 0.0  # what a dollar was worth at the last decision; 0: not known yet
+    level: float = 0.0  # what is spent, in multiples of the least that keeps up; 0: not known yet
     used: Mapping[str, Used] = field(default_factory=dict)  # by jobs with limits
     overload: Any = None  # the memory of `prices` while the budget cannot keep up
     is_overloaded: bool = False
@@ -126,27 +120,26 @@ def _rent_freely(
     belief = now.belief
     shares = np.zeros(len(snapshot.gpu_types)) if belief is None else belief.used_shares
     terms, used = _terms(snapshot, before, offers, shares, now.picks)
-    multiplier = _multiplier(snapshot, now, terms)
     num_new = len(now.arrivals.active - before.arrivals.active)
-    if belief is not None and now.multiplier > 0:
-        multiplier = _steadied(
-            now.multiplier,
-            multiplier,
-            num_new=num_new,
-            num_jobs=now.arrivals.total,
-            owed_horizons=0.0 if now.balance is None else now.balance.owed_horizons,
-        )
+    promised = _promised_dollars(snapshot, terms)
+    level = _level(now, promised, num_new)
+    multiplier = _multiplier(snapshot, now, terms, level)
     spares = Spares({})
     if belief is not None and now.balance is not None:
-        rate = belief.arrivals_per_second
-        spares = plan_spares(snapshot.now_seconds, now.began, belief.places, rate, multiplier)
+        spares = plan_spares(
+            snapshot.now_seconds,
+            now.began,
+            belief.places,
+            belief.arrivals_per_second,
+            max(multiplier, _place_multiplier(now.balance, belief, promised, now.arrivals.total)),
+        )
     terms = replace(terms, spares=spares.num_nodes, numbers={"job_hours_per_dollar": multiplier})
     acts = act_at(snapshot, terms, multiplier)
     after = replace(
         now,
         picks=acts.picks,
         used=used,
-        multiplier=multiplier,
+        level=level,
         began=count_starts(now.began, snapshot, offers, acts.changes, has_arrivals=has_arrivals),
     )
     wakes = (
@@ -284,7 +277,22 @@ def _demand_dollars(snapshot: Snapshot, used_shares: FloatArray) -> float:
     return float(rates[np.isfinite(rates)].sum())
 
 
-def _multiplier(snapshot: Snapshot, now: BudgetMemory, terms: Terms) -> float:
+def _level(now: BudgetMemory, promised_dollars: float, num_new: int) -> float:
+    """How many times what keeps up is to be spent; as before where nobody has come."""
+    if now.balance is None or now.belief is None or (now.level > 0 and not num_new):
+        return now.level
+    return steady_level(
+        now.level,
+        now.balance,
+        promised_dollars=promised_dollars,
+        least_dollars_per_hour=now.belief.least_dollars_per_hour,
+        arrivals_per_second=now.belief.arrivals_per_second,
+        num_jobs=now.arrivals.total,
+        num_new=num_new,
+    )
+
+
+def _multiplier(snapshot: Snapshot, now: BudgetMemory, terms: Terms, level: float) -> float:
     """What a dollar is worth in job-hours now; 0 where money does not count."""
     if now.balance is None:
         return 0.0
@@ -293,27 +301,15 @@ def _multiplier(snapshot: Snapshot, now: BudgetMemory, terms: Terms) -> float:
         return _instant_multiplier(snapshot, terms.prices, limit)
     if now.belief is None:
         return 0.0
-    promised = _promised_dollars(snapshot, terms)
-    return now.belief.multiplier_at(now.balance.target_dollars_per_hour(promised))
+    return now.belief.multiplier_at(level * now.belief.least_dollars_per_hour)
 
 
-def _steadied(
-    before: float, wanted: float, *, num_new: int, num_jobs: float, owed_horizons: float
+def _place_multiplier(
+    balance: BudgetBalance, belief: Belief, promised_dollars: float, num_jobs: float
 ) -> float:
-    """The multiplier, moved towards what is wanted of it by a small share for every new job.
-
-    Logarithms are averaged, since that is how far apart multipliers are for jobs, and no job counts
-    for much: near the least budget that keeps up a few large ones move what is wanted a
-    hundredfold, and to be a hundred times too stingy costs far more time than it saves money. It
-    moves faster where the money confirms it: down where some is left, up where much is owed.
-    """
-    if not num_new or not wanted > 0:
-        return before
-    step = math.log(wanted / before)
-    is_confirmed = owed_horizons < 0 if step < 0 else owed_horizons > MUCH_OWED_HORIZONS
-    pace = FAST if is_confirmed else 1.0
-    share = min(num_new * max(pace / num_jobs, 1 / STEADY_JOBS), 1.0)
-    return before * math.exp(share * max(-pace * MAX_STEP, min(step, pace * MAX_STEP)))
+    """For places that stand idle nobody is to owe money, nor to count on what is only believed."""
+    seen_share = num_jobs / (num_jobs + PRIOR_JOBS)
+    return belief.multiplier_at(seen_share * balance.target_dollars_per_hour(promised_dollars))
 
 
 def _promised_dollars(snapshot: Snapshot, terms: Terms) -> float:

@@ -60,6 +60,9 @@ class RequestLimits:
     max_file_bytes: int = 64 << 20
     max_bundle_bytes: int = 256 << 20
     max_bundle_files: int = 500
+    max_uploads_of_caller_bytes: int = 2 << 30  # of a team, or of all who are in none
+    max_uploads_bytes: int = 16 << 30
+    min_free_bytes: int = 1 << 30  # of the disk: the log is there too
     max_streams: int = 512
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from drystone.describe.layout import Sharding
+from drystone.describe.layout import Schedule, Sharding
 from drystone.describe.recipe import (
     AttentionKernel,
     Loss,
@@ -19,7 +19,9 @@ from drystone.describe.recipe import (
 from drystone.errors import DrystoneError, InvalidSpec
 from drystone.plan.configs.read import read_configs
 from drystone.plan.configs.setup import Setup
+from drystone.plan.configs.torchtitan import named_configs
 from drystone.plan.configs.write import write_config
+from drystone.plan.configs.write_degrees import FLAG_TOOLS, flag_script
 
 TRAINERS = ("axolotl", "llama-factory", "trl", "trainer")
 
@@ -63,10 +65,11 @@ def written(folder, setup, *targets):
     return paths
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", TRAINERS)
 def test_what_is_written_is_read_back(tool, tmp_path):
     dice = random.Random(tool)
-    for _ in range(100):
+    for _ in range(500):
         setup = random_setup(dice, tool)
         if tool == "axolotl":
             if not setup.keep_gathered:
@@ -78,6 +81,72 @@ def test_what_is_written_is_read_back(tool, tmp_path):
 
         assert asked.setup == setup
         assert asked.unused == ()
+
+
+def random_split(dice: random.Random, tool: str) -> Setup:
+    """Any setup: degrees, hybrid sharding, schedules; not every tool can say each."""
+    tp, pp, cp = (dice.choice(sizes) for sizes in ([1, 2, 4], [1, 1, 2, 4], [1, 1, 2]))
+    dp, accumulation = dice.choice([2, 4, 8]), dice.choice([4, 8, 16])
+    model = dice.choice([row["model"] for row in named_configs().values()])
+    low = [Precision.FP8_MIXED, Precision.MXFP8_MIXED, Precision.NVFP4_MIXED]
+    tuning = dice.choice([Tuning.FULL, Tuning.FULL, *Tuning])
+    return Setup(
+        model=model if tool in ("torchtitan", "nemo") else "",
+        num_gpus=dp * tp * pp * cp,
+        seq_len=dice.choice([2048, 4096, 8192]),
+        micro_batch=dice.choice([1, 2, 4]),
+        accumulation=accumulation,
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        ep=dice.choice([1, 1, 2]),
+        sharding=dice.choice(list(Sharding)),
+        replicas=dice.choice([0, 0, 2]) if dp > 2 else 0,
+        keep_gathered=dice.random() < 0.3,
+        sequence_parallel=tp > 1 and dice.random() < 0.7,
+        virtual_stages=dice.choice([1, 2]) if pp > 1 else 1,
+        schedule=dice.choice([Schedule.ONE_F_ONE_B, Schedule.ONE_F_ONE_B, Schedule.GPIPE]),
+        recompute=Recompute.parse(dice.choice(["none", "full", "selective", "selective[mlp]"])),
+        precision=dice.choice([Precision.BF16_MIXED, Precision.BF16_MIXED, Precision.BF16,
+                               Precision.FP16_MIXED, Precision.FP32, *low]),
+        optimizer=dice.choice([Optimizer.ADAM, Optimizer.ADAM, Optimizer.MUON]),
+        attention=dice.choice([AttentionKernel.FUSED, *AttentionKernel]),
+        loss=dice.choice(list(Loss)),
+        tuning=tuning,
+        lora_rank=dice.choice([4, 64]) if tuning is not Tuning.FULL else 16,
+        offload=dice.choice([Offload.NONE, Offload.NONE, Offload.STATE, Offload.OPTIMIZER]),
+        compiled=dice.random() < 0.2,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", ["torchtitan", "megatron", "megatron-bridge", "nemo"])
+def test_plans_that_split_models_are_read_back_from_what_is_written(tool, tmp_path):
+    dice = random.Random(tool)
+    num_written = num_refused = 0
+    while num_written < 500:
+        setup = random_split(dice, tool)
+        if setup.pp == 1 or setup.virtual_stages > 1:
+            setup = replace(setup, schedule=Schedule.ONE_F_ONE_B)
+        if setup.sharding is not Sharding.ZERO3:
+            setup = replace(setup, keep_gathered=False)
+        if not setup.sharding:
+            setup = replace(setup, replicas=0)
+        try:
+            table = write_config(setup, tool)
+        except InvalidSpec:
+            num_refused += 1
+            assert num_refused < 200_000
+            continue
+        path = tmp_path / ("train.sh" if tool in FLAG_TOOLS else "train.yaml")
+        is_script = tool in FLAG_TOOLS
+        path.write_text(flag_script(setup, table, tool) if is_script else yaml.safe_dump(table))
+        asked = read_configs([path], num_gpus=setup.num_gpus)
+
+        assert asked.tools == (tool,)
+        assert asked.setup == setup, table
+        assert asked.unused == ()
+        num_written += 1
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_the_debt_of_a_budget_outlives_a_restart():
     def listened(snapshot, memory):
         decisions, after = budget(snapshot, memory)
         kept = load_memory(dump_memory(after))
-        for name in ("balance", "multiplier", "used", "began"):
+        for name in ("balance", "level", "used", "began"):
             assert repr(getattr(kept, name)) == repr(getattr(after, name))
         owed.append(kept.balance.balance_dollars)
         return decisions, after

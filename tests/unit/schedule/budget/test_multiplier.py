@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 from drystone.errors import InvalidSpec
 from drystone.schedule.budget.frontier import classes_from_speeds, trace_frontier
 from drystone.schedule.budget.multiplier import (
+    ELBOW,
     MAX_CREDIT_HORIZONS,
+    STEADY_JOBS,
     BudgetBalance,
+    steady_level,
     update_balance,
 )
 
@@ -55,6 +58,35 @@ def test_debt_is_never_forgiven_and_credit_is_kept_for_a_while_only():
 
     assert deep.balance_dollars == pytest.approx(100 - 1e9)
     assert rich.balance_dollars == MAX_CREDIT_HORIZONS * 100
+
+
+def level(before: float, least: float, owed: float = 0.0, num_new: int = 1) -> float:
+    return steady_level(
+        before,
+        balance(balance_dollars=-owed, horizon_seconds=10 * HOUR),
+        promised_dollars=0.0,
+        least_dollars_per_hour=least,
+        arrivals_per_second=10 / HOUR,
+        num_jobs=1000.0,
+        num_new=num_new,
+    )
+
+
+def test_the_level_is_what_the_money_allows_over_what_keeps_up():
+    assert level(0.0, least=50.0) == pytest.approx(2.0)
+    assert level(0.0, least=50.0, owed=500.0) == pytest.approx(1.0 + ELBOW / 2)
+    assert level(0.0, least=0.0) == 1.0
+
+
+@pytest.mark.parametrize(("owed", "lowest"), [(0.0, 1 + ELBOW), (500.0, 1.1), (1000.0, 1.0)])
+def test_the_last_tenth_is_saved_only_by_who_owes_much(owed, lowest):
+    """A hundred jobs come in ten hours, in which the budget is a thousand dollars."""
+    assert level(0.0, least=99.0, owed=owed) == pytest.approx(lowest)
+
+
+def test_one_job_moves_the_level_little_and_many_move_it_all_the_way():
+    assert level(8.0, least=50.0) == pytest.approx(8.0 * (2.0 / 8.0) ** (1 / STEADY_JOBS))
+    assert level(8.0, least=50.0, num_new=1000) == pytest.approx(2.0)
 
 
 @given(

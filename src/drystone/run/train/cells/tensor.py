@@ -59,6 +59,8 @@ def check_splittable(spec: ModelSpec, tp: int) -> list[str]:
     problems = []
     for block in spec.blocks:
         attention = block.attention
+        if block.is_moe:
+            problems.append("experts are not split")
         if attention.num_heads % tp or (
             attention.num_kv_heads % tp and tp % attention.num_kv_heads
         ):

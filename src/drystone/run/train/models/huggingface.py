@@ -26,10 +26,13 @@ _CLASSES: Final = {
     "granite": "Granite",
     "llama": "Llama",
     "mistral": "Mistral",
+    "mixtral": "Mixtral",
     "olmo2": "Olmo2",
+    "olmoe": "Olmoe",
     "phi3": "Phi3",
     "qwen2": "Qwen2",
     "qwen3": "Qwen3",
+    "qwen3_moe": "Qwen3Moe",
     "starcoder2": "Starcoder2",
 }
 

@@ -7,6 +7,11 @@ say what the module is fed:
 
     def training_batch(tokens): ...   # (samples, length + 1) of token numbers -> arguments
 
+or read samples of its own (`run/train/data/own.py`), and say how much of a batch counts in its
+mean, where that is not each sample alike:
+
+    def training_weight(batch): ...   # e.g. (batch["labels"] != -100).sum()
+
 Otherwise a module with `input_ids` and `labels` gets the same tokens as both, and one with two
 arguments gets the tokens and those that follow them. The first embedding says how many tokens there
 are.
@@ -16,6 +21,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final
 
@@ -25,11 +31,13 @@ from torch import nn
 from drystone.describe.model import ModuleSpec
 from drystone.errors import InvalidSpec
 from drystone.run.train.data import TokenSource
+from drystone.run.train.data.own import OwnSamples, find_own_samples
 from drystone.run.train.models.layered import Batch, NamedBlocks, Weight
 from drystone.run.train.tracing.build import load_source
 
 _TOLERANCE: Final = 1e-4  # of the largest value; the same operations differ by rounding at most
 _SEED: Final = 20
+_WEIGHED: Final = 4  # samples whose losses are compared, together and apart
 _RECOMPUTATION_HINT: Final = (
     "Blocks must be functions of what they are given: switch caches and running statistics off, "
     "or train with a script of your own (command: in docs/jobs.md)"
@@ -56,6 +64,57 @@ def check_recomputation(model: NamedBlocks, batch: Batch) -> None:
                 "which the engine runs more than once",
                 hint=_RECOMPUTATION_HINT,
             )
+
+
+def check_weight(model: UserModule, batch: Batch) -> None:
+    """The loss of several samples must be the mean of theirs, each by its weight; or raise.
+
+    Ranks have unlike numbers of samples: their losses are put together by what counts in each.
+    """
+    if any(one.dim() < 1 or len(one) != _WEIGHED for one in _tensors_of(batch)):
+        return  # it cannot be told apart
+    model.module.eval()
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        parts = [_sample_of(batch, at) for at in range(_WEIGHED)]
+        sums = [_loss_of(model, part) for part in (batch, *parts)]
+        weights = [float(model.weight(part)) for part in (batch, *parts)]
+    model.module.train()
+    apart = sum(sums[1:]) / max(sum(weights[1:]), 1.0)
+    if not abs(apart - sums[0] / max(weights[0], 1.0)) <= _TOLERANCE * max(abs(apart), 1e-6):
+        raise InvalidSpec(
+            f"the loss of {type(model.module).__name__} over several samples is not the mean of "
+            "theirs, so samples cannot be divided among GPUs",
+            hint="If some of a sample does not count (labels of -100, a mask), add `def "
+            "training_weight(batch)` to the file: how much counts, as in "
+            '(batch["labels"] != -100).sum(). A loss that compares samples needs a script of your '
+            "own (command: in docs/jobs.md)",
+        )
+
+
+def _loss_of(model: UserModule, batch: Batch) -> float:
+    """Summed over what counts, with all blocks in their place."""
+    hidden, extras = model.embed(batch)
+    for index in range(len(model.blocks)):
+        hidden = model.run_block(index, hidden, extras)
+    return float(model.loss_sum(hidden, batch))
+
+
+def _tensors_of(batch: Batch) -> list[torch.Tensor]:
+    if isinstance(batch, torch.Tensor):
+        return [batch]
+    values = batch.values() if isinstance(batch, dict) else batch
+    return [one for one in values if isinstance(one, torch.Tensor)]
+
+
+def _sample_of(batch: Batch, at: int) -> Batch:
+    """One of several, still as a batch."""
+    if isinstance(batch, torch.Tensor):
+        return batch[at : at + 1]
+    if isinstance(batch, dict):
+        return {key: _sample_of(value, at) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        return tuple(_sample_of(value, at) for value in batch)
+    return batch
 
 
 def check_extras(model: NamedBlocks, batch: Batch) -> None:
@@ -130,21 +189,32 @@ _HINT = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """What a module is fed, and what counts of it."""
+
+    make_batch: MakeBatch
+    own: OwnSamples | None = None  # instead of tokens
+    weight: Callable[[Batch], Weight] | None = None  # None: every sample alike
+
+
 class UserModule(NamedBlocks):
     """The module with its blocks, and how its batches are made."""
 
-    def __init__(
-        self, module: nn.Module, blocks: str, make_batch: MakeBatch, *, seq_len: int
-    ) -> None:
+    def __init__(self, module: nn.Module, blocks: str, fed: Fed, *, seq_len: int) -> None:
         super().__init__(module, blocks)
-        self.make_batch, self._seq_len = make_batch, seq_len
+        self.fed, self.make_batch, self._seq_len = fed, fed.make_batch, seq_len
 
     def weight(self, batch: Batch) -> Weight:
-        """Tokens: all samples have as many."""
+        """What the file counts; otherwise tokens: all samples have as many."""
+        if self.fed.weight is not None:
+            return self.fed.weight(batch)
         return super().weight(batch) * self._seq_len
 
     def read_from(self, source: TokenSource) -> Callable[[Sequence[int]], Batch]:
         """Samples by number, as the module takes them."""
+        if self.fed.own is not None:
+            return self.fed.own.read
         return lambda samples: self.make_batch(source.read(samples))
 
 
@@ -156,8 +226,8 @@ def build_user_module(spec: ModuleSpec, *, seed: int = 0) -> UserModule:
     """
     source = load_source(spec.path)
     module = build_whole(source, spec.function, spec.path, seed=seed)
-    make_batch = choose_batch(module, source, spec.path)
-    model = UserModule(module, spec.block_list, make_batch, seq_len=spec.seq_len)
+    fed = choose_batch(module, source, spec.path, seed=seed)
+    model = UserModule(module, spec.block_list, fed, seq_len=spec.seq_len)
     compare_blocks(model, spec.vocab_size, spec.seq_len)
     return model
 
@@ -175,12 +245,19 @@ def build_whole(source: ModuleType, function: str, path: str, *, seed: int = 0) 
     return module.train()
 
 
-def choose_batch(module: nn.Module, source: ModuleType, path: str) -> MakeBatch:
-    """How tokens become what the module is fed: as its file says, or as its arguments tell."""
+def choose_batch(module: nn.Module, source: ModuleType, path: str, *, seed: int = 0) -> Fed:
+    """What the module is fed: as its file says, or as its arguments tell."""
+    weight = getattr(source, "training_weight", None)
+    weight = weight if callable(weight) else None
+    own = find_own_samples(source, path, seed=seed)
+    if own is not None:
+        return Fed(own.instead_of, own, weight)
     named = getattr(source, "training_batch", None)
-    if callable(named):
-        own: MakeBatch = named
-        return own
+    make_batch = named if callable(named) else _guessed_batch(module, path)
+    return Fed(make_batch, weight=weight)
+
+
+def _guessed_batch(module: nn.Module, path: str) -> MakeBatch:
     needed = [
         parameter.name
         for parameter in inspect.signature(module.forward).parameters.values()
@@ -212,7 +289,8 @@ def count_tokens(module: nn.Module, path: str) -> int:
     raise InvalidSpec(
         f"{type(module).__name__} has no embedding, and jobs read tokens",
         where=path,
-        hint="Train it with a script of your own: command: in docs/jobs.md",
+        hint="Add `def training_data()` to the file, which returns samples of its own, or train it "
+        "with a script of your own: command: in docs/jobs.md",
     )
 
 
@@ -259,6 +337,8 @@ def compare_blocks(model: UserModule, vocab_size: int, seq_len: int) -> None:
         short = tokens
     check_recomputation(model, model.make_batch(short))
     check_extras(model, model.make_batch(tokens))
+    some = torch.randint(vocab_size, (_WEIGHED, short.shape[1]), generator=chance)
+    check_weight(model, model.make_batch(some))
     if model.make_batch is _same_twice:
         _check_causal(model, short, vocab_size)
 

@@ -3,21 +3,22 @@
 Queries, keys and values are projected apart, so that a later split by heads is a split by rows.
 Positions are learned where the spec says so, rotary otherwise. One block does what all families do,
 by switches of the spec (`describe/families/function.py`). What it does not do is refused by name
-(`describe/trainable.py`): experts, latent attention, encoders, vision.
+(`describe/trainable.py`): latent attention, encoders, vision.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  # torch's own custom
 
-from drystone.describe.model import Attention, Block, Mlp, ModelSpec, Norm, QkNorm
+from drystone.describe.model import Attention, Block, ModelSpec, Norm, QkNorm
 from drystone.describe.trainable import refuse_untrainable
 from drystone.run.train.checkpoint.slices import Box
+from drystone.run.train.models.feed_forward import make_feed_forward
 from drystone.run.train.models.layered import place_parameters, seeded_normal
 from drystone.run.train.models.pretrained import PretrainedWeights
 from drystone.run.train.models.rotary import Rotary, rotary_tables, rotate
@@ -32,16 +33,6 @@ from drystone.run.train.samples import (
 )
 
 _RESIDUAL = ("out", "down")  # projections whose result is added to the residual stream
-
-_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
-    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "gelu_fast": lambda x: F.gelu(x, approximate="tanh"),
-    "relu": F.relu,
-    "relu2": lambda x: F.relu(x).square(),
-    "silu": F.silu,
-}
 
 
 def build_model(spec: ModelSpec, *, seed: int = 0, on_meta: bool = False) -> Transformer:
@@ -67,6 +58,7 @@ class Transformer(nn.Module):
     def __init__(self, spec: ModelSpec, *, seed: int = 0) -> None:
         super().__init__()
         self.spec, self.seed = spec, seed
+        self.calls: Sequence[Callable[..., torch.Tensor]] = ()  # the blocks compiled, if they are
         self.is_packed = False  # whether rows hold several documents, which do not see each other
         self.pretrained: PretrainedWeights | None = None
         width = spec.hidden_size
@@ -144,7 +136,7 @@ class Transformer(nn.Module):
         inputs = inputs_of(batch)
         x = self.tokens(inputs)
         if self.spec.embedding_scale != 1.0:  # rounded as the embedding is
-            x = x * torch.tensor(self.spec.embedding_scale, dtype=x.dtype, device=x.device)
+            x = x * x.new_full((), self.spec.embedding_scale)
         rotary: Rotary = {}
         if self.positions is None:
             rotary = rotary_tables(self.spec, inputs.shape[1], x)
@@ -160,7 +152,8 @@ class Transformer(nn.Module):
 
     def run_block(self, index: int, hidden: torch.Tensor, extras: Places) -> torch.Tensor:
         """One layer."""
-        return self.blocks[index](hidden, extras)
+        left: torch.Tensor = (self.calls or self.blocks)[index](hidden, extras)
+        return left
 
     def loss_sum(self, hidden: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
         """Cross-entropy summed over tokens, in fp32."""
@@ -193,12 +186,11 @@ class DecoderBlock(nn.Module):
 
     def __init__(self, spec: Block, model: ModelSpec) -> None:
         super().__init__()
-        assert isinstance(spec.feed_forward, Mlp)
         width = model.hidden_size
         self.is_parallel, self.norms_after = spec.parallel_residual, spec.norms_after
         self.residual_scale = model.residual_scale
         self.attention = SelfAttention(spec.attention, spec.norm, model)
-        self.feed_forward = FeedForward(spec.feed_forward, width)
+        self.feed_forward = make_feed_forward(spec.feed_forward, width)
         self.norms = nn.ModuleList(
             make_norm(spec.norm, width, model) for _ in range(spec.num_norms)
         )
@@ -249,9 +241,6 @@ class SelfAttention(nn.Module):
         if places.rotary:
             table = places.rotary[spec.rope_theta]
             q, k = rotate(q, table), rotate(k, table)
-        repeats = spec.num_heads // spec.num_kv_heads
-        if repeats > 1:
-            k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
         y = self._attend(q, k, v, places.documents)
         return self.out(y.transpose(1, 2).flatten(2))
 
@@ -266,6 +255,13 @@ class SelfAttention(nn.Module):
         mask = self._window(length, q.device)
         if documents is not None:
             mask = same_document(documents, mask)
+        repeats = spec.num_heads // spec.num_kv_heads
+        if repeats > 1:
+            if mask is None and not spec.softcap and takes_groups(q, k, v):
+                return F.scaled_dot_product_attention(
+                    q, k, v, is_causal=True, scale=spec.scale or None, enable_gqa=True
+                )
+            k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
         if not spec.softcap:
             return F.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, is_causal=mask is None, scale=spec.scale or None
@@ -293,21 +289,16 @@ class SelfAttention(nn.Module):
         return (distance >= 0) & (distance < self.spec.window)
 
 
-class FeedForward(nn.Module):
-    """Up, activation (gated or not), down."""
+def takes_groups(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether heads of keys and values that queries share are read where they are.
 
-    def __init__(self, spec: Mlp, width: int) -> None:
-        super().__init__()
-        self.up = nn.Linear(width, spec.ffn_size, bias=spec.bias)
-        self.gate = nn.Linear(width, spec.ffn_size, bias=spec.bias) if spec.gated else None
-        self.down = nn.Linear(spec.ffn_size, width, bias=spec.bias)
-        self.activate = _ACTIVATIONS[spec.activation]
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Position by position."""
-        if self.gate is None:
-            return self.down(self.activate(self.up(x)))
-        return self.down(self.activate(self.gate(x)) * self.up(x))
+    Flash attention does. Its alternatives do not: torch would take the plain one, which makes a
+    matrix of all positions, so for them keys and values are repeated.
+    """
+    if q.device.type != "cuda":
+        return False
+    params = torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, True, True)
+    return torch.backends.cuda.can_use_flash_attention(params)
 
 
 def make_norm(norm: Norm, width: int, model: ModelSpec) -> nn.Module:

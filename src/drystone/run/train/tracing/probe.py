@@ -73,20 +73,20 @@ def _look(request: TraceRequest) -> dict[str, Any]:
     module = build_module(source, request.function, request.path)
     paths = [block.path for block in find_blocks(module, request).every]
     blocks = name_blocks(paths, module, request.path)
-    vocab_size = count_tokens(module, request.path)
-    make_batch = choose_batch(module, source, request.path)
+    fed = choose_batch(module, source, request.path)
+    vocab_size = 1 if fed.own is not None else count_tokens(module, request.path)
     with FakeTensorMode(allow_non_fake_inputs=True):
         materialise(module, torch.float32)
-        model = UserModule(module, blocks, make_batch, seq_len=request.seq_len)
+        model = UserModule(module, blocks, fed, seq_len=request.seq_len)
         check_step(model, request.seq_len)
     num_params = sum(parameter.numel() for parameter in module.parameters())
     if num_params <= MAX_COMPARED_PARAMS:
         built = build_whole(source, request.function, request.path)
-        whole = UserModule(built, blocks, make_batch, seq_len=request.seq_len)
+        whole = UserModule(built, blocks, fed, seq_len=request.seq_len)
         compare_blocks(whole, vocab_size, request.seq_len)
 
     def example_batch(micro_batch: int, seq_len: int) -> Any:
-        return make_batch(torch.zeros(micro_batch, seq_len + 1, dtype=torch.long))
+        return fed.make_batch(torch.zeros(micro_batch, seq_len + 1, dtype=torch.long))
 
     vars(source)["example_batch"] = example_batch  # the same as in training
     traces = [trace(replace(request, micro_batch=number), source) for number in (1, 2)]

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple, TextIO
 
 import torch
 
+from drystone.describe.layout import Sharding
 from drystone.describe.model import ModuleSpec
-from drystone.describe.recipe import Offload, Precision, Recipe, Tuning
+from drystone.describe.recipe import Offload, Precision, Tuning
 from drystone.errors import InvalidSpec
 from drystone.plan.checkpoints import checkpoint_interval
 from drystone.plan.plan import Plan
@@ -198,7 +199,8 @@ def prepare(
 ) -> Trainer:
     """Everything that the plan says, checked and built."""
     recipe = plan.recipe
-    _check_recipe(recipe)
+    _check_recipe(plan)
+    torch.set_float32_matmul_precision("high" if recipe.precision is Precision.TF32 else "highest")
     check_export(plan, config)
     model = _build(plan, config)
     given: dict[str, Any] = {
@@ -232,10 +234,20 @@ def _build(plan: Plan, config: RankConfig) -> Transformer | UserModule:
     model.is_packed = config.pack
     if plan.recipe.tuning is Tuning.LORA:
         add_adapters(model, plan.recipe.lora, seed=config.seed)
+    if plan.recipe.compiled:
+        for block in model.blocks:
+            block.compile()
     return model
 
 
-def _check_recipe(recipe: Recipe) -> None:
+def _check_recipe(plan: Plan) -> None:
+    recipe = plan.recipe
+    is_whole = not is_cell(plan) and plan.sharding <= Sharding.ZERO1
+    if recipe.compiled and (isinstance(plan.model, ModuleSpec) or not is_whole):
+        raise InvalidSpec(
+            "torch.compile is for Drystone's own transformer with all weights on each device",
+            hint="Plan without --compile, or leave out train.compile",
+        )
     if recipe.precision not in _DTYPES:
         raise InvalidSpec(
             f"precision {recipe.precision.value} cannot be trained yet",

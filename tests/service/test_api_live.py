@@ -4,11 +4,15 @@ import contextlib
 import http.client
 import json
 import re
+import shutil
 import socket
+import subprocess
 import threading
 import time
+from pathlib import Path
 
 import pytest
+import yaml
 from services import serving, until
 
 pytestmark = pytest.mark.slow
@@ -201,7 +205,7 @@ def test_numbers_are_in_the_format_of_prometheus(service):
     answer = service.ask("GET", "/metrics", token=service.viewer)
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     lines = answer.body.decode().splitlines()
-    sample = re.compile(r'[a-z_]+(\{[a-z]+="[^"]*"(,[a-z]+="[^"]*")*\})? [0-9.e+-]+(inf)?')
+    sample = re.compile(r'[a-z_]+(\{[a-z_]+="[^"]*"(,[a-z_]+="[^"]*")*\})? [0-9.e+-]+(inf)?')
     names = set()
     for line in lines:
         if line.startswith("# TYPE "):
@@ -213,6 +217,40 @@ def test_numbers_are_in_the_format_of_prometheus(service):
     assert buckets == sorted(buckets)
     count = next(one for one in lines if one.startswith("drystone_http_request_duration_seconds_c"))
     assert int(count.split()[-1]) == buckets[-1]
+
+
+def test_jobs_and_gpus_have_series_that_the_dashboard_and_the_alerts_use(service):
+    job = service.submit()
+    text = service.ask("GET", "/metrics", token=service.viewer).body.decode()
+    assert f'drystone_job_progress_ratio{{job_id="{job}"' in text
+    assert 'drystone_gpu_held{node="' in text
+    known = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")}
+    folder = Path(__file__).parents[2] / "examples" / "monitoring"
+    board = json.loads((folder / "grafana.json").read_text())
+    used = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    [group] = yaml.safe_load((folder / "alerts.yaml").read_text())["groups"]
+    used += [rule["expr"] for rule in group["rules"]]
+    names = {name for expression in used for name in re.findall(r"drystone_[a-z_]+", expression)}
+    assert names <= known
+    assert len(names) >= 15
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="left out: apt install prometheus")
+def test_prometheus_itself_finds_nothing_to_complain_about(service):
+    service.submit()
+    text = service.ask("GET", "/metrics", token=service.viewer).body
+    subprocess.run(["promtool", "check", "metrics"], input=text, check=True)
+    folder = Path(__file__).parents[2] / "examples" / "monitoring"
+    subprocess.run(["promtool", "check", "rules", folder / "alerts.yaml"], check=True)
+
+
+def test_gpus_that_nobody_holds_are_waste(service):
+    answer = json.loads(service.ask("GET", "/v1/waste", token=service.viewer).body)
+    free = [row for row in answer["rows"] if not row["job_id"]]
+    assert all(row["unused_share"] == 1 and row["num_gpus"] > 0 for row in free)
+    total = sum(row["dollars_per_hour"] for row in answer["rows"])
+    assert answer["dollars_per_hour"] == pytest.approx(total)
 
 
 def test_the_apis_page_needs_no_network(service):

@@ -16,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 SECTIONS: Final = MappingProxyType(
     {
         "Begin here": ("demo", "doctor"),
-        "Plan and predict": ("plan", "estimate", "export", "table", "gpus", "models"),
+        "Plan and predict": ("plan", "estimate", "export", "fits", "table", "gpus", "models"),
         "Train": ("run", "submit", "serve", "verify"),
         "Look after jobs": (
             *("jobs", "show", "why", "logs", "events", "wait", "cancel", "pause", "resume", "top"),

@@ -29,6 +29,8 @@ VERBS: Final = MappingProxyType(
         "plan": "Rank the ways to run a model on GPUs, equal or mixed.",
         "export": "Write a plan for Kubernetes or other trainers, or model files.",
         "estimate": "Estimate one layout: memory by item, step time, dollars.",
+        "table": "Say what training models takes, by GPU type, with ranges.",
+        "fits": "Say whether training configs fit the GPUs that they name.",
         "check": "Judge the estimates by published measurements.",
         "profile": "Measure the device that is here, for estimates to use.",
         "simulate": "Run scheduling policies on a trace of jobs and compare them.",
@@ -48,6 +50,7 @@ VERBS: Final = MappingProxyType(
         "resume": "Let paused jobs run again.",
         "cluster": "List nodes and GPUs, and who uses them.",
         "budget": "Show the ledger: spent by job and by node, against the budget.",
+        "waste": "List GPUs that are paid for and not used, in dollars.",
         "drain": "Move jobs away from a node and start none there.",
         "top": "Watch cluster, jobs and events.",
         "token": "Make, list and revoke tokens for a service.",
@@ -63,7 +66,7 @@ VERBS: Final = MappingProxyType(
 _SHARED_FILES: Final = MappingProxyType(
     {
         **dict.fromkeys(("show", "why", "wait", "logs", "cancel", "pause", "resume"), "jobs"),
-        **dict.fromkeys(("drain", "budget"), "cluster"),
+        **dict.fromkeys(("drain", "budget", "waste"), "cluster"),
         **dict.fromkeys(("login", "token", "team"), "people"),
         **dict.fromkeys(("gpus", "models"), "catalogue"),
     }

@@ -57,6 +57,10 @@ def _starting(incomplete: str, known: Iterable[str]) -> list[str]:
     return [word for word in known if word.startswith(incomplete)]
 
 
+Profiles = Annotated[
+    list[Path] | None,
+    typer.Option("--profile", help="A profile of a GPU type (`drystone profile`; repeatable)."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 ClusterFile = Annotated[
     Path | None,

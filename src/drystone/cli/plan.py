@@ -18,6 +18,7 @@ from drystone.cli.options import (
     AsJson,
     ConfigFiles,
     ModelName,
+    Profiles,
     complete_pool,
     takes_groups,
     words,
@@ -75,10 +76,7 @@ def plan(
     limit: Annotated[
         int, typer.Option("--limit", "--most", help="How many plans to show.", min=1)
     ] = 8,
-    profile: Annotated[
-        Path | None,
-        typer.Option(help="What `drystone profile` wrote: of --gpus, the type it was measured on."),
-    ] = None,
+    profile: Profiles = None,
     explain: Annotated[bool, typer.Option("--explain", help="Itemise the winner.")] = False,
     plot: Annotated[
         Path | None, typer.Option(help="Draw time against price into this file.")
@@ -103,7 +101,8 @@ def plan(
 
     file = read_cluster(cluster)
     pool = find_pool(gpus, network, file) if gpus or (file and file.nodes) else None
-    pool = with_profile(pool, profile) if profile is not None else pool
+    for path in profile or ():
+        pool = with_profile(pool, path, network)
     request = ConfigRequest.read(config, pool) if config else None
     if request is not None:
         recipe = request.options(recipe)

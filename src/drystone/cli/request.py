@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -15,7 +15,7 @@ from drystone.describe.catalogue import find_gpu, load_gpus
 from drystone.describe.files.cluster import ClusterSpec, load_cluster_file
 from drystone.describe.gpu import GpuSpec
 from drystone.describe.gpu_prices import Price, cheapest_price
-from drystone.describe.machine import find_link
+from drystone.describe.machine import find_link, measured_machine
 from drystone.describe.model import ModelSpec
 from drystone.describe.model_source import ModuleReference, resolve_model
 from drystone.describe.pool import Pool, make_pool, parse_pool
@@ -191,11 +191,12 @@ def find_pool(text: str, network: str, cluster: ClusterSpec | None = None) -> Po
     return make_pool(cluster.pool().groups, between=between)
 
 
-def with_profile(pool: Pool | None, path: Path) -> Pool:
+def with_profile(pool: Pool | None, path: Path, network: str = "") -> Pool:
     """The same GPUs, those of the type that a profile was measured on with what it says."""
-    from drystone.estimate.learned.profile import load_profile
+    from drystone.describe.profile import load_profile
 
-    device = load_profile(path).device  # refused now, if it cannot be read
+    profile = load_profile(path)
+    device = profile.device
     if pool is None:
         raise InvalidSpec("a profile is of GPUs that are there", hint="Name them with --gpus")
     names = [group.gpu.name for group in pool.groups]
@@ -211,10 +212,17 @@ def with_profile(pool: Pool | None, path: Path) -> Pool:
     groups = []
     for group in pool.groups:
         if group.gpu.name == measured:
-            machine = replace(group.machine, gpu=replace(group.gpu, profile=str(path)))
-            group = replace(group, machine=machine)
+            group = replace(group, machine=measured_machine(group.machine, profile))
         groups.append(group)
-    return replace(pool, groups=tuple(groups))
+    return make_pool(groups, between=pool.between if network else None)
+
+
+def read_profiles(paths: Sequence[Path] | None) -> None:
+    """Profiles of GPU types: every estimate of this process stands on them from now on."""
+    if paths:
+        from drystone.describe.profile import adopt_profile_files
+
+        adopt_profile_files(paths)
 
 
 def read_cluster(path: Path | None) -> ClusterSpec | None:

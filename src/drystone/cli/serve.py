@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from drystone.cli.options import complete_policies, takes_groups, words
+from drystone.cli.options import Profiles, complete_policies, takes_groups, words
 from drystone.cli.output import make_console
+from drystone.cli.request import read_profiles
 from drystone.describe.files.cluster import ClusterSpec, load_cluster_file
 from drystone.errors import InvalidSpec, UnknownName
 
@@ -38,6 +39,7 @@ class EngineOptions:
     cluster: Annotated[
         Path | None, typer.Option(help="A cluster file; none: the GPUs that are here.")
     ] = None
+    profile: Profiles = None
     engine: Annotated[
         str,
         typer.Option(help="Where jobs run: local, ray or slurm.", autocompletion=words(*ENGINES)),
@@ -121,6 +123,12 @@ def serve(
             help="A variable that every job gets: NAME (its value here) or NAME=VALUE (repeatable)."
         ),
     ] = None,
+    run_as: Annotated[
+        str,
+        typer.Option(
+            help="As root: run jobs as this account, or `submitter`: each as its owner's.",
+        ),
+    ] = "",
     ends_all: Annotated[
         bool, typer.Option("--end-all", help="When ended, end what trains too.")
     ] = False,
@@ -146,6 +154,7 @@ def serve(
     where = (folder or default_folder()).expanduser().absolute()
     console = make_console(stderr=True)
     _check_engine(engine)
+    _check_run_as(run_as, engine.engine)
     is_local = engine.engine == "local"
     if not is_local:
         console.print(f"Looking at the nodes of {engine.engine} ...", style="dim")
@@ -167,12 +176,33 @@ def serve(
             policy=policy,
             renting=renting,
             job_environment=_variables(job_env or ()),
+            run_as=run_as,
         ),
         network=Network(host=host, port=port, host_rules=HostRules(names=names)),
         ends_agents=ends_all,
         announce=lambda told: _announce(console, (*lines, told), trains_here=is_local),
     )
     console.print("Ended; what trains goes on." if not ends_all else "Ended.", style="dim")
+
+
+def _check_run_as(run_as: str, engine: str) -> None:
+    """Other accounts need root, and processes that our own agents start on this machine."""
+    from drystone.run.engines.agent.accounts import SUBMITTER, find_account
+
+    if not run_as:
+        return
+    if engine != "local":
+        raise InvalidSpec(
+            f"--run-as is for this machine; {engine} has accounts of its own", where="--run-as"
+        )
+    if os.geteuid() != 0:
+        raise InvalidSpec(
+            "only root can run jobs under other accounts",
+            where="--run-as",
+            hint="Without it jobs run as you: SECURITY.md says what that means",
+        )
+    if run_as != SUBMITTER:
+        find_account(run_as)
 
 
 def _variables(words: Iterable[str]) -> dict[str, str]:
@@ -218,6 +248,7 @@ def open_engine(request: EngineOptions, folder: Path) -> tuple[ClusterSpec, Engi
     """The nodes there are, and the engine that runs jobs on them; none: this machine."""
     _check_engine(request)
     file = load_cluster_file(request.cluster) if request.cluster is not None else None
+    read_profiles(request.profile)
     if request.engine == "ray":
         from drystone.run.engines.ray.engine import RayEngine
         from drystone.run.engines.ray.watch import RayConnection

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import numpy as np
 import typer
 
+from drystone.cli.options import Profiles
+from drystone.cli.request import read_profiles
 from drystone.describe.cluster import NodeSpec
 from drystone.describe.files.cluster import load_cluster
 from drystone.describe.traces.reading import Reading
@@ -77,6 +79,7 @@ class TraceOptions:
             "models known by name are estimated, and other jobs take as long as the trace says."
         ),
     ] = None
+    profile: Profiles = None
     part: Annotated[str, typer.Option(help="Which trace, where the file holds several.")] = ""
     arena: Annotated[
         bool,
@@ -111,6 +114,7 @@ class TraceOptions:
         """What the command line asked for, with what only this verb takes."""
         if self.type_speeds not in ("equal", "peak"):
             raise InvalidSpec(f"--type-speeds is {self.type_speeds!r}", hint="Write equal or peak")
+        read_profiles(self.profile)
         return Request(
             speeds=self.speeds,
             part=self.part,

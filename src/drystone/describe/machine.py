@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from drystone.describe.gpu import GpuSpec
 from drystone.errors import InvalidSpec, UnknownName
 from drystone.units import GB
+
+if TYPE_CHECKING:  # a profile is checked by pydantic, which nobody needs who has no profile
+    from drystone.describe.profile import Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +36,15 @@ class Machine:
     gpus_per_node: int
     intra: Link  # inside a node
     inter: Link  # between nodes, per GPU
+    profile: Profile | None = None  # what was measured on such a GPU, where somebody did
 
     def __post_init__(self) -> None:
         if self.gpus_per_node < 1:
             raise InvalidSpec(f"machine of {self.gpu.name}: gpus_per_node must be >= 1")
 
+
+# Profiles by the full name of their GPU type; `profile.adopt_profiles` alone adds to it.
+MEASURED: Final[dict[str, Profile]] = {}
 
 _MICRO: Final = 1e-6
 _TOPO: Final = "github:NVIDIA/nccl/src/graph/topo.h@069a3d4f9"
@@ -186,15 +193,32 @@ def gpu_link(gpu: GpuSpec) -> Link:
     )
 
 
+def measured_machine(machine: Machine, profile: Profile) -> Machine:
+    """The same with what a profile says."""
+    return replace(
+        machine,
+        intra=profile.link("intra") or machine.intra,
+        inter=profile.link("inter") or machine.inter,
+        profile=profile,
+    )
+
+
 def default_machine(
     gpu: GpuSpec, gpus_per_node: int | None = None, inter: Link | str | None = None
 ) -> Machine:
-    """Nodes of `gpu` as they are usually built; what is given replaces the usual.
+    """Nodes of `gpu` as they are usually built; what is given or measured replaces the usual.
 
     A link given by name is one network card a GPU. A node with fewer GPUs than usual keeps the
     number of cards a GPU, so the bandwidth between nodes stays the same for each GPU.
     """
     wiring = next((one for one in _WIRINGS if (gpu.like or gpu.name) in one.gpus), None)
+    profile = MEASURED.get(gpu.name)
+    if profile is None and gpu.profile:
+        from drystone.describe.profile import profile_at
+
+        profile = profile_at(gpu.profile)
+    if inter is None and profile is not None:
+        inter = profile.link("inter")
     if inter is None and gpu.network:
         inter = gpu.network
     if inter is None:
@@ -213,8 +237,9 @@ def default_machine(
     return Machine(
         gpu=gpu,
         gpus_per_node=gpus_per_node,
-        intra=gpu_link(gpu),
+        intra=(profile and profile.link("intra")) or gpu_link(gpu),
         inter=inter,
+        profile=profile,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from drystone.describe.catalogue import find_gpu
 from drystone.describe.gpu import GpuSpec
@@ -83,13 +84,26 @@ def _find_gpu(name: str) -> GpuSpec:
         raise
 
 
+def _measured_link(first: GpuGroup, second: GpuGroup) -> Link | None:
+    """Between nodes of two types, by the profile of either."""
+    for here, there in ((first, second), (second, first)):
+        profile = here.machine.profile
+        link = profile.link("inter", there.gpu.name) if profile else None
+        if link is not None:
+            return link
+    return None
+
+
 def make_pool(groups: Sequence[GpuGroup], *, between: Link | None = None) -> Pool:
-    """A pool of groups; unlike nodes are joined by the slowest network among them."""
+    """A pool of groups; unlike nodes are joined by the slowest network among them.
+
+    Between two types that is what was measured, or else the slower of their own networks.
+    """
     if between is None and groups:
-        between = min(
-            (group.machine.inter for group in groups),
-            key=lambda link: link.bandwidth_bytes_per_second,
-        )
+        measured = [_measured_link(*pair) for pair in combinations(groups, 2)]
+        own = [group.machine.inter for group in groups]
+        links = own if None in measured or not measured else measured
+        between = min(filter(None, links), key=lambda link: link.bandwidth_bytes_per_second)
     if between is None:
         raise InvalidSpec("no GPUs are given", hint="Write them like 8xA100-80G,4xV100-32G")
     return Pool(groups=tuple(groups), between=between)

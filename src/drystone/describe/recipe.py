@@ -242,8 +242,3 @@ class Recipe:
             raise InvalidSpec(f"recipe: dropout is {self.dropout}, must be in [0, 1)")
         if self.weight_bits < 0:
             raise InvalidSpec(f"recipe: weight_bits is {self.weight_bits}, must be >= 0")
-
-    @property
-    def divides_no_weights(self) -> bool:
-        """Whether each data-parallel rank must hold all weights for the whole step."""
-        return self.compiled or self.optimizer in WHOLE_MATRIX_OPTIMIZERS

@@ -18,11 +18,11 @@ from drystone.errors import InvalidSpec
 from drystone.estimate.learned.pooled import Correction, kind_of, type_name
 from drystone.estimate.memory.peak import ITEM_SOURCES, MOMENTS, estimate_memory
 from drystone.estimate.parameters import count_model
-from drystone.estimate.time.speed import SpeedEstimate, estimate_speed, profile_of
+from drystone.estimate.time.speed import SpeedEstimate, estimate_speed
 from drystone.units import HOUR_SECONDS
 
 if TYPE_CHECKING:
-    from drystone.estimate.learned.profile import Profile
+    from drystone.describe.profile import Profile
 
 
 FloatArray = npt.NDArray[np.float64]
@@ -93,6 +93,13 @@ class Estimate:
         return all(stage.fits for stage in self.stages)
 
     @property
+    def memory_sources(self) -> dict[str, str]:
+        """The formula behind each item of memory."""
+        reference = "DPO's frozen copy of the model in 16 bit; arXiv:2305.18290"
+        asked = self.hungriest.items
+        return ITEM_SOURCES | ({"reference": reference} if "reference" in asked else {})
+
+    @property
     def dollars_per_billion_tokens(self) -> float | None:
         """What a billion tokens would cost to rent; None where no price is known."""
         if self.price is None:
@@ -129,7 +136,7 @@ class Estimate:
             "memory": {
                 "hungriest_stage": self.hungriest.stage,
                 "stages": [asdict(stage) for stage in self.stages],
-                "sources": ITEM_SOURCES,
+                "sources": self.memory_sources,
             },
             "speed": {
                 "items_seconds": speed.items,
@@ -164,7 +171,7 @@ def estimate_layout(
         )
     speed = estimate_speed(model, recipe, Layouts.of([layout]), machine, profile=profile).row(0)
     stages = estimate_stages(model, recipe, layout, machine)
-    learned = _learned(model, recipe, layout, machine, profile or profile_of(machine.gpu))
+    learned = _learned(model, recipe, layout, machine, profile or machine.profile)
     if learned:
         known = learned["speed"].parts.get("run", 1.0)  # all else is in the estimate already
         items = {name: known * seconds for name, seconds in speed.items.items()}

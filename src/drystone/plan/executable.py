@@ -95,7 +95,6 @@ def executable_cells(
         vocab_barriers=layouts.vocab_barriers,
         is_selective=cells.recompute == RECOMPUTES.index(Recompute.parse("selective")),
         is_layered=np.zeros(len(cells), dtype=bool),
-        is_whole=(layouts.tp * layouts.pp == 1) & (layouts.sharding <= int(Sharding.ZERO1)),
     )
     is_wanted = (layouts.tp * layouts.pp > 1) | (layouts.sharding <= int(Sharding.ZERO1))
     is_wanted &= has_plain_blocks(model)
@@ -118,7 +117,6 @@ def executes_splits(
         vocab_barriers=0 * one,
         is_selective=recompute == RECOMPUTES.index(Recompute.parse("selective")),
         is_layered=none,
-        is_whole=none,
     )
     found: BoolArray = ~np.any(list(gaps.values()), axis=0)
     return found
@@ -142,9 +140,6 @@ def marked(plan: Plan) -> Plan:
         vocab_barriers=np.array([layout.vocab_barriers if layout else 0]),
         is_selective=np.array([plan.recipe.recompute.kind is RecomputeKind.SELECTIVE]),
         is_layered=np.array([plan.way is Way.UNEVEN and plan.sharding is Sharding.ZERO3]),
-        is_whole=np.array(
-            [len(plan.stages) == 1 and plan.stages[0].tp == 1 and plan.sharding <= Sharding.ZERO1]
-        ),
     )
     gaps = [words for words, applies in found.items() if applies[0]]
     reasons = [f"the runtime does not execute {', '.join(gaps)} yet"] if gaps else []
@@ -177,7 +172,6 @@ def _gaps(
     vocab_barriers: IntArray,
     is_selective: BoolArray,
     is_layered: BoolArray,  # layer by layer over all micro-batches
-    is_whole: BoolArray,  # every rank holds all weights, for the whole step
 ) -> dict[str, BoolArray]:
     """What the runtime does not execute, in words, and for which of these layouts that matters."""
     of_layout = {
@@ -186,11 +180,11 @@ def _gaps(
         "a vocabulary spread over stages": vocab_barriers > 0,
         "offloaded activations but layer by layer": ~is_layered
         & (recipe.offload is Offload.ACTIVATIONS),
-        "torch.compile of divided weights": ~is_whole & recipe.compiled,
         "selective recomputation beside adapters": is_selective
         & (recipe.tuning is not Tuning.FULL),
         f"{recipe.optimizer.value} with divided matrices": ((tp > 1) | divides_state)
         & (recipe.optimizer in WHOLE_MATRIX_OPTIMIZERS),
+        "torch.compile with split matrices": (tp > 1) & recipe.compiled,
         "experts with split matrices": (tp > 1) & model.is_moe,
         "adapters on split matrices": (tp > 1) & (recipe.tuning is not Tuning.FULL),
         "keys normalised over heads that are not split": np.logical_or.reduce(

@@ -23,6 +23,7 @@ from drystone.service.page.routes import add_page
 from drystone.service.prometheus import Metrics
 from drystone.service.shapes import Failure, Responses
 from drystone.service.uploads import Uploads
+from drystone.service.waste import waste_routes
 
 _FOLDER: Final = Path(__file__).parent / "swagger"
 _KINDS: Final = {
@@ -111,6 +112,7 @@ def make_app(controller: Controller, host_rules: HostRules | None = None) -> Fas
     )
     app.include_router(people_routes(controller, sessions, uploads))
     app.include_router(money_routes(controller))
+    app.include_router(waste_routes(controller))
     add_page(app, controller, readers=[VIEWER])
     add_docs(app)
     _describe_access(app, controller)

@@ -6,18 +6,18 @@ import resource
 import threading
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final
 
 from drystone import __version__
 from drystone.run.control.controller import Controller
 from drystone.run.lifecycle import JobState
+from drystone.service.job_series import Sample, job_series
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _EDGES: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _PARTS: Final = ("store", "disk", "engine", "provider")
-Sample = tuple[Mapping[str, str], float]
 
 
 class Metrics:
@@ -46,6 +46,9 @@ class Metrics:
         _add(lines, "drystone_build_info", "gauge", "The version.", 1, version=__version__)
         self._add_requests(lines)
         _add_system(lines, controller)
+        with controller.journal.lock:
+            for name, kind, told, samples in job_series(controller):
+                _add_all(lines, name, kind, told, samples)
         streams, used = self.num_streams, resource.getrusage(resource.RUSAGE_SELF)
         cpu, memory = used.ru_utime + used.ru_stime, used.ru_maxrss * 1024
         _add(lines, "drystone_stream_clients", "gauge", "Open connections to /v1/stream.", streams)

@@ -36,8 +36,9 @@ from drystone.describe.files.reader import (
 )
 from drystone.describe.gpu import GpuSpec
 from drystone.describe.gpu_prices import cheapest_price
-from drystone.describe.machine import default_machine
+from drystone.describe.machine import Machine, default_machine
 from drystone.describe.pool import GpuGroup, Pool, make_pool
+from drystone.describe.profile import Profile, adopt_profile_files, load_profile
 from drystone.describe.traces.rows import Row, parse_rows, read_table
 from drystone.errors import InvalidSpec, UnknownName, UnreadableFile
 from drystone.units import parse_bytes
@@ -77,6 +78,8 @@ class EmulatePart(Part):
 
     speed: Annotated[float, Field(gt=0, le=1)] = 1e-4  # share of the real device's rates
     memory: Memory = Field(default="2GiB", validate_default=True)  # 1 MiB to 1 PiB
+    # a profile, beside this file, whose times the device takes; no estimate sees it
+    pace: str | None = None
 
 
 class NodePart(Part):
@@ -99,6 +102,8 @@ class ClusterPart(Part):
     # dollars for an hour of one GPU, by type; over the example prices of the catalogue
     prices: dict[str, Price] | None = None
     gpu_types: Any = None  # GPU types of your own, by name; [how](../howto/own-gpu.md)
+    # files that `drystone profile` wrote, beside this one: what was measured on its GPU types
+    profiles: Annotated[tuple[str, ...], Field(strict=False)] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,11 +112,15 @@ class Emulation:
 
     speed: float  # share of the real device's rates
     memory_bytes: int
+    pace: Profile | None = None  # of the real device; None: as it is estimated
 
     @classmethod
-    def of(cls, part: EmulatePart | None) -> Emulation | None:
-        """What a file says of it; None where the device is real."""
-        return None if part is None else cls(speed=part.speed, memory_bytes=part.memory)
+    def of(cls, part: EmulatePart | None, folder: Path) -> Emulation | None:
+        """What a file in that folder says of it; None where the device is real."""
+        if part is None:
+            return None
+        pace = None if part.pace is None else load_profile(folder / part.pace)
+        return cls(speed=part.speed, memory_bytes=part.memory, pace=pace)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +157,17 @@ class ClusterSpec:
     def group(self, gpu: str, count: int) -> GpuGroup:
         """So many GPUs of one type, on nodes as this cluster has them."""
         largest = max(node.num_gpus for node in self.nodes if node.gpu == gpu)
-        return GpuGroup(machine=default_machine(self.gpu(gpu), largest), count=count)
+        machine, emulation = default_machine(self.gpu(gpu), largest), self.emulations.get(gpu)
+        if emulation is not None and machine.profile is not None:
+            machine = replace(machine, profile=machine.profile.slowed(emulation.speed))
+        return GpuGroup(machine=machine, count=count)
+
+    def true_machine(self, gpu: str) -> Machine:
+        """What a device of this type is paced by: its own table, or else the estimates."""
+        machine, emulation = self.group(gpu, 1).machine, self.emulations.get(gpu)
+        if emulation is None or emulation.pace is None:
+            return machine
+        return replace(machine, profile=emulation.pace.slowed(emulation.speed))
 
     def pool(self, counts: Mapping[str, int] | None = None) -> Pool:
         """Some of its GPUs, or all."""
@@ -199,6 +218,7 @@ def _read(document: Document, *, needs_nodes: bool = True) -> ClusterPart:
             "a cluster has a list `nodes`", where=document.place(("nodes",)), hint=_HINT
         )
     adopt_gpu_types(document)
+    adopt_profile_files(_folder(document) / name for name in part.profiles)
     return part
 
 
@@ -211,7 +231,7 @@ def _cluster_of(document: Document, *, needs_nodes: bool = True) -> ClusterSpec:
     emulations: dict[str, Emulation | None] = {}
     for index, row in enumerate(part.nodes):
         gpu = _find_gpu(document, row.gpu, ("nodes", index, "gpu"))
-        emulation = Emulation.of(row.emulate)
+        emulation = Emulation.of(row.emulate, _folder(document))
         if emulations.setdefault(gpu.name, emulation) != emulation:
             raise InvalidSpec(
                 f"{gpu.name} is emulated in two ways, or real and emulated at once",
@@ -226,6 +246,11 @@ def _cluster_of(document: Document, *, needs_nodes: bool = True) -> ClusterSpec:
         emulations={gpu: made for gpu, made in emulations.items() if made is not None},
         dollars_per_gpu_hour=_prices(document, part.prices or {}, set(emulations)),
     )
+
+
+def _folder(document: Document) -> Path:
+    """Where files are looked for that a file names."""
+    return Path(document.where).parent
 
 
 def _node_ids(row: NodePart, first: int, *, stem: str, num_digits: int) -> list[str]:

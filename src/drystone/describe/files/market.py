@@ -96,7 +96,7 @@ def _offer_of(part: _OfferPart, where: str) -> Offer:
     fields["name"] = part.name or f"{part.num_gpus}x{part.gpu}"
     fields["is_spot"] = part.spot
     try:
-        fields["emulation"] = Emulation.of(part.emulate)
+        fields["emulation"] = Emulation.of(part.emulate, Path(where).parent)
         fields["price_changes"] = tuple(PriceChange(**one) for one in fields["price_changes"])
         return Offer(**fields)
     except InvalidSpec as error:

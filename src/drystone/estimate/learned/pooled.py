@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from drystone.describe.gpu import GpuSpec
+from drystone.describe.kind import Kind
 from drystone.describe.layout import Layout
 from drystone.describe.model import ModelSpec
 from drystone.describe.recipe import Recipe, Tuning
@@ -34,16 +35,6 @@ FloatArray = npt.NDArray[np.float64]
 POOLED_FILE: Final = Path(__file__).parent / "data" / "pooled.json"
 _TAIL_FREEDOM: Final = 3.0  # degrees of freedom of Student's t
 _REWEIGHTINGS: Final = 8
-
-
-class Kind(NamedTuple):
-    """What a run has in common with others, the most general first; "" has nothing in common."""
-
-    launcher: str
-    gpu: str
-    family: str
-    work: str
-    run: str
 
 
 class Measured(Protocol):

@@ -19,7 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from drystone.describe.layout import Layouts, Sharding
-from drystone.estimate.time.network import CommGroup, allreduce_seconds, gather_seconds, make_group
+from drystone.estimate.time.network import (
+    CommGroup,
+    allreduce_seconds,
+    gather_seconds,
+    make_group,
+    send_seconds,
+)
 
 if TYPE_CHECKING:
     from drystone.estimate.time.step import Prepared, StageCompute, StepSplit
@@ -228,3 +234,25 @@ def _min_share(prepared: Prepared, split: StepSplit, group: CommGroup) -> FloatA
     pace = group.bandwidth_bytes_per_second / prepared.machine.intra.bandwidth_bytes_per_second
     layers = split.layer_share * prepared.work.num_layers
     return min_exposed_share(prepared.launcher.overlap_share, pace, num_layers=layers)
+
+
+def pipeline_seconds(prepared: Prepared, layouts: Layouts, split: StepSplit) -> FloatArray:
+    """Activations on to the next stage and gradients back, for one micro-batch, where they show."""
+    work = prepared.work
+    if (layouts.pp == 1).all():
+        return np.zeros_like(split.tokens)
+    row_bytes = split.tokens * split.row_share * (work.hidden_size * work.element_bytes)
+    stride = split.tp * split.cp * split.dp
+    once = send_seconds(row_bytes, split.pp, stride, prepared.machine)
+    shown = 1.0 - prepared.launcher.send_hidden_share
+    interleaved = 2.0 * (layouts.virtual_stages * shown * once)
+    plain = np.where(split.pp > 1.0, exchange_seconds(prepared, once), 0.0)
+    return np.where(layouts.virtual_stages > 1, interleaved, plain)
+
+
+def exchange_seconds(prepared: Prepared, send: FloatArray) -> FloatArray:
+    """Activations on and gradients back, with nothing interleaved; `send` is one message.
+
+    Each ends with a wait of the host, so the GPU runs dry meanwhile.
+    """
+    return 2.0 * (send + prepared.launcher.send_host_seconds * prepared.host_slowness)

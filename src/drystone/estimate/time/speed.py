@@ -18,18 +18,24 @@ import numpy as np
 import numpy.typing as npt
 
 from drystone.describe.generations import generation_of
-from drystone.describe.gpu import GpuSpec
 from drystone.describe.layout import Layouts
-from drystone.describe.machine import Machine
+from drystone.describe.machine import Machine, measured_machine
 from drystone.describe.model import ModelSpec
 from drystone.describe.recipe import Recipe
 from drystone.estimate.launchers import find_launcher
 from drystone.estimate.learned.pooled import kind_of, type_name
-from drystone.estimate.time.step import Prepared, prepare_step, step_seconds
+from drystone.estimate.time.experts import expert_habits
+from drystone.estimate.time.step import (
+    Prepared,
+    prepare_step,
+    split_layouts,
+    stage_seconds,
+    step_seconds,
+)
 from drystone.estimate.time.work import make_work
 
 if TYPE_CHECKING:  # a profile is checked by pydantic, which nobody needs who has no profile
-    from drystone.estimate.learned.profile import Profile
+    from drystone.describe.profile import Profile
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -79,7 +85,8 @@ class SpeedEstimate:
     @property
     def sources(self) -> dict[str, str]:
         """The formula behind each item."""
-        return SOURCES
+        reference = "a forward pass of DPO's frozen model; arXiv:2305.18290"
+        return SOURCES | ({"reference": reference} if "reference" in self.items else {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,8 +158,7 @@ def estimate_speed(
     """
     prepared = prepare(model, recipe, machine, profile)
     step = step_seconds(prepared, layouts)
-    profile = profile or profile_of(machine.gpu)
-    factor = 1.0 if profile is None else profile.step_factor(model.name, recipe.launcher)
+    factor = _step_factor(profile or machine.profile, model.name, recipe.launcher)
     seconds = {name: getattr(step, name) for name in SOURCES}
     if factor != 1.0:
         seconds = {name: factor * array for name, array in seconds.items()}
@@ -166,40 +172,70 @@ def estimate_speed(
     )
 
 
+def _step_factor(profile: Profile | None, model: str, launcher: str) -> float:
+    if profile is None or not profile.steps:
+        return 1.0
+    from drystone.estimate.learned.profile import step_factor
+
+    return step_factor(profile, model, launcher)
+
+
 @lru_cache(maxsize=256)
 def prepare(
     model: ModelSpec, recipe: Recipe, machine: Machine, profile: Profile | None
 ) -> Prepared:
     """The part of an estimate that no layout changes; kept for the next call.
 
-    Without a profile the one of the GPU type counts, if it names one.
+    A profile that is given replaces that of the machine.
     """
     gpu, launcher = generation_of(machine.gpu), find_launcher(recipe.launcher).speed
-    profile = profile or profile_of(machine.gpu)
-    if profile is None:
-        return prepare_step(model, recipe, machine, gpu=gpu, launcher=launcher)
-    from drystone.estimate.learned.profile import correction_of, slowed
-
-    machine, launcher = profile.apply(machine, launcher)
+    if profile is not None:
+        machine = measured_machine(machine, profile)
     prepared = prepare_step(model, recipe, machine, gpu=gpu, launcher=launcher)
-    device = profile.measured_device(prepared.device)
-    slowness = 1.0 if profile.launch_seconds else prepared.host_slowness
-    kind = kind_of(model, recipe, None, type_name(machine.gpu))
+    return _measured(prepared, model, machine.profile) if machine.profile else prepared
+
+
+def _measured(prepared: Prepared, model: ModelSpec, profile: Profile) -> Prepared:
+    """With what the profile has measured in the place of the formulas."""
+    from drystone.estimate.learned.profile import (
+        correction_of,
+        make_correction,
+        measured_device,
+        measured_launcher,
+        slowed,
+    )
+
+    recipe = prepared.recipe
+    launcher = measured_launcher(profile, prepared.launcher)
+    kind = kind_of(model, recipe, None, type_name(prepared.machine.gpu))
     factor = correction_of(profile, "speed", kind).factor
-    device, machine = slowed(device, machine, factor)
-    return replace(
+    measured = measured_device(profile, prepared.device)
+    device, machine = slowed(measured, prepared.machine, factor)
+    prepared = replace(
         prepared,
         device=device,
         machine=machine,
+        launcher=launcher,
         work=make_work(model, recipe, device, launcher),
-        host_slowness=slowness * factor,
+        experts=expert_habits(recipe, launcher),
+        host_slowness=factor * (1.0 if profile.launch_seconds else prepared.host_slowness),
     )
-
-
-def profile_of(gpu: GpuSpec) -> Profile | None:
-    """What was measured of a GPU type, where a file of the user's names it."""
-    if not gpu.profile:
-        return None
-    from drystone.estimate.learned.profile import profile_at
-
-    return profile_at(gpu.profile)
+    timed = [
+        layer
+        for layer in profile.layers
+        if (layer.model, layer.seq_len, profile.precision)
+        == (model.name, recipe.seq_len, recipe.precision.value)
+    ]
+    paces = [
+        pace
+        for pace in profile.paces
+        if (pace.model, pace.launcher) == (model.name, recipe.launcher)
+    ]
+    sizes = Layouts.build(micro_batch=[layer.micro_batch for layer in timed] or [1])
+    stage = stage_seconds(prepared, split_layouts(sizes, recipe, prepared.work))
+    number, num_layers = len(timed), prepared.work.num_layers
+    estimated = (
+        stage.forward[:number] / num_layers,
+        (stage.backward - stage.recompute)[:number] / num_layers,
+    )
+    return replace(prepared, correction=make_correction(timed, paces, estimated))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -25,21 +26,21 @@ from drystone.estimate.time.experts import (
     fullest_rank,
     routed_tokens,
 )
-from drystone.estimate.time.network import (
-    allreduce_seconds,
-    make_group,
-    send_seconds,
-)
+from drystone.estimate.time.network import allreduce_seconds, make_group
 from drystone.estimate.time.overlap import (
     RankParams,
     data_parallel_seconds,
     expert_copies,
     exposed_seconds,
     min_exposed_share,
+    pipeline_seconds,
     rank_params,
     straggler_share,
 )
 from drystone.estimate.time.work import Pass, Work, make_work
+
+if TYPE_CHECKING:
+    from drystone.estimate.learned.profile import LayerCorrection
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -61,6 +62,7 @@ class Prepared:
     launcher: LauncherEfficiency
     experts: ExpertHabits
     host_slowness: float
+    correction: LayerCorrection | None = None  # by what was measured of this model
 
     @property
     def step_host_seconds(self) -> float:
@@ -185,7 +187,7 @@ def step_seconds(prepared: Prepared, layouts: Layouts) -> StepSeconds:
     tensor, context, expert = layer_communication(prepared, split)
     local_params = rank_params(work, split)
     per_micro, per_step = data_parallel_seconds(prepared, layouts, split, stage, local_params)
-    send = _send_seconds(prepared, layouts, split)
+    send = pipeline_seconds(prepared, layouts, split)
     accumulate = local_params.total * (work.trained_share * work.accumulate_bytes / bandwidth)
     layers = stage.matmul + stage.attention + stage.memory + stage.recompute
     body = layers + tensor + context + expert + per_micro + send
@@ -283,6 +285,11 @@ def stage_seconds(prepared: Prepared, split: StepSplit) -> StageCompute:
     work, share = prepared.work, split.layer_share
     matmul, attention, memory = _pass_seconds(prepared, split, work.forward)
     matmul_back, attention_back, memory_back = _pass_seconds(prepared, split, work.backward)
+    if prepared.correction is not None:
+        there, back = prepared.correction.at(split.micro)
+        matmul, attention, memory = there * matmul, there * attention, there * memory
+        matmul_back, attention_back = back * matmul_back, back * attention_back
+        memory_back = back * memory_back
     forward = matmul + attention + memory
     recompute = (
         matmul * work.recompute_share
@@ -324,28 +331,6 @@ def layer_communication(
         )
         context = np.where(split.cp > 1.0, 3.0 * there, 0.0)
     return tensor, context, dispatch_seconds(prepared, split)
-
-
-def _send_seconds(prepared: Prepared, layouts: Layouts, split: StepSplit) -> FloatArray:
-    """Activations on to the next stage and gradients back, for one micro-batch, where they show."""
-    work = prepared.work
-    if (layouts.pp == 1).all():
-        return np.zeros_like(split.tokens)
-    row_bytes = split.tokens * split.row_share * (work.hidden_size * work.element_bytes)
-    stride = split.tp * split.cp * split.dp
-    once = send_seconds(row_bytes, split.pp, stride, prepared.machine)
-    shown = 1.0 - prepared.launcher.send_hidden_share
-    interleaved = 2.0 * (layouts.virtual_stages * shown * once)
-    plain = np.where(split.pp > 1.0, exchange_seconds(prepared, once), 0.0)
-    return np.where(layouts.virtual_stages > 1, interleaved, plain)
-
-
-def exchange_seconds(prepared: Prepared, send: FloatArray) -> FloatArray:
-    """Activations on and gradients back, with nothing interleaved; `send` is one message.
-
-    Each ends with a wait of the host, so the GPU runs dry meanwhile.
-    """
-    return 2.0 * (send + prepared.launcher.send_host_seconds * prepared.host_slowness)
 
 
 def optimizer_seconds(prepared: Prepared, num_params: FloatArray | float) -> FloatArray:

@@ -26,9 +26,9 @@ from drystone.estimate.learned.residuals import memory_range
 from drystone.estimate.memory.peak import stage_memory
 from drystone.estimate.memory.terms import memory_terms
 from drystone.estimate.time.network import START_SECONDS, gather_seconds, make_group, send_seconds
-from drystone.estimate.time.overlap import exposed_seconds, min_exposed_share
+from drystone.estimate.time.overlap import exchange_seconds, exposed_seconds, min_exposed_share
 from drystone.estimate.time.speed import prepare
-from drystone.estimate.time.step import exchange_seconds, optimizer_seconds
+from drystone.estimate.time.step import optimizer_seconds
 from drystone.plan.cells.space import tensor_degrees
 
 FloatArray = npt.NDArray[np.float64]

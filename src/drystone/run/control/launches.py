@@ -11,7 +11,6 @@ DRYSTONE_PROGRESS                 append one JSON object a line: {"event": "step
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,15 +19,11 @@ from typing import Any, Final
 
 from drystone.describe.files.cluster import ClusterSpec
 from drystone.describe.job import TrainingJob, count_steps
-from drystone.describe.layout import Sharding
-from drystone.describe.model import ModuleSpec
 from drystone.errors import InvalidSpec
-from drystone.estimate.layer import layer_seconds
-from drystone.estimate.memory.layer_major import layer_major_recipe
-from drystone.estimate.module.estimate import best_flops
-from drystone.plan.plan import Plan, Way, save_plan
-from drystone.plan.uneven.modules import section_flops
+from drystone.plan.plan import Plan, save_plan
+from drystone.run.control.emulation import emulation
 from drystone.run.control.journal import Journal
+from drystone.run.engines.agent.accounts import account_name, find_account, hand_over
 from drystone.run.engines.agent.launches import PYTHON, read_json, write_whole
 from drystone.run.engines.contract import Engine, Rendezvous, Seen
 from drystone.run.state import JobRecord
@@ -139,6 +134,7 @@ def make_order(
     folder: Path,
     lease_seconds: float,
     owner_variables: Mapping[str, str] | None = None,
+    run_as: str = "",
 ) -> LaunchOrder:
     """What each node's agent is to start. Writes the plan beside the job's checkpoints."""
     checkpoints, home = folder / "checkpoints", folder / f"epoch-{epoch}"
@@ -161,17 +157,22 @@ def make_order(
         save_plan(plan, home / "plan.json")
         variables["DRYSTONE_PLAN"] = str(home / "plan.json")
     if cluster.is_emulated:
-        variables |= _emulation(plan, cluster)
+        variables |= emulation(plan, cluster)
     arguments = (
         _own_command(job.command, given)
         if job.is_command
         else _runtime_arguments(job, home / "plan.json", plan, num_steps, checkpoints)
     )
+    work = job.folder if job.is_command else str(folder)
+    account = account_name(run_as, job.owner)
+    if account:
+        hand_over(folder, home, Path(work), find_account(account))
     common = {
         "job_id": job_id,
         "epoch": epoch,
         "arguments": arguments,
-        "folder": job.folder if job.is_command else str(folder),
+        "folder": work,
+        "account": account,
         "environment": variables,
         "fence": str(folder / "epoch"),
         "lease_seconds": lease_seconds,
@@ -229,7 +230,15 @@ def _runtime_arguments(
         PYTHON, "-m", "drystone.run.train", str(plan_file),
         "--steps", str(num_steps), "--data", job.data, "--checkpoints", str(checkpoints),
         "--timeout", str(COLLECTIVE_TIMEOUT_SECONDS), *job.train.arguments(),
+        *(["--rebalance"] if can_rebalance(plan) else []),
     ]  # fmt: skip
+
+
+def can_rebalance(plan: Plan) -> bool:
+    """Unlike GPUs that share batches and nothing else: samples can move while they train."""
+    stage = plan.stages[0]
+    is_data_parallel = len(plan.stages) == 1 and stage.tp * stage.cp == 1
+    return is_data_parallel and len(plan.gpus) > 1
 
 
 def _own_command(command: tuple[str, ...], given: Mapping[str, str]) -> list[str]:
@@ -239,52 +248,6 @@ def _own_command(command: tuple[str, ...], given: Mapping[str, str]) -> list[str
 
 def _is_our_python(command: tuple[str, ...], given: Mapping[str, str]) -> bool:
     return not command or (command[0] in ("python", "python3") and "PATH" not in given)
-
-
-def _emulation(plan: Plan | None, cluster: ClusterSpec) -> dict[str, str]:
-    """Each type at the pace that the estimates give a device of its rates, and with its memory."""
-    variables = {"OMP_NUM_THREADS": "1"}
-    if plan is None:
-        return variables
-    seconds = {gpu: section_seconds(plan, cluster, gpu) for gpu in plan.gpus}
-    fastest = min(seconds, key=lambda gpu: sum(seconds[gpu].values()))
-    total = sum(seconds[fastest].values())
-    devices = {
-        gpu: {
-            "speed": total / sum(seconds[gpu].values()),
-            "memory_bytes": cluster.emulations[gpu].memory_bytes,
-        }
-        for gpu in plan.gpus
-        if gpu in cluster.emulations
-    }
-    emulation = {"gpus": devices, "seconds": seconds[fastest]}
-    return variables | {"DRYSTONE_EMULATE": json.dumps(emulation)}
-
-
-def section_seconds(plan: Plan, cluster: ClusterSpec, gpu: str) -> dict[str, float]:
-    """What one sample costs on a device of this type: forward and backward of a block, the head."""
-    mine = [
-        (share.micro_batch, stage.tp)
-        for stage in plan.stages
-        for share in stage.ranks
-        if share.gpu == gpu
-    ]
-    micro = max((size for size, _ in mine), default=1)
-    machine = cluster.group(gpu, 1).machine
-    if isinstance(plan.model, ModuleSpec):
-        rate = best_flops(machine.gpu, plan.recipe)
-        return {kind: flops / rate for kind, flops in section_flops(plan.model).items()}
-    is_layer_major = plan.way is Way.UNEVEN and plan.sharding is Sharding.ZERO3
-    found = layer_seconds(
-        plan.model,
-        layer_major_recipe(plan.recipe) if is_layer_major else plan.recipe,
-        machine,
-        tp=max((tp for _, tp in mine), default=1),
-        micro_batch=max(1, micro),
-    )
-    both = found.backward + found.recompute
-    costs = {"forward": found.forward, "backward": both, "head": found.head}
-    return {kind: float(seconds.item()) / max(1, micro) for kind, seconds in costs.items()}
 
 
 def describe_plan(plan: Plan | None, seats: Sequence[Seat]) -> str:
@@ -335,6 +298,7 @@ def order_launch(
     folder: Path,
     lease_seconds: float,
     owner_variables: Mapping[str, str] | None = None,
+    run_as: str = "",
 ) -> LaunchOrder | None:
     """What the agents are to start; None while devices are taken by processes that still leave.
 
@@ -360,6 +324,7 @@ def order_launch(
         folder=folder,
         lease_seconds=lease_seconds,
         owner_variables=owner_variables,
+        run_as=run_as,
     )
     return replace(order, done_steps=int(record.done_samples // record.spec.global_batch))
 

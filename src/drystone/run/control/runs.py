@@ -30,7 +30,7 @@ from drystone.run.control.launches import (
     load_order,
     order_launch,
 )
-from drystone.run.control.lessons import speed_lesson
+from drystone.run.control.lessons import pace_lesson, speed_lesson
 from drystone.run.control.live_state import LiveJob
 from drystone.run.control.notes import Launched, Warned, job_of
 from drystone.run.control.progress import RunProgress
@@ -147,9 +147,11 @@ class RunSupervisor:
         writer: RoundWriter,
         runs: dict[str, Run],
         owner_variables: Mapping[str, str],
+        run_as: str,
     ) -> None:
         self._journal, self._engine, self._folder = journal, engine, folder
         self._patience, self._writer = patience, writer
+        self._run_as = run_as  # an account, or "submitter"; empty: that of the service
         self._owner_variables = owner_variables  # that every job gets from who runs the service
         self._runs = runs  # by job; shared with the reconciler, which retires them
 
@@ -229,6 +231,7 @@ class RunSupervisor:
                 folder=self._folder / job_id,
                 lease_seconds=self._patience.lease_seconds,
                 owner_variables=self._owner_variables,
+                run_as=self._run_as,
             )
         except AgentGone:
             return None  # of the node where the ranks are to meet
@@ -296,6 +299,7 @@ class RunSupervisor:
         speed = record.spec.global_batch / seconds if seconds > 0 else record.samples_per_second
         done = min(float(progress.step * record.spec.global_batch), record.spec.total_samples)
         lesson = speed_lesson(self._journal, record, speed if seconds > 0 else 0.0)
+        lesson += pace_lesson(self._journal, record, progress)
         progressed = Progressed(
             time_seconds=now, job_id=job_id, done_samples=done, samples_per_second=speed
         )

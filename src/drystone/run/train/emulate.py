@@ -16,7 +16,7 @@ import statistics
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -175,13 +175,21 @@ class Pacer:
 
     Kinds are those of the engine: `forward` and `backward` (of one block, with recomputation), and
     `head`. What is left out costs nothing. Without any, the first step is measured, and `adopt`
-    must be called with what came out of it over all ranks.
+    must be called with what came out of it over all ranks. A `table` of seconds with 1, 2, 3 ...
+    samples, at the full speed of this device, goes before both.
     """
 
-    def __init__(self, *, speed: float, seconds: Mapping[str, float]) -> None:
+    def __init__(
+        self,
+        *,
+        speed: float,
+        seconds: Mapping[str, float],
+        table: Mapping[str, Sequence[float]] | None = None,
+    ) -> None:
         if speed <= 0:
             raise InvalidSpec(f"an emulated device of speed {speed}, must be > 0")
-        self.speed, self._seconds = speed, dict(seconds)
+        self.speed, self._full_speed, self._seconds = speed, speed, dict(seconds)
+        self._table = dict(table or {})
         self._measured: defaultdict[str, list[float]] = defaultdict(list)
         self._end = 0.0
         self.num_sections = self.overruns = 0
@@ -189,7 +197,7 @@ class Pacer:
     @property
     def is_measuring(self) -> bool:
         """Whether sections are only measured so far."""
-        return not self._seconds
+        return not self._seconds and not self._table
 
     @contextmanager
     def section(self, kind: str, num_samples: int) -> Iterator[None]:
@@ -203,12 +211,20 @@ class Pacer:
 
     def wait_until_done(self, kind: str, num_samples: int, *, started: float) -> None:
         """Sleep until work that began at `started` would have ended on the emulated device."""
-        cost = self._seconds.get(kind, 0.0) * num_samples / self.speed
+        cost = self.cost(kind, num_samples)
         self._end = max(self._end, started) + cost
         self.num_sections += 1
         self.overruns += cost > 0 and time.perf_counter() > self._end
         while (left := self._end - time.perf_counter()) > 0:
             time.sleep(left)
+
+    def cost(self, kind: str, num_samples: int) -> float:
+        """Seconds of a section; beyond the table each sample costs what its last row has."""
+        row = self._table.get(kind)
+        if row and num_samples > 0:
+            known = min(num_samples, len(row))
+            return row[known - 1] * num_samples / known * self._full_speed / self.speed
+        return self._seconds.get(kind, 0.0) * num_samples / self.speed
 
     def measured_seconds(self) -> dict[str, float]:
         """The median of what a sample took here, by kind, while measuring."""
@@ -230,6 +246,8 @@ class EmulatedDevice:
     # For trials with stragglers: from this step on it has that part of its speed.
     slows_at_step: int = 0
     slows_to: float = 1.0
+    # Seconds of sections with 1, 2, 3 ... samples, by kind; none: by the speed alone.
+    seconds: dict[str, tuple[float, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.speed < 0 or self.memory_bytes < 0 or self.slows_to <= 0:
@@ -244,7 +262,9 @@ class EmulatedDevice:
 
     def make_pacer(self, seconds: Mapping[str, float]) -> Pacer | None:
         """What slows it down, if anything does."""
-        return Pacer(speed=self.speed, seconds=seconds) if self.speed else None
+        if not self.speed:
+            return None
+        return Pacer(speed=self.speed, seconds=seconds, table=self.seconds)
 
     def speed_at(self, step: int) -> float:
         """Its speed in that step, the first of which is 1."""

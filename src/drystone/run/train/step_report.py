@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import json
 import statistics
 from collections import deque
@@ -13,7 +12,6 @@ from typing import TextIO
 WARM_UP_STEPS = 2  # first steps allocate, and measure what emulated sections cost
 WINDOW_STEPS = 5  # the median of these counts, so that one slow step does not
 LEAST_FACTOR = 1.25
-LEAST_GAIN = 0.10  # of a step's compute; less is not worth moving samples for
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,29 +61,6 @@ class StragglerWatch:
             if factor >= LEAST_FACTOR * usual:
                 found.append(Straggler(rank, round(factor, 3)))
         return tuple(found)
-
-
-def better_batches(
-    batches: Sequence[int], sample_seconds: Sequence[float]
-) -> tuple[int, ...] | None:
-    """The same samples divided by the ranks' pace, if a step's compute gains enough by it.
-
-    Ranks without a batch keep none; where a pace is not known yet there is no answer.
-    """
-    working = [rank for rank, batch in enumerate(batches) if batch]
-    if len(working) < 2 or not all(sample_seconds[rank] for rank in working):
-        return None
-    found = [0] * len(batches)
-    # Each sample goes where it is done first: that is the least longest time.
-    ends = [(sample_seconds[rank], rank) for rank in working]
-    heapq.heapify(ends)
-    for _ in range(sum(batches)):
-        end, rank = heapq.heappop(ends)
-        found[rank] += 1
-        heapq.heappush(ends, (end + sample_seconds[rank], rank))
-    before = max(batches[rank] * sample_seconds[rank] for rank in working)
-    after = max(found[rank] * sample_seconds[rank] for rank in working)
-    return tuple(found) if after <= (1.0 - LEAST_GAIN) * before else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,16 +26,18 @@ import torch
 from drystone.describe.layout import Sharding
 from drystone.describe.recipe import Recompute, RecomputeKind
 from drystone.errors import InvalidSpec
+from drystone.run.train.balance import Balance, Division, largest_sizes
 from drystone.run.train.checkpoint.background import BackgroundSaves
 from drystone.run.train.checkpoint.checkpoint import Progress, load_latest, save_checkpoint
 from drystone.run.train.collectives import Wire
 from drystone.run.train.config import RankConfig
 from drystone.run.train.data import RankWork, micro_batches
+from drystone.run.train.device import Copies, is_accelerator
 from drystone.run.train.emulate import SLOWDOWN, EmulatedDevice
 from drystone.run.train.group import this_device
 from drystone.run.train.models.layered import Batch, LayeredModel
 from drystone.run.train.schedule import has_schedule, learning_rate_factor, set_learning_rate
-from drystone.run.train.step_report import StepReport, Straggler, StragglerWatch, better_batches
+from drystone.run.train.step_report import StepReport, Straggler, StragglerWatch
 from drystone.run.train.stepping import LossScale, Stepper, StepResult
 from drystone.run.train.uneven.engine import Engine
 from drystone.run.train.uneven.whole import WholeEngine
@@ -79,9 +82,12 @@ class Trainer:
         self.progress = Progress(seed=config.seed)
         self._scale = LossScale() if dtype is torch.float16 else None
         self._watch = StragglerWatch(len(self.works))
+        self._balance = Balance([work.micro_batch for work in self.works])
         self.is_leaving = False
         self._num_steps = config.num_steps
         self._data_seconds = 0.0
+        self._copies = Copies(self.engine.device)
+        self._ahead: tuple[list[range], bytes, list[Callable[[], Batch]]] | None = None
         self._started = time.perf_counter()
 
     @property
@@ -94,16 +100,17 @@ class Trainer:
         """Samples in a step, over all ranks."""
         return sum(work.batch for work in self.works)
 
-    def rebalance(self, batches: Sequence[int]) -> None:
+    def rebalance(self, batches: Sequence[int], micro_batches: Sequence[int] | None = None) -> None:
         """Give the ranks other batches from the next step on; what each holds stays.
 
         Every rank must call it with the same numbers between the same steps. The sum may change.
         """
         if len(batches) != len(self.works) or not any(batches):
             raise InvalidSpec(f"batches {list(batches)} for {len(self.works)} ranks")
+        sizes = micro_batches or [work.micro_batch for work in self.works]
         self.works = tuple(
-            replace(work, batch=batch, micro_batch=max(work.micro_batch, 1))
-            for work, batch in zip(self.works, batches, strict=True)
+            replace(work, batch=batch, micro_batch=max(size, 1))
+            for work, batch, size in zip(self.works, batches, sizes, strict=True)
         )
 
     def resume(self) -> bool:
@@ -145,7 +152,8 @@ class Trainer:
         return self._background.take_whole()
 
     def _progress_now(self) -> Progress:
-        chance = bytes(torch.get_rng_state().tolist()).hex()
+        # Of before the next step's samples were read.
+        chance = (self._ahead[1] if self._ahead else bytes(torch.get_rng_state().tolist())).hex()
         if self._scale is None:
             return replace(self.progress, rng_state=chance)
         return replace(
@@ -168,14 +176,31 @@ class Trainer:
     ) -> Iterator[list[Batch]]:
         """Micro-batches of this rank, step by step, up to step `num_steps` of the whole job."""
         self._num_steps = num_steps
-        while self.progress.step < num_steps and not self.is_leaving:
-            self._started = time.perf_counter()
-            batches = [
-                _to_device(read(run), self.engine.device)
-                for run in self._runs(self.progress.position)
-            ]
-            self._data_seconds = time.perf_counter() - self._started
-            yield batches
+        if is_accelerator(self.engine.device):
+            self.engine.while_computing = partial(self._read_ahead, read)
+        try:
+            while self.progress.step < num_steps and not self.is_leaving:
+                self._started = time.perf_counter()
+                batches = self._batches(read, self._runs(self.progress.position))
+                self._data_seconds = time.perf_counter() - self._started
+                yield batches
+        finally:
+            self.engine.while_computing = None
+
+    def _batches(self, read: Callable[[Sequence[int]], Batch], runs: list[range]) -> list[Batch]:
+        """On the device; read already, where that was foreseen."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] == runs:
+            return [wait() for wait in ahead[2]]
+        return [self._copies.batch_to_device(read(run))() for run in runs]
+
+    def _read_ahead(self, read: Callable[[Sequence[int]], Batch]) -> None:
+        """The samples of the next step, while the device computes this one."""
+        if self.progress.step + 1 >= self._num_steps:
+            return
+        runs = self._runs(self.progress.position + self.global_batch)
+        chance = bytes(torch.get_rng_state().tolist())
+        self._ahead = runs, chance, [self._copies.batch_to_device(read(run)) for run in runs]
 
     def evaluate(self, read: Callable[[Sequence[int]], Batch], *, num_samples: int) -> float:
         """The mean loss of the samples from 0 on, in rounds of a whole batch; nothing is changed.
@@ -184,7 +209,7 @@ class Trainer:
         """
         loss_sum = total = 0.0
         for position in range(0, num_samples, self.global_batch):
-            batches = [_to_device(read(run), self.engine.device) for run in self._runs(position)]
+            batches = [self._copies.batch_to_device(read(run))() for run in self._runs(position)]
             summed, weight = self.engine.compute_loss(batches)
             loss_sum, total = loss_sum + summed, total + weight
         return loss_sum / total if total else math.nan
@@ -203,12 +228,12 @@ class Trainer:
             self._scale = self._scale.after(result.gradient_norm)
         if self.config.clip and not is_skipped:
             self.engine.clip_gradients(result, self.config.clip)
-        updating = time.perf_counter()
         if has_schedule(self.config):
             factor = learning_rate_factor(self.config, self.progress.step, self._num_steps)
             set_learning_rate(self.optimizer, factor)
-        if not is_skipped:
-            self.optimizer.step()
+        with self.engine.timer.section("optimizer"):
+            if not is_skipped:
+                self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         now = time.perf_counter()
         self.is_leaving = result.stop_asked
@@ -219,6 +244,7 @@ class Trainer:
             position=self.progress.position + self.global_batch,
         )
         whole = now - self._started
+        updating = self.engine.timer.last_seconds("optimizer")
         stragglers = self._look_for_stragglers(taken, result)
         return StepReport(
             step=self.progress.step,
@@ -228,7 +254,7 @@ class Trainer:
             tokens=result.weight,
             step_seconds=whole,
             tokens_per_second=result.weight / whole,
-            seconds={"data": self._data_seconds, **result.seconds, "optimizer": now - updating},
+            seconds={"data": self._data_seconds, **result.seconds, "optimizer": updating},
             compute_seconds=result.compute_seconds,
             peak_memory_bytes=result.peak_memory_bytes,
             batches=taken,
@@ -269,6 +295,21 @@ class Trainer:
             **given,
         )
 
+    def _find_better(self, batches: tuple[int, ...], result: StepResult) -> Division | None:
+        """What the ranks should do from the next step on, if anything else."""
+        peaks, usable = result.peak_memory_bytes, [work.usable_bytes for work in self.works]
+        sizes = [work.micro_batch for work in self.works]
+        self._balance.limit(
+            largest_sizes(batches, peaks, usable) if self._grows_with_batch else [0] * len(sizes),
+            largest_sizes(sizes, peaks, usable),
+        )
+        return self._balance.see(batches, result.compute_seconds)
+
+    @property
+    def _grows_with_batch(self) -> bool:
+        """Whether a larger batch takes more memory: layer by layer, what is between them waits."""
+        return isinstance(self.engine, Engine) and not self.engine.offloads
+
     def _runs(self, position: int) -> list[range]:
         """The global sample numbers of each micro-batch of this rank, in the step from there."""
         return micro_batches(self.works, self.engine.wire.rank, position)
@@ -279,9 +320,9 @@ class Trainer:
         """Who is slower than planned; where that is wanted, others take over from the next step."""
         self._watch.see(batches, result.compute_seconds)
         if self.config.rebalances:
-            better = better_batches(batches, self._watch.sample_seconds)
+            better = self._find_better(batches, result)
             if better is not None:
-                self.rebalance(better)
+                self.rebalance(*better)
         return self._watch.stragglers()
 
 
@@ -292,11 +333,3 @@ def refuse_kept(recompute: Recompute) -> None:
             f"recompute {recompute} with weights gathered layer by layer cannot be executed",
             hint="Plan again: such a plan recomputes all, or holds all weights (ZeRO-0 or 1)",
         )
-
-
-def _to_device(batch: Batch, device: torch.device) -> Batch:
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, dict):
-        return {key: _to_device(one, device) for key, one in batch.items()}
-    return [_to_device(one, device) for one in batch]

@@ -21,6 +21,7 @@ class RankWork:
     batch: int
     micro_batch: int
     state_share: float = 1.0  # relative to those of the other ranks
+    usable_bytes: int = 0  # of its device; 0: nobody said
 
     def __post_init__(self) -> None:
         if self.batch < 0 or self.state_share < 0:
@@ -38,11 +39,13 @@ def rank_works(plan: Plan) -> tuple[RankWork, ...]:
         )
     if plan.not_executable:
         raise InvalidSpec(f"the plan cannot be executed: {plan.not_executable}")
+    usable = {need.gpu: int(need.usable_bytes) for need in plan.needs}
     works = [
         RankWork(
             batch=share.batch,
             micro_batch=share.micro_batch,
             state_share=share.state_share if plan.way is Way.UNEVEN else 1.0,
+            usable_bytes=usable.get(share.gpu, 0),
         )
         for share in plan.stages[0].ranks
         for _ in range(share.count)
@@ -67,12 +70,22 @@ def _without_excess(works: Sequence[RankWork], global_batch: int) -> list[RankWo
 
 
 def micro_batches(works: Sequence[RankWork], rank: int, position: int) -> list[range]:
-    """The global sample numbers of each micro-batch of one rank in the step at `position`."""
+    """The global sample numbers of each micro-batch of one rank in the step at `position`.
+
+    As few as there can be, of sizes that differ by one at most.
+    """
     ends = list(accumulate(work.batch for work in works))
-    work = works[rank]
-    start = position + ends[rank] - work.batch
-    end = start + work.batch
+    start = position + ends[rank] - works[rank].batch
+    sizes = micro_batch_sizes(works[rank].batch, works[rank].micro_batch)
     return [
-        range(first, min(first + work.micro_batch, end))
-        for first in range(start, end, max(work.micro_batch, 1))
+        range(start + first, start + last) for first, last in pairwise(accumulate(sizes, initial=0))
     ]
+
+
+def micro_batch_sizes(batch: int, largest: int) -> list[int]:
+    """A batch in as few parts as there can be, none larger than that, the larger ones first."""
+    if batch == 0:
+        return []
+    number = -(-batch // max(largest, 1))
+    each, rest = divmod(batch, number)
+    return [each + 1] * rest + [each] * (number - rest)

@@ -82,7 +82,6 @@ ITEM_SOURCES = {
     "step": "temporaries of the optimizer step (docs/launchers.md)",
     "workspace": "cuBLAS workspaces, PyTorch notes on CUDA semantics",
     "cache": "blocks that the caching allocator holds and cannot use again (docs/launchers.md)",
-    "reference": "DPO's frozen copy of the model in 16 bit; arXiv:2305.18290",
     "context": "CUDA context and NCCL buffers: readings of nvidia-smi minus reserved memory",
 }
 

@@ -92,12 +92,12 @@ def test_a_job_that_waits_when_the_cap_is_lowered_is_told_so(tmp_path):
 
 
 REPLIES = {
-    "text": (500, b"Internal Server Error"),
-    "page": (502, b"<html>Bad gateway</html>"),
-    "list": (503, b"[1, 2]"),
-    "odd": (500, b'{"error": "a text"}'),
-    "proxy": (407, b"who are you?"),
-    "hello": (200, b"<html>Welcome</html>"),
+    "1": (500, b"Internal Server Error"),
+    "2": (502, b"<html>Bad gateway</html>"),
+    "3": (503, b"[1, 2]"),
+    "4": (500, b'{"error": "a text"}'),
+    "5": (407, b"who are you?"),
+    "6": (200, b"<html>Welcome</html>"),
 }
 
 
@@ -129,12 +129,12 @@ def other_address():
 @pytest.mark.parametrize(
     ("job", "told", "hint"),
     [
-        ("text", "failed to answer (status 500)", "Try again"),
-        ("page", "failed to answer (status 502)", "Try again"),
-        ("list", "failed to answer (status 503)", "Try again"),
-        ("odd", "failed to answer (status 500)", "Try again"),
-        ("proxy", "refused (status 407)", "Check the address"),
-        ("hello", "is not a Drystone service", "Check the address"),
+        ("1", "failed to answer (status 500)", "Try again"),
+        ("2", "failed to answer (status 502)", "Try again"),
+        ("3", "failed to answer (status 503)", "Try again"),
+        ("4", "failed to answer (status 500)", "Try again"),
+        ("5", "refused (status 407)", "Check the address"),
+        ("6", "is not a Drystone service", "Check the address"),
     ],
 )
 def test_an_answer_that_is_not_drystone_s_becomes_a_message(

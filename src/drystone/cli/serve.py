@@ -116,6 +116,13 @@ def serve(
         list[str] | None,
         typer.Option(help="A name that people call this service by, e.g. a proxy's."),
     ] = None,
+    webhook: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Tell this address when jobs end or fail, nodes are lost, deadlines or budgets at "
+            "risk; slack+https://... in Slack's form (repeatable). DRYSTONE_WEBHOOK_SECRET signs."
+        ),
+    ] = None,
     rents: RentOptions,
     job_env: Annotated[
         list[str] | None,
@@ -142,6 +149,7 @@ def serve(
     from drystone.service.client import default_folder
     from drystone.service.server import SOCKET_NAME, Network
     from drystone.service.server import serve as run_service
+    from drystone.service.webhooks import Target
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     find_policy(policy)  # refuses a wrong name before anything is started
@@ -170,7 +178,12 @@ def serve(
             renting=renting,
             job_environment=_variables(job_env or ()),
         ),
-        network=Network(host=host, port=port, host_rules=HostRules(names=names)),
+        network=Network(
+            host=host,
+            port=port,
+            host_rules=HostRules(names=names),
+            webhooks=tuple(Target.parse(text) for text in webhook or ()),
+        ),
         ends_agents=ends_all,
         announce=lambda told: _announce(console, (*lines, told), trains_here=is_local),
     )

@@ -16,7 +16,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup --no-loadscope-reorde
 NEEDS := llama-3.2-1b llama-3.2-3b llama-3.1-8b llama-3.3-70b qwen2.5-0.5b qwen2.5-1.5b qwen2.5-7b \
   qwen2.5-14b qwen2.5-32b qwen3-0.6b qwen3-4b qwen3-8b qwen3-14b qwen3-32b qwen3-30b-a3b mistral-7b-v0.3 \
   gemma-3-4b gemma-3-12b phi-4 gpt-oss-20b
-.PHONY: needs help setup demo test fast check lint lock mutants bench tree reference docs clean browser slurm
+.PHONY: needs help setup demo test fast check lint lock mutants faults bench tree reference docs clean browser slurm
 
 help:  ## show the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -79,6 +79,10 @@ bench: setup  ## measure everything and compare with the stated ranges: benchmar
 # CONTRIBUTING.md says when.
 lock:  ## write locks/ anew with the newest releases allowed, and say what changed
 	@$(PYTHON) locks/renew.py
+
+# SEEDS=0:10000 takes hours on two cores: a night. A seed that fails goes into FOUND of the test.
+faults: setup  ## the controller with faults by seed: SEEDS=0:1000
+	DRYSTONE_FAULT_SEEDS=$(or $(SEEDS),0:10000) $(BIN)/python -m pytest -n auto -q tests/unit/run/control/test_simulated_faults.py
 
 # ARGS="--number 20 --seed 7 --only schedule/prices": others. Takes an hour on two cores: every mutant runs tests.
 mutants: setup  ## change the pure stages a little, 200 times, and see that the fast tests notice

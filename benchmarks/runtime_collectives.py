@@ -20,7 +20,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from drystone.run.train.collectives import Form, Wire, choose_gather, choose_reduce
-from drystone.run.train.uneven.shard import cut_by_shares
+from drystone.run.train.uneven.cuts import cut_by_shares
 from figures import print_figures
 
 KILOBYTES = (4, 16, 64, 256, 1024, 8192)

@@ -27,7 +27,7 @@ def gather_and_reduce(
                 wire.gather(piece, flat, cuts, form).wait()
                 found[f"gather {form}"] = flat
             out = torch.full((end - start,), -1.0, dtype=dtype)
-            wire.reduce(gradient, out, cuts, form).wait()
+            wire.reduce(gradient.clone(), out, cuts, form).wait()
             found[f"reduce {form}"] = out
         results.append(found)
     return results

@@ -12,7 +12,9 @@ without `device_id`:
 3. A send ends when its receive runs, and not before. Tags mean nothing.
 4. No rank sends to itself.
 5. All ranks of a group call the same collectives, of the same sizes, in the same order.
-6. What is received may be used after `wait` only, and what is sent must stay as it is until then.
+6. No collective of nothing, and none over pieces of unequal size but the all-to-all: neither is
+   promised.
+7. What is received may be used after `wait` only, and what is sent must stay as it is until then.
 
 A broken rule raises `BrokenRule` where it can be seen, else whoever waits does so after the timeout
 of the group. The backend `nccl_one_stream` is stricter by NCCL's rule for several communicators in
@@ -108,6 +110,22 @@ class Operation(dist.Work):
         self._read = []
 
 
+class Group(dist.Work):
+    """Operations that are launched together: none has ended before all have."""
+
+    def __init__(self, operations: Sequence[Operation]) -> None:
+        super().__init__()
+        self._operations = list(operations)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        for operation in self._operations:
+            operation.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        return all(operation.is_completed() for operation in self._operations)
+
+
 class NcclRules(dist.ProcessGroup):
     """The group of some ranks, as one of them sees it."""
 
@@ -124,6 +142,7 @@ class NcclRules(dist.ProcessGroup):
         self._gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
         self._make_stream = make_stream
         self._streams: dict[str, Stream] = {}  # by communicator
+        self._grouped: list[Operation] | None = None
 
     def getBackendName(self) -> str:  # noqa: N802  # torch's name
         return NCCL_RULES
@@ -131,6 +150,14 @@ class NcclRules(dist.ProcessGroup):
     @property
     def group_name(self) -> str:
         return dist.distributed_c10d._world.pg_names[self]
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self._grouped = []
+
+    def _end_coalescing(self, device: torch.device) -> dist.Work:
+        grouped, self._grouped = self._grouped, None
+        assert grouped, "NCCL has nothing to wait for in an empty group"
+        return Group(grouped)
 
     # Between two ranks
 
@@ -232,6 +259,8 @@ class NcclRules(dist.ProcessGroup):
         return self.all_gather_single_coalesced([out], [given], opts)
 
     def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> dist.Work:
+        if len({piece.numel() for pieces in inputs for piece in pieces}) > 1:
+            raise BrokenRule(self._name("reduce-scatter of unequal pieces"))
         return self._collective(
             "reduce-scatter of a list",
             lambda out, given: self._gloo.reduce_scatter(out, given, opts),
@@ -298,6 +327,8 @@ class NcclRules(dist.ProcessGroup):
         same = tree_leaves(inputs if same is None else same)
         signature = ", ".join([kind, *(f"{one.numel()} x {one.dtype}" for one in same)])
         name = self._name(signature)
+        if same and not any(one.numel() for one in same):
+            raise BrokenRule(f"{name}: nothing is sent")
         stream = self._stream("group", range(self._size), name)
         outs, ins = (tree_map(lambda one: one.detach().clone(), some) for some in (outputs, inputs))
         for tensor in tree_leaves(outputs):
@@ -309,12 +340,15 @@ class NcclRules(dist.ProcessGroup):
             if work is not None:
                 work.wait()
 
-        return Operation(
+        found = Operation(
             name,
             stream.launch(operation),
             read=list(zip(tree_leaves(inputs), tree_leaves(ins), strict=True)),
             written=list(zip(tree_leaves(outputs), tree_leaves(outs), strict=True)),
         )
+        if self._grouped is not None:
+            self._grouped.append(found)
+        return found
 
     def _compare(self, signature: str) -> None:
         """That all ranks have come to the same collective."""

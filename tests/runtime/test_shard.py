@@ -10,11 +10,18 @@ pytest.importorskip("torch")
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from drystone.errors import InvalidSpec
 from drystone.run.train.checkpoint.slices import interval_boxes
-from drystone.run.train.collectives import Form, choose_gather, choose_reduce
-from drystone.run.train.uneven.shard import cut_by_shares, cut_units
+from drystone.run.train.collectives import Form, Wire, choose_gather, choose_reduce
+from drystone.run.train.uneven.cuts import (
+    ALIGNED_ELEMENTS,
+    cut_by_shares,
+    cut_units,
+    unit_size,
+)
+from drystone.run.train.uneven.shard import Unit
 
 pytestmark = pytest.mark.torch
 
@@ -31,8 +38,9 @@ def test_cuts_by_shares_cover_a_unit_in_order(size: int, shares: list[float]):
     assert (cuts[0], cuts[-1], len(cuts)) == (0, size, len(shares) + 1)
     assert list(cuts) == sorted(cuts)
     for (start, end), share in zip(pairwise(cuts), shares, strict=True):
-        assert abs((end - start) - size * share / sum(shares)) <= 2
+        assert abs((end - start) - size * share / sum(shares)) <= 2 * ALIGNED_ELEMENTS
         assert share > 0 or start == end
+        assert start == size or start % ALIGNED_ELEMENTS == 0  # 16 bytes in the narrowest dtype
 
 
 @given(sizes=sizes, shares=shares)
@@ -40,11 +48,11 @@ def test_every_rank_holds_its_share_of_the_whole(sizes: list[int], shares: list[
     cuts = cut_units(sizes, shares)
 
     held = [sum(one[rank + 1] - one[rank] for one in cuts) for rank in range(len(shares))]
-    rounding = len(sizes) * (len(shares) + 2)
+    rounding = len(sizes) * (len(shares) + 2) * ALIGNED_ELEMENTS
     for mine, share in zip(held, shares, strict=True):
         assert abs(mine - sum(sizes) * share / sum(shares)) <= rounding
     for one, size in zip(cuts, sizes, strict=True):
-        assert size <= one[-1] < size + len(shares)
+        assert size <= one[-1] < size + len(shares) * ALIGNED_ELEMENTS
 
 
 def test_as_many_units_stay_even_as_the_smallest_share_allows():
@@ -95,3 +103,20 @@ def test_the_form_follows_backend_evenness_and_size():
     assert choose_reduce([large, large], 4, "gloo") is Form.SPLIT
     assert choose_reduce([large, large], 4, "nccl") is Form.EVEN
     assert choose_reduce([0, large, large, 6 * large], 4, "nccl") is Form.GROUPED
+
+
+def test_every_parameter_and_every_piece_begins_at_a_multiple_of_16_bytes():
+    parameters = [(str(size), nn.Parameter(torch.ones(size))) for size in (5, 24, 3, 17)]
+    wire = Wire()
+    unit = Unit(
+        "block 0", parameters, cut_units([unit_size(one for _, one in parameters)], [1.0])[0],
+        wire=wire, device=torch.device("cpu"), dtype=torch.bfloat16,
+        initial_value=lambda _, one, first, last: one.detach().reshape(-1)[first:last],
+    )  # fmt: skip
+    unit.gather()
+
+    for _, parameter in parameters:
+        assert parameter.storage_offset() * parameter.element_size() % 16 == 0
+        assert torch.equal(parameter.float(), torch.ones(parameter.shape))
+    for owned in unit.owned:
+        assert owned.value.storage_offset() * owned.value.element_size() % 16 == 0

@@ -1,5 +1,6 @@
 """fp16 with a scaled loss: learns as fp32 does, and steps that overflow change nothing."""
 
+import copy
 import math
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))
 from command_cases import a_plan, events
@@ -17,9 +19,11 @@ from engine_cases import Case, a_model, an_optimizer, tokens
 from drystone.describe.recipe import Precision
 from drystone.plan.plan import save_plan
 from drystone.run.train.__main__ import main
+from drystone.run.train.models.layered import NamedBlocks
 from drystone.run.train.stepping import PATIENCE_STEPS, LossScale
 from drystone.run.train.trainer import Trainer
 from drystone.run.train.uneven.engine import Engine
+from drystone.run.train.uneven.whole import WholeEngine
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 
@@ -77,3 +81,45 @@ def test_a_plan_in_fp16_learns(tmp_path: Path, capsys):
     steps = [one for one in events(capsys.readouterr().out) if one["event"] == "step"]
     assert steps[-1]["loss"] < steps[0]["loss"] - 0.2
     assert not steps[-1]["is_skipped"]
+
+
+class Shifted(nn.Module):
+    """Adds a table that is no parameter, and stays in fp32 in any recipe."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner, self.norm = nn.Linear(width, width), nn.LayerNorm(width)
+        self.register_buffer("table", torch.linspace(0.0, 1.0, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.inner(self.norm(x) + self.table)
+
+
+class Regression(nn.Module):
+    """Takes samples that are no tokens: fp32 as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Shifted(8) for _ in range(2))
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x).square().mean()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("make", [Engine, WholeEngine])
+def test_buffers_and_inputs_of_a_module_may_be_wider_than_its_weights(make, dtype):
+    torch.manual_seed(0)
+    module, batch = Regression(), [torch.randn(4, 8)]
+    wide, narrow = (
+        make(NamedBlocks(copy.deepcopy(module), "blocks"), [1.0], dtype=one)
+        for one in (torch.float32, dtype)
+    )
+
+    expected, found = wide.compute_gradients(batch), narrow.compute_gradients(batch)
+
+    assert found.loss == pytest.approx(expected.loss, rel=3e-2)
+    assert found.gradient_norm == pytest.approx(expected.gradient_norm, rel=5e-2)

@@ -30,14 +30,18 @@ class Running:
         self.live = controller.journal.live
         self.folder = controller.settings.folder
 
-    def submit(self, *, fault: str = "", steps: int = 20, seconds: float = 0.03, **more) -> str:
+    def submit(
+        self, *, fault: str = "", steps: int = 20, seconds: float = 0.03, owner: str = "",
+        folder: Path | None = None, **more,
+    ) -> str:  # fmt: skip
         table = {
             "command": f"python {TRAINER}",
             "train": {"steps": steps, "batch": 4},
             "gpus": {"max": 1},
             "environment": {"FAULT": fault, "STEP_SECONDS": str(seconds)},
         }
-        return self.controller.submit(make_job(table | more, folder=self.folder))[0]
+        job = make_job(table | more, folder=folder or self.folder, owner=owner)
+        return self.controller.submit(job)[0]
 
     def state(self, job_id: str) -> JobState:
         return self.controller.find(job_id).state
@@ -91,7 +95,7 @@ class Running:
 
 
 @contextmanager
-def running(folder: Path, cluster: str = CLUSTER, *, database: str = "", **patience):
+def running(folder: Path, cluster: str = CLUSTER, *, database: str = "", settings=None, **patience):
     # Who is silent for five seconds hangs, and not only because the machine is busy.
     given = {"grace_seconds": 10.0, "progress_seconds": 0.3, "hang_seconds": 5.0} | patience
     controller = Controller(
@@ -101,6 +105,7 @@ def running(folder: Path, cluster: str = CLUSTER, *, database: str = "", **patie
             database=database,
             pace=Pace(tick_seconds=0.05, startup_seconds=0.5, round_seconds=2.0),
             patience=Patience(hang_steps=5.0, **given),
+            **(settings or {}),
         )
     )
     thread = threading.Thread(target=controller.run)

@@ -45,7 +45,7 @@ def test_a_store_that_cannot_be_written_stops_decisions_and_nothing_that_runs(
             assert not system.controller.health.why_dead()
             with pytest.raises(DrystoneError):
                 system.submit()
-        assert system.wait_over(job) == ["done"]
+        assert system.wait_over(job) == ["done"], system.live.jobs[job].reason
         system.until(lambda: not system.controller.last_error)
         lines = system.audit(job)
     assert [line for line in lines if "started" in line] == ["1 started 0"]

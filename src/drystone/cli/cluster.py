@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from drystone.cli.columns import counted
-from drystone.cli.live import Folder, Table, complete_nodes, connected, quoted
+from drystone.cli.live import Folder, Table, complete_nodes, connected, format_gpus, quoted
 from drystone.cli.options import AsJson
-from drystone.cli.output import Column, make_console, print_json, print_table
+from drystone.cli.output import Column, make_console, print_json, print_table, say_made
 from drystone.cli.quick import say_emulated
+from drystone.errors import InvalidSpec
 from drystone.units import format_bytes, format_seconds
 
 _CLUSTER = (
@@ -30,7 +32,7 @@ def cluster(folder: Folder = None, as_json: AsJson = False) -> None:
 
     With memory, price and state of each node: in use, drained, lost, emulated.
 
-    With --json: {nodes: [...], gpus: [...], is_emulated, dollars_per_hour, dollars}, see
+    With --json: {nodes: [...], gpus: [...], is_emulated, dollars_per_hour, dollars, coming}, see
     docs/api.md.
     """
     with connected(folder) as client:
@@ -47,7 +49,9 @@ def cluster(folder: Folder = None, as_json: AsJson = False) -> None:
     total = sum(node["num_gpus"] for node in answer["nodes"])
     free = sum(gpu["free"] for gpu in answer["gpus"])
     spent = f"${answer['dollars_per_hour']:.2f} an hour now, ${answer['dollars']:.2f} so far"
-    print_table(f"{total} GPUs, {free} free; {spent}", _CLUSTER, rows)
+    coming = format_gpus(answer["coming"]) if answer.get("coming") else ""
+    on_way = f", {coming} on their way" if coming else ""
+    print_table(f"{total} GPUs, {free} free{on_way}; {spent}", _CLUSTER, rows)
     for node in answer["nodes"]:
         if node["drained_reason"]:
             text = f"{node['id']} was drained: {node['drained_reason']}."
@@ -57,7 +61,8 @@ def cluster(folder: Folder = None, as_json: AsJson = False) -> None:
 
 
 def _cluster_row(node: Table, price: float | None, *, is_own: bool) -> tuple[str, ...]:
-    states = [word for word in ("emulated", "drained", "lost") if node[f"is_{word}"]]
+    states = ["rented"] if node["id"].startswith("rented-") else []
+    states += [word for word in ("emulated", "drained", "lost") if node[f"is_{word}"]]
     return (
         node["id"],
         f"{node['gpu']} (own)" if is_own else node["gpu"],
@@ -120,6 +125,12 @@ def budget(
     limit: Annotated[
         int, typer.Option("--limit", "--most", help="Accounts and nodes to show.", min=1)
     ] = 20,
+    export: Annotated[
+        Path | None, typer.Option(help="Write every debit into this CSV file instead.")
+    ] = None,
+    focus: Annotated[
+        bool, typer.Option("--focus", help="With --export: the columns of FinOps FOCUS 1.0.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the ledger: spent by job and by node, against the budget.
@@ -130,9 +141,17 @@ def budget(
     With --json: {now_seconds, budget_dollars_per_hour, hard_cap_dollars_per_hour,
     rented_dollars_per_hour, rented_dollars, mean_dollars_per_hour, total_dollars, num_rented,
     num_coming, accounts: [{team, job_id, dollars}], nodes: [{node, offer, dollars,
-    dollars_per_hour, is_here}], offers: [...], trouble}.
+    dollars_per_hour, is_here}], uses: {job, starting, idle, leaving, settled}, offers: [...],
+    trouble}.
     """
+    if focus and export is None:
+        raise InvalidSpec("--focus is for --export FILE", hint="Write --export costs.csv --focus")
     with connected(folder) as client:
+        if export is not None:
+            answer = client.get("/v1/ledger/export", form="focus" if focus else "csv")
+            export.write_text(answer["text"], encoding="utf-8")
+            say_made("Written", export)
+            return
         answer = client.get("/v1/ledger", most=limit)
     if as_json:
         print_json(answer)
@@ -140,6 +159,8 @@ def budget(
     print_table(_heading(answer), _ACCOUNTS, [_account(row) for row in answer["accounts"]])
     print()
     print_table("Nodes", _NODES, [_node(row) for row in answer["nodes"]])
+    if unused := _unused(answer["uses"]):
+        print(f"\nPaid for and not used: {unused}")
     if answer["offers"]:
         now = answer["now_seconds"]
         print()
@@ -163,6 +184,19 @@ def _heading(answer: Table) -> str:
         if limit is not None:
             parts.append(f"{word.replace('_', ' ')} ${limit:.2f}/h")
     return "; ".join(parts)
+
+
+def _unused(uses: dict[str, float]) -> str:
+    """`$0.12 while starting, $0.30 idle`."""
+    words = {
+        "starting": "before a job came",
+        "idle": "idle",
+        "leaving": "while given back",
+        "settled": "by the provider's own bill",
+    }
+    return ", ".join(
+        f"${uses[use]:.4f} {told}" for use, told in words.items() if uses.get(use, 0.0)
+    )
 
 
 def _account(row: Table) -> tuple[str, ...]:

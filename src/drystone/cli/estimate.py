@@ -14,6 +14,7 @@ from drystone.cli.options import (
     ModelName,
     complete_gpus,
     takes_groups,
+    words,
 )
 from drystone.cli.request import RecipeOptions
 
@@ -54,6 +55,13 @@ def estimate(
         ),
     ] = 0,
     recompute: Annotated[str, typer.Option(help="none, selective, full, or full/2.")] = "none",
+    objective: Annotated[
+        str,
+        typer.Option(
+            help="next-token, dpo or reward: the last two count batches in pairs of sequences.",
+            autocompletion=words("next-token", "dpo", "reward"),
+        ),
+    ] = "next-token",
     recipe: RecipeOptions,
     cluster: ClusterFile = None,
     gpus_per_node: Annotated[int, typer.Option(help="0: as usual for the GPU.")] = 0,
@@ -97,7 +105,7 @@ def estimate(
     from drystone.describe.layout import parse_layout
     from drystone.describe.machine import default_machine
     from drystone.describe.model_source import ModuleReference, resolve_model
-    from drystone.errors import NothingFits
+    from drystone.errors import InvalidSpec, NothingFits
 
     read_cluster(cluster)
     gpu_spec = find_gpu(gpu)
@@ -124,9 +132,11 @@ def estimate(
     rent = own_price(gpu_spec, price) if price else cheapest_price(gpu_spec.name)
     answer: Estimate | TracedEstimate
     if isinstance(found, ModuleReference):
+        if objective != "next-token":
+            raise InvalidSpec(f"objective {objective!r} of a traced module is its own business")
         answer = _trace(found, wanted, split, machine, rent, kernels)
     else:
-        answer = _estimate(found, wanted, split, machine, rent, profile, observed)
+        answer = _estimate(found, wanted, split, machine, rent, profile, observed, objective)
     if as_json:
         print_json(answer.to_json())
     else:
@@ -144,9 +154,12 @@ def _estimate(
     price: Price | None,
     profile: Path | None,
     observed: Path | None,
+    objective: str,
 ) -> Estimate:
-    from drystone.estimate.whole import estimate_layout
+    from drystone.cli.request import parse_word
+    from drystone.estimate.preference import Objective, estimate_objective
 
+    compared = parse_word(Objective, objective, "objective")
     measured = None
     if profile is not None:
         from drystone.estimate.learned.profile import load_profile
@@ -160,7 +173,9 @@ def _estimate(
         measured = measured or Profile(device=machine.gpu.name)
         readings = measured.readings + load_readings(observed, asked)
         measured = measured.model_copy(update={"readings": readings})
-    return estimate_layout(model, recipe, layout, machine, price=price, profile=measured)
+    return estimate_objective(
+        model, recipe, layout, machine, compared, price=price, profile=measured
+    )
 
 
 def _trace(

@@ -10,7 +10,6 @@ from drystone.cli.output import HeadedTable, make_console
 from drystone.describe.chosen import choices_of
 from drystone.describe.recipe import Tuning
 from drystone.estimate.learned.residuals import range_basis
-from drystone.estimate.memory.peak import ITEM_SOURCES
 from drystone.estimate.module.estimate import TracedEstimate
 from drystone.estimate.parameters import count_model
 from drystone.estimate.whole import Estimate, StageEstimate
@@ -28,6 +27,7 @@ ITEM_WORDS = {
     "workspace": "workspace",
     "cache": "allocator cache",
     "context": "CUDA and NCCL",
+    "reference": "reference model",
 }
 
 
@@ -110,7 +110,7 @@ def _memory_table(estimate: Estimate, *, explain: bool) -> Table:
     for name, size in stage.items.items():
         if size < 1:
             continue
-        source = (ITEM_SOURCES[name],) if explain else ()
+        source = (estimate.memory_sources[name],) if explain else ()
         table.add_row(ITEM_WORDS[name], format_bytes(size), bar(size / usable), *source)
     total_bar = bar(stage.device_bytes / usable, style="red" if not stage.fits else "green")
     table.add_row(Text("in all", style="bold"), format_bytes(stage.device_bytes), total_bar)

@@ -234,6 +234,6 @@ def _option_row(option: Mapping[str, Any]) -> tuple[str, ...]:
         format_seconds(option["seconds"]),
         "-" if dollars is None else money(dollars),
         "-" if per_hour is None else f"{per_hour:.2f}",
-        "free" if option["is_free"] else "taken",
+        option.get("where") or ("free" if option["is_free"] else "taken"),
         "measured" if option["is_measured"] else "estimated",
     )

@@ -34,13 +34,15 @@ def profile(
 ) -> None:
     """Measure the device that is here, for estimates to use.
 
-    Times multiplications, memory, the enqueueing of work and collectives, on the first GPU or,
+    Times multiplications, attention, memory, the enqueueing of work and collectives under
+    sustained load (heated first, a minute in all; --quick: bursts), on the first GPU or,
     where there is none, on the processor. `drystone estimate`, `plan` and `check` take it with
     --profile FILE; `serve` and `simulate` by a type of a cluster file (`gpu_types: {ours: {like:
     A100-80G, profile: FILE}}`).
 
     With --json: the profile itself, {device, source, precision, matmuls: [{m, n, k, seconds}],
-    memory_bandwidth_bytes_per_second, launch_seconds, collectives: [{kind, level, ranks,
+    memory_bandwidth_bytes_per_second, launch_seconds, attention: [{sequences, heads, tokens,
+    head_dim, forward_seconds, backward_seconds}], collectives: [{kind, level, ranks,
     num_bytes, seconds}]}.
     """
     if out.suffix not in (".json", ".yaml", ".yml"):
@@ -135,6 +137,10 @@ def _print_profile(measured: Profile) -> None:
         rows.append(("memory, read and written", "", f"{gigabytes:.3g} GB/s"))
     if measured.launch_seconds:
         rows.append(("enqueue one kernel", format_seconds(measured.launch_seconds), ""))
+    for timed in measured.attention:
+        what = f"attention, {timed.sequences} x {timed.heads} heads x {timed.tokens} tokens"
+        rate = f"{timed.forward_flops / timed.forward_seconds / 1e9:.3g} GFLOP/s"
+        rows.append((what, format_seconds(timed.forward_seconds), rate))
     for collective in measured.collectives:
         size = format_bytes(collective.num_bytes)
         what = f"{collective.kind} of {size}, {collective.ranks} ranks"

@@ -130,6 +130,12 @@ def serve(
             help="A variable that every job gets: NAME (its value here) or NAME=VALUE (repeatable)."
         ),
     ] = None,
+    run_as: Annotated[
+        str,
+        typer.Option(
+            help="As root: run jobs as this account, or `submitter`: each as its owner's.",
+        ),
+    ] = "",
     ends_all: Annotated[
         bool, typer.Option("--end-all", help="When ended, end what trains too.")
     ] = False,
@@ -156,6 +162,7 @@ def serve(
     where = (folder or default_folder()).expanduser().absolute()
     console = make_console(stderr=True)
     _check_engine(engine)
+    _check_run_as(run_as, engine.engine)
     is_local = engine.engine == "local"
     if not is_local:
         console.print(f"Looking at the nodes of {engine.engine} ...", style="dim")
@@ -177,6 +184,7 @@ def serve(
             policy=policy,
             renting=renting,
             job_environment=_variables(job_env or ()),
+            run_as=run_as,
         ),
         network=Network(
             host=host,
@@ -188,6 +196,26 @@ def serve(
         announce=lambda told: _announce(console, (*lines, told), trains_here=is_local),
     )
     console.print("Ended; what trains goes on." if not ends_all else "Ended.", style="dim")
+
+
+def _check_run_as(run_as: str, engine: str) -> None:
+    """Other accounts need root, and processes that our own agents start on this machine."""
+    from drystone.run.engines.agent.accounts import SUBMITTER, find_account
+
+    if not run_as:
+        return
+    if engine != "local":
+        raise InvalidSpec(
+            f"--run-as is for this machine; {engine} has accounts of its own", where="--run-as"
+        )
+    if os.geteuid() != 0:
+        raise InvalidSpec(
+            "only root can run jobs under other accounts",
+            where="--run-as",
+            hint="Without it jobs run as you: SECURITY.md says what that means",
+        )
+    if run_as != SUBMITTER:
+        find_account(run_as)
 
 
 def _variables(words: Iterable[str]) -> dict[str, str]:

@@ -236,6 +236,8 @@ def _show_plan(plan: dict[str, Any]) -> None:
     cost = "" if chosen["dollars"] is None else f", about {money(chosen['dollars'])}"
     if chosen["is_free"]:
         begins, note = "Now it would get", "It may grow and shrink while it runs."
+    elif chosen.get("where") in ("to rent", "on its way"):
+        begins, note = "Once rented it would get", "Nodes are rented as budget and policy allow."
     else:
         begins, note = "What suffices is taken; alone it would get", "It waits, or others shrink."
     takes = f"{format_seconds(chosen['seconds'])}{cost}"

@@ -6,6 +6,7 @@ optional; what is there wins over the catalogue and over the calibrated shares:
 - `matmuls`: timed multiplications; the rate and the ramp of `compute` are fitted to them;
 - `memory_bandwidth_bytes_per_second`: what a large copy reaches, read plus written;
 - `launch_seconds`: host time to enqueue one small kernel;
+- `attention`: timed attention proper, forward and backward;
 - `collectives`: timed collectives inside a node, between nodes, or with another GPU type;
 - `layers`: timed layers of one model, by micro-batch;
 - `paces`: computing of running jobs, measured and estimated, by micro-batch;
@@ -46,6 +47,22 @@ class TimedMatmul(_Part):
     n: int = Field(gt=0)
     k: int = Field(gt=0)
     seconds: float = Field(gt=0)
+
+
+class TimedAttention(_Part):
+    """Causal attention of some sequences, without the projections around it."""
+
+    sequences: int = Field(gt=0)
+    heads: int = Field(gt=0)
+    tokens: int = Field(gt=0)
+    head_dim: int = Field(gt=0)
+    forward_seconds: float = Field(gt=0)
+    backward_seconds: float = Field(gt=0)
+
+    @property
+    def forward_flops(self) -> float:
+        """Operations of the half that a causal mask leaves; the backward pass has 2.5 times it."""
+        return 2.0 * self.sequences * self.heads * self.tokens**2 * self.head_dim
 
 
 class TimedCollective(_Part):
@@ -115,6 +132,7 @@ class Profile(_Part):
     matmuls: tuple[TimedMatmul, ...] = ()
     memory_bandwidth_bytes_per_second: float | None = Field(default=None, gt=0)
     launch_seconds: float | None = Field(default=None, gt=0)
+    attention: tuple[TimedAttention, ...] = ()
     collectives: tuple[TimedCollective, ...] = ()
     layers: tuple[TimedLayer, ...] = ()
     paces: tuple[TimedPace, ...] = ()
@@ -147,6 +165,7 @@ class Profile(_Part):
         return self.model_copy(
             update={
                 "matmuls": _slower(self.matmuls, speed),
+                "attention": _slower(self.attention, speed),
                 "memory_bandwidth_bytes_per_second": bandwidth and bandwidth * speed,
                 "layers": _slower(self.layers, speed),
                 "steps": (),

@@ -93,6 +93,13 @@ class Estimate:
         return all(stage.fits for stage in self.stages)
 
     @property
+    def memory_sources(self) -> dict[str, str]:
+        """The formula behind each item of memory."""
+        reference = "DPO's frozen copy of the model in 16 bit; arXiv:2305.18290"
+        asked = self.hungriest.items
+        return ITEM_SOURCES | ({"reference": reference} if "reference" in asked else {})
+
+    @property
     def dollars_per_billion_tokens(self) -> float | None:
         """What a billion tokens would cost to rent; None where no price is known."""
         if self.price is None:
@@ -129,7 +136,7 @@ class Estimate:
             "memory": {
                 "hungriest_stage": self.hungriest.stage,
                 "stages": [asdict(stage) for stage in self.stages],
-                "sources": ITEM_SOURCES,
+                "sources": self.memory_sources,
             },
             "speed": {
                 "items_seconds": speed.items,

@@ -184,6 +184,7 @@ def _gaps(
         & (recipe.tuning is not Tuning.FULL),
         f"{recipe.optimizer.value} with divided matrices": ((tp > 1) | divides_state)
         & (recipe.optimizer in WHOLE_MATRIX_OPTIMIZERS),
+        "torch.compile with split matrices": (tp > 1) & recipe.compiled,
         "experts with split matrices": (tp > 1) & model.is_moe,
         "adapters on split matrices": (tp > 1) & (recipe.tuning is not Tuning.FULL),
         "keys normalised over heads that are not split": np.logical_or.reduce(

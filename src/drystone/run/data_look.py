@@ -18,6 +18,7 @@ from typing import Any, Final
 from drystone.describe.job import Shape, TrainingJob, sequence_length
 from drystone.describe.model import ModelSpec
 from drystone.errors import InvalidSpec, RequestError, UnreadableFile
+from drystone.run.engines.agent.environment import job_environment
 
 LIMIT_BYTES: Final = 1 << 28  # of text and records that are tokenised while somebody waits
 _EPOCH_LIMIT_BYTES: Final = 1 << 31
@@ -74,7 +75,7 @@ def _ask(job: TrainingJob, shape: Shape, name: str) -> dict[str, Any]:
     }
     command = [sys.executable, "-P", "-m", "drystone.run.train.data.look", json.dumps(request)]
     paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
-    variables = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    variables = job_environment(os.environ) | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
     try:
         done = subprocess.run(
             command, env=variables, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS

@@ -288,7 +288,7 @@ def _container(plan: Plan, group: PodGroup, settings: ExportSettings, master: st
         "volumeMounts": [
             {"name": "plan", "mountPath": _PLAN_PATH, "readOnly": True},
             {"name": "checkpoints", "mountPath": _CHECKPOINT_PATH},
-            {"name": "shared-memory", "mountPath": "/dev/shm"},
+            {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108
         ],
     }
 

@@ -175,6 +175,8 @@ class Client:
                 return self._request(method, path)
             self.close()
             raise self._silence(error) from None
+        if answer.status < 400 and answer.headers.get_content_type() == "text/csv":
+            return {"text": content.decode("utf-8")}
         try:
             table = json.loads(content)
         except ValueError:

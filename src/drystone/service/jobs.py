@@ -13,7 +13,7 @@ from fastapi.responses import Response
 
 from drystone.describe.job import TrainingJob, count_steps, make_spec
 from drystone.errors import InvalidSpec, NothingFits
-from drystone.run.control.admission import OverLimit, check_hard_cap
+from drystone.run.control.admission import OverLimit, check_account, check_hard_cap
 from drystone.run.control.controller import Controller
 from drystone.run.lifecycle import TERMINAL, JobState
 from drystone.schedule.limits import options_within
@@ -122,6 +122,7 @@ def _add_submission(router: APIRouter, controller: Controller, uploads: Uploads)
         """The job, with what a look at its code and its data tells."""
         job = await run_in_threadpool(described, body)
         _refuse_past_deadline(job, journal.now())
+        check_account(controller.settings.run_as, job)
         return await looks.look(job, caller_now().actor)
 
     def plan_now(job: TrainingJob) -> Response:

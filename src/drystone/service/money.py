@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Final, Self
+from typing import Annotated, Final, Literal, Self
 
 from fastapi import APIRouter, Query
-from fastapi.responses import Response
+from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel
 
 from drystone.run.control.controller import Controller
 from drystone.run.rentals import MICRO_DOLLARS
+from drystone.run.renting.export import export_ledger
 from drystone.service.answers import answer_json
 from drystone.service.auth.callers import VIEWER
 from drystone.service.shapes import finite_or_none
@@ -63,6 +64,9 @@ class LedgerPage(BaseModel):
     num_coming: int
     accounts: list[AccountShown]
     nodes: list[NodeShown]
+    uses: dict[
+        str, float
+    ]  # dollars for jobs, and on rented nodes that were starting, idle, leaving
     offers: list[OfferShown]
     trouble: str
 
@@ -95,6 +99,7 @@ class LedgerPage(BaseModel):
                 for account, micro in accounts
             ],
             nodes=_nodes(controller, statement.by_node, limit),
+            uses={use.value: micro / MICRO_DOLLARS for use, micro in statement.by_use.items()},
             offers=_offers(controller, now),
             trouble=controller.desk.trouble if controller.desk else "",
         )
@@ -111,6 +116,27 @@ def money_routes(controller: Controller) -> APIRouter:
         with journal.lock:
             answer = LedgerPage.of(controller, journal.now(), most)
         return answer_json(answer)
+
+    @router.get(
+        "/v1/ledger/export",
+        dependencies=[VIEWER],
+        response_class=StreamingResponse,
+        responses={200: {"content": {"text/csv": {"schema": {"type": "string"}}}}},
+    )
+    def export(form: Annotated[Literal["csv", "focus"], Query()] = "csv") -> Response:
+        """Every debit as a row of CSV: in our columns, or in those of FinOps FOCUS 1.0."""
+        with journal.lock:
+            now, market = journal.now(), journal.live.market
+        return StreamingResponse(
+            export_ledger(
+                (event for _, event in controller.store.read_needed()),
+                now,
+                form=form,
+                account=market.fleet if market is not None else "drystone",
+                offers=journal.renting.offers if journal.renting else (),
+            ),
+            media_type="text/csv",
+        )
 
     return router
 

@@ -172,6 +172,11 @@ def _listen_on_port(controller: Controller, network: Network) -> socket.socket:
     """Beyond loopback only where a token says who may do what."""
     host, port = network.host, network.port
     has_tokens = controller.journal.live.access.has_tokens
+    if not has_tokens and controller.settings.run_as:
+        raise InvalidSpec(
+            "no token exists, so that nobody could say whose account a job runs as",
+            hint="Make one first: drystone token create --role submitter --name ACCOUNT",
+        )
     if not has_tokens and not _is_loopback(host):
         raise InvalidSpec(
             f"no token exists, so that everybody who reaches {host} could run anything here",

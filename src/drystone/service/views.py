@@ -22,6 +22,7 @@ from drystone.run.state import JobRecord
 from drystone.schedule.snapshot import BoolArray
 from drystone.service.auth.callers import check_touch
 from drystone.service.shapes import Counts, Shape, finite_or_none
+from drystone.service.supply import FREE, Supply
 from drystone.units import HOUR_SECONDS
 
 Device = tuple[str, int]  # the node, and the GPU's index on it
@@ -184,6 +185,7 @@ class Option(Shape):
     dollars: float | None
     dollars_per_hour: float | None
     is_free: bool
+    where: str  # free, on its way, to rent, or taken
     is_measured: bool
 
     @classmethod
@@ -194,12 +196,11 @@ class Option(Shape):
         row: int,
         lesson: Lesson,
         left_samples: float,
-        free: Counts,
+        supply: Supply,
     ) -> Self:
         """One row of a job's options."""
         named = controller.journal.book.named(tuple(int(count) for count in options.counts[row]))
-        prices = controller.cluster.dollars_per_gpu_hour
-        per_hour = sum(count * prices.get(gpu, math.nan) for gpu, count in named)
+        per_hour, where = supply.dollars_per_hour(named), supply.where(named)
         speed = float(options.samples_per_second[row])
         seconds = left_samples / speed
         return cls(
@@ -208,7 +209,8 @@ class Option(Shape):
             seconds=seconds,
             dollars=finite_or_none(per_hour * seconds / HOUR_SECONDS),
             dollars_per_hour=finite_or_none(per_hour),
-            is_free=all(free[gpu] >= count for gpu, count in named),
+            is_free=where == FREE,
+            where=where,
             is_measured=named in lesson.speeds,
         )
 
@@ -223,17 +225,25 @@ def options_of(
 ) -> list[Option]:
     """What a job can choose from, the fastest first; with `allowed` of these options only.
 
-    Options above the hard cap cannot be chosen.
+    Options above the hard cap cannot be chosen. Of more than `limit` the cheapest is shown last.
     """
     lesson = controller.journal.book.lesson(job)
     options, _ = under_hard_cap(controller.journal, controller.journal.book.options(job))
-    free = free_by_type(controller)
+    supply = Supply.of(controller, free_by_type(controller))
     rows = [
         row
         for row in np.argsort(-options.samples_per_second, kind="stable").tolist()
         if options.samples_per_second[row] > 0 and (allowed is None or allowed[row])
     ]
-    return [Option.of(controller, options, row, lesson, left_samples, free) for row in rows[:limit]]
+    found = [Option.of(controller, options, row, lesson, left_samples, supply) for row in rows]
+    cheapest = min(found, key=lambda option: _cost(option.dollars), default=None)
+    if len(found) <= limit or cheapest is None or cheapest in found[:limit]:
+        return found[:limit]
+    return [*found[: limit - 1], cheapest]
+
+
+def _cost(dollars: float | None) -> float:
+    return math.inf if dollars is None else dollars
 
 
 class Node(Shape):
@@ -273,6 +283,7 @@ class Cluster(Shape):
     is_emulated: bool
     dollars_per_hour: float
     dollars: float
+    coming: Counts  # GPUs by type on rented nodes that are on their way
 
     @classmethod
     def of(cls, controller: Controller, now: float) -> Self:
@@ -281,6 +292,7 @@ class Cluster(Shape):
             nodes=_nodes(controller),
             gpus=_gpu_types(controller),
             is_emulated=controller.cluster.is_emulated,
+            coming=dict(Supply.of(controller, {}).coming),
             **money_now(controller, now),
         )
 

@@ -83,7 +83,7 @@ def test_a_config_file_is_a_model(capsys, tmp_path):
         (["llama-3-8b", "--gpu", "A100", "--layout", "dq=3"], "dp"),
         (["llama-3-8b", "--gpu", "A100", "--layout", "dp=x"], "whole number"),
         (["llama-3-8b", "--gpu", "A100", "--layout", "ep=2,dp=2"], "experts"),
-        (["llama-3-8b", "--gpu", "A100", "--seq-len", "-4"], "--seq-len"),
+        (["llama-3-8b", "--gpu", "A100", "--seq-len", "-4"], "--sequence"),
         (["llama-3-8b", "--gpu", "A100", "--global-batch", "9" * 23], "global_batch"),
         (["llama-3-8b", "--gpu", "A100", "--layout", "dp=" + "9" * 12], "dp is"),
         (["llama-3-8b", "--gpu", "A100", "--price", "nan"], "price"),

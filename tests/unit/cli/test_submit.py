@@ -8,10 +8,11 @@ from drystone.cli.submit import Limits, Work, _described, _range, _show_plan
 from drystone.errors import InvalidSpec
 
 
-def option(*, is_free: bool) -> dict:
+def option(*, is_free: bool, where: str = "") -> dict:
     return {
         "gpus": {"A100-80GB-SXM": 2}, "samples_per_second": 50.0, "seconds": 15.6, "dollars": 0.02,
         "dollars_per_hour": 3.6, "is_free": is_free, "is_measured": False,
+        "where": where or ("free" if is_free else "taken"),
     }  # fmt: skip
 
 
@@ -26,6 +27,19 @@ def test_gpus_that_others_have_are_not_promised(is_free: bool, says: str, capsys
     _show_plan({"chosen": one, "options": [one], "job": job, "steps": 100, "num_waiting": 0})
 
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("where", ["to rent", "on its way"])
+def test_what_is_still_to_be_rented_is_not_called_taken(where: str, capsys):
+    one = option(is_free=False, where=where)
+    job = {"name": "mine", "model": "mini-gpt", "command": []}
+
+    _show_plan({"chosen": one, "options": [one], "job": job, "steps": 100, "num_waiting": 0})
+
+    shown = capsys.readouterr()
+    assert "Once rented it would get 2 A100" in shown.err
+    assert where in shown.out
+    assert "taken" not in shown.err + shown.out
 
 
 def test_a_command_after_two_dashes_is_a_job():

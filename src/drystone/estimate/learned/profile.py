@@ -95,6 +95,15 @@ def measured_device(profile: Profile, device: Device) -> Device:
             peak_flops=max(device.peak_flops, fit.flops),
             sustained_share=1.0,
         )
+    if profile.attention:
+        forward = [timed.forward_flops / timed.forward_seconds for timed in profile.attention]
+        back = [2.5 * timed.forward_flops / timed.backward_seconds for timed in profile.attention]
+        device = replace(
+            device,
+            attention_forward_flops=float(np.median(forward)),
+            attention_backward_flops=float(np.median(back)),
+            cudnn_attention_gain=1.0,  # what was timed is what there is
+        )
     if profile.memory_bandwidth_bytes_per_second is not None:
         device = replace(
             device, bandwidth_bytes_per_second=profile.memory_bandwidth_bytes_per_second

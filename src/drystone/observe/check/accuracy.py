@@ -321,9 +321,10 @@ def _group_of(run: PublishedRun) -> str:
 
 def reading_of(kind: str) -> str:
     """The estimate that a kind of reading is compared with."""
-    if kind.startswith("allocated"):
+    stated = kind.split(" (")[0].lower()  # what stands behind it in brackets is about the tool
+    if "alloc" in stated:
         return "allocated"
-    return "reserved" if kind.startswith("reserved") else "device"
+    return "reserved" if "reserved" in stated else "device"
 
 
 class _FitCounter:

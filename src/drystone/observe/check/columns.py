@@ -87,7 +87,8 @@ def parse_layout(row: Row, model: ModelSpec) -> Layout:
         micro_batch=whole_number_of(row, "micro_batch"),
         sharding=_sharding(row["sharding"]),
         shard_size=_shard_size(row["sharding"], dp * cp, tp),
-        sequence_parallel=tp > 1 and row.get("sp", "").startswith("megatron-sp"),
+        sequence_parallel=tp > 1
+        and (row.get("sp", "").startswith("megatron-sp") or is_yes(row, "sp")),
         schedule=Schedule.INTERLEAVED if virtual > 1 else Schedule.ONE_F_ONE_B,
         virtual_stages=virtual,
         keep_gathered=row["sharding"].startswith("fsdp-grad-op"),
@@ -150,10 +151,10 @@ _ZERO = r"zero[- ]?(?:stage[- ]?)?"
 def _sharding(text: str) -> Sharding:
     rules = (
         (r"no_shard", Sharding.NONE),
-        (rf"{_ZERO}3|^fsdp|^hsdp|optim_grads_params", Sharding.ZERO3),
+        (rf"{_ZERO}(3|\+\+)|^fsdp|^hsdp|^full_shard|optim_grads_params", Sharding.ZERO3),
         (rf"{_ZERO}2|shard_grad_op", Sharding.ZERO2),
         (rf"{_ZERO}1|dist(ributed)?[-_ ]?opt", Sharding.ZERO1),
-        (rf"^no(ne)?\b|ddp|{_ZERO}0|^$", Sharding.NONE),
+        (rf"^no(ne)?\b|^d?dp$|ddp|{_ZERO}0|^$", Sharding.NONE),
     )
     for pattern, sharding in rules:
         if re.search(pattern, text.lower()):
@@ -235,7 +236,10 @@ def _precision(text: str) -> Precision:
         (r"^tf32", Precision.TF32),
         (r"^fp32", Precision.FP32),
         (r"^(fp16|float16)[- ]mixed|^mixed.*(fp16|float16)", Precision.FP16_MIXED),
-        (r"(bf16|bfloat16)[- ]mixed|^mixed.*(bf16|bfloat16)", Precision.BF16_MIXED),
+        (
+            r"(bf16|bfloat16)([- ]mixed|.*(master|\bo2\b))|^mixed.*(bf16|bfloat16)",
+            Precision.BF16_MIXED,
+        ),
         (r"^(pure )?(bfloat16|bf16)", Precision.BF16),
         (r"^(pure )?(float16|fp16)", Precision.FP16),
     )
@@ -245,10 +249,16 @@ def _precision(text: str) -> Precision:
     raise UnknownName("precision", text, [known.value for known in Precision])
 
 
+# Megatron's `--bf16` and `--fp16` wrap every optimizer in one with fp32 weights.
+_KEEP_MASTER = ("megatron-te", "megatron-local", "megatron-deepspeed", "nemo")
+
+
 def _kept_precision(stated: Precision, launcher: str, layout: Layout) -> Precision:
-    """DeepSpeed's ZeRO keeps an fp32 master of whatever it trains, also where 16 bit is stated."""
+    """Megatron and DeepSpeed's ZeRO keep an fp32 master, also where only 16 bit is stated."""
     mixed = {Precision.BF16: Precision.BF16_MIXED, Precision.FP16: Precision.FP16_MIXED}
-    has_master = launcher == "deepspeed" and layout.sharding is not Sharding.NONE
+    has_master = launcher in _KEEP_MASTER or (
+        launcher == "deepspeed" and layout.sharding is not Sharding.NONE
+    )
     return mixed.get(stated, stated) if has_master else stated
 
 
@@ -269,20 +279,20 @@ def _optimizer(text: str) -> Optimizer:
 
 def _recompute(text: str, layout: Layout, num_layers: int) -> Recompute:
     text = text.lower()
-    if re.match(r"(none|no|off|false|0)\b", text):
+    if re.match(r"(none|no|off|false)\b|0$", text):
         return Recompute()
     if "every other layer" in text:
         return Recompute(kind=RecomputeKind.FULL, every=2)
-    if text.startswith("full"):
+    if re.match(r"full|block\D{0,12}\d", text):
         # Megatron's `--recompute-method block`: so many layers of each (virtual) stage.
         if stated := re.search(r"block\D{0,12}(\d+)", text):
             here = num_layers / (layout.pp * layout.virtual_stages)
             return Recompute(kind=RecomputeKind.FULL, every=max(1.0, here / int(stated.group(1))))
         return Recompute(kind=RecomputeKind.FULL)
-    if "selective" in text:
+    if re.search(r"selective|^sac\b|attention only|core_attn", text):
         modules = [name for name in RECOMPUTE_MODULES if re.search(rf"\b{name}\b", text)]
         return Recompute(kind=RecomputeKind.SELECTIVE, modules=tuple(modules))
-    if re.match(r"(yes|on|true|1|uniform|unsloth|gradient|activation)\b", text):
+    if re.match(r"(yes|on|true|uniform|unsloth|gradient|activation)\b|1$", text):
         return Recompute(kind=RecomputeKind.FULL)  # as the switches of most launchers mean it
     raise UnknownName("recomputation", text, ["none", "selective", "full"])
 
@@ -311,7 +321,7 @@ def _loss(framework: str, model: str) -> Loss:
 
 def _parse_tuning(row: Row, model: ModelSpec) -> tuple[Tuning, Lora, float]:
     text = row["tuning"].lower()
-    if text.startswith("full"):
+    if re.match(r"full|sft\b|(continued )?pre-?train|fine-?tun(e|ing)$", text):
         return Tuning.FULL, Lora(), 0.0
     if not re.match(r"q?lora", text):
         raise RequestError(f"tuning method {row['tuning']!r} has no formula")

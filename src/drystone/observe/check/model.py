@@ -90,6 +90,8 @@ def parse_shape(row: Row) -> ModelSpec:
     if row.get("moe_experts") and (known := _known_experts(row)) is not None:
         return known
     style = style_of(arch, gated=is_yes(row, "gated_mlp"))
+    if not row.get("gated_mlp"):  # what is built like Llama has a gate, unless a table says no
+        row = {**row, "gated_mlp": "yes" if style.norm is Norm.RMS else "no"}
     hidden, heads = whole_number_of(row, "hidden"), whole_number_of(row, "heads")
     num_layers = whole_number_of(row, "layers")
     if num_layers > _MAX_LAYERS:

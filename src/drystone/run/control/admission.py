@@ -10,12 +10,13 @@ import math
 
 import numpy as np
 
-from drystone.describe.job import TrainingJob
+from drystone.describe.job import TrainingJob, find_module
 from drystone.describe.option import OptionSet
-from drystone.errors import NothingFits, RequestError
+from drystone.errors import InvalidSpec, NothingFits, RequestError
 from drystone.run.control.access import Team, period_start
 from drystone.run.control.journal import Journal
 from drystone.run.control.live_state import LiveState
+from drystone.run.engines.agent.accounts import account_name, find_account
 from drystone.run.events import Failed
 from drystone.run.lifecycle import JobState
 from drystone.run.state import JobRecord
@@ -166,3 +167,17 @@ def limit_reached(journal: Journal, record: JobRecord) -> Failed | None:
         return None
     reason = f"limit: {what}; its last checkpoint is kept"
     return Failed(time_seconds=now, job_id=job_id, reason=reason, kind="limit")
+
+
+def check_account(run_as: str, job: TrainingJob) -> None:
+    """Refuse a job before any of its code runs where that could not be as the right account."""
+    if not run_as:
+        return
+    find_account(account_name(run_as, job.owner))
+    if find_module(job) is not None:
+        raise InvalidSpec(
+            "a Python function is looked at before the job is taken in, as the service's own user: "
+            "where jobs run under other accounts (--run-as), that is refused",
+            where="model",
+            hint="Name the model by its config.json, or train it with a command of your own",
+        )

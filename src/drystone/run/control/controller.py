@@ -20,7 +20,7 @@ from pathlib import Path
 from drystone.describe.files.cluster import ClusterSpec
 from drystone.describe.job import TrainingJob, make_spec
 from drystone.errors import DrystoneError, InvalidSpec, NothingFits, UnknownName
-from drystone.run.control.admission import Admission, check_hard_cap
+from drystone.run.control.admission import Admission, check_account, check_hard_cap
 from drystone.run.control.folder import check_files, keep_private, lock_folder, note_folder
 from drystone.run.control.health import Health
 from drystone.run.control.journal import Journal, node_added
@@ -73,6 +73,7 @@ class ControllerSettings:
     patience: Patience = field(default_factory=Patience)
     renting: Renting | None = None  # None: nothing can be rented
     job_environment: Mapping[str, str] = field(default_factory=dict)  # that every job gets
+    run_as: str = ""  # an account, or "submitter": that of each job's owner; empty: our own
     clock: Callable[[], float] = field(default_factory=SteadyClock)  # that the log goes by
 
 
@@ -82,7 +83,7 @@ class Controller:
     def __init__(self, settings: ControllerSettings) -> None:
         self.settings = settings
         folder = settings.folder
-        keep_private(folder)  # jobs and the log may hold secrets
+        keep_private(folder, is_passed=bool(settings.run_as))  # jobs and the log hold secrets
         self._lock = lock_folder(folder)
         self._store: Store | None = None
         lease: Lease | None = None
@@ -116,6 +117,7 @@ class Controller:
             folder / "jobs",
             settings.patience,
             settings.job_environment,
+            settings.run_as,
         )
         self.health = Health(folder)
         self.world = LiveWorld(self.journal, self.reconciler, settings.pace, self.desk, self.health)
@@ -206,6 +208,7 @@ class Controller:
 
     def submit(self, job: TrainingJob, *, client_key: str = "") -> tuple[str, bool]:
         """Take a job in; its id, and whether it is new. The same key gives the same job."""
+        check_account(self.settings.run_as, job)
         return self.take_in(self.journal.book.looked_at(job), client_key=client_key)
 
     def take_in(self, job: TrainingJob, *, client_key: str = "") -> tuple[str, bool]:

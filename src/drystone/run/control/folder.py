@@ -12,6 +12,7 @@ from drystone.errors import DrystoneError, InvalidSpec
 from drystone.run.control.journal import Journal
 from drystone.run.control.live_state import LiveState
 from drystone.run.control.notes import FilesKept
+from drystone.run.engines.agent.accounts import close_files, let_through
 
 _OF_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 # Made by earlier releases with the modes of the day; what holds secrets is the owner's alone.
@@ -19,8 +20,10 @@ _NAME_FILE: Final = "folder.id"
 _SECRET_FILES: Final = ("log.db", "log.db-wal", "log.db-shm", "session.key", "cloud.json")
 
 
-def keep_private(folder: Path) -> None:
+def keep_private(folder: Path, *, is_passed: bool = False) -> None:
     """Make the folder, or close it to everybody but its owner; refuse one that is not ours.
+
+    With `is_passed` others get through it to what is theirs (`run/engines/agent/accounts.py`).
 
     It holds the log, variables of jobs, the key of sessions, and the socket whose callers may do
     everything.
@@ -41,6 +44,10 @@ def keep_private(folder: Path) -> None:
         )
     if found.st_mode & _OF_OTHERS:
         folder.chmod(stat.S_IMODE(found.st_mode) & ~_OF_OTHERS)
+    if is_passed:
+        os.umask(0o077)  # what is made from now on is nobody else's, also what agents make
+        close_files(folder)
+        let_through(folder)
     for name in _SECRET_FILES:
         path = folder / name
         if path.exists() and path.stat().st_mode & _OF_OTHERS:

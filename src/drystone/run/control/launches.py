@@ -23,6 +23,7 @@ from drystone.errors import InvalidSpec
 from drystone.plan.plan import Plan, save_plan
 from drystone.run.control.emulation import emulation
 from drystone.run.control.journal import Journal
+from drystone.run.engines.agent.accounts import account_name, find_account, hand_over
 from drystone.run.engines.agent.launches import PYTHON, read_json, write_whole
 from drystone.run.engines.contract import Engine, Rendezvous, Seen
 from drystone.run.state import JobRecord
@@ -133,6 +134,7 @@ def make_order(
     folder: Path,
     lease_seconds: float,
     owner_variables: Mapping[str, str] | None = None,
+    run_as: str = "",
 ) -> LaunchOrder:
     """What each node's agent is to start. Writes the plan beside the job's checkpoints."""
     checkpoints, home = folder / "checkpoints", folder / f"epoch-{epoch}"
@@ -161,11 +163,16 @@ def make_order(
         if job.is_command
         else _runtime_arguments(job, home / "plan.json", plan, num_steps, checkpoints)
     )
+    work = job.folder if job.is_command else str(folder)
+    account = account_name(run_as, job.owner)
+    if account:
+        hand_over(folder, home, Path(work), find_account(account))
     common = {
         "job_id": job_id,
         "epoch": epoch,
         "arguments": arguments,
-        "folder": job.folder if job.is_command else str(folder),
+        "folder": work,
+        "account": account,
         "environment": variables,
         "fence": str(folder / "epoch"),
         "lease_seconds": lease_seconds,
@@ -291,6 +298,7 @@ def order_launch(
     folder: Path,
     lease_seconds: float,
     owner_variables: Mapping[str, str] | None = None,
+    run_as: str = "",
 ) -> LaunchOrder | None:
     """What the agents are to start; None while devices are taken by processes that still leave.
 
@@ -316,6 +324,7 @@ def order_launch(
         folder=folder,
         lease_seconds=lease_seconds,
         owner_variables=owner_variables,
+        run_as=run_as,
     )
     return replace(order, done_steps=int(record.done_samples // record.spec.global_batch))
 

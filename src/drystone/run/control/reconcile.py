@@ -50,6 +50,7 @@ class Reconciler:
         folder: Path,
         patience: Patience | None = None,
         owner_variables: Mapping[str, str] | None = None,
+        run_as: str = "",
     ) -> None:
         self._journal, self._engine, self._folder = journal, engine, folder
         self._patience = patience or Patience()
@@ -64,8 +65,9 @@ class Reconciler:
         self._writer = RoundWriter(journal, self.troubles)
         self._nodes = NodeWatch(journal, self._patience.silence_seconds, self._end_jobs_on)
         self._supervisor = RunSupervisor(
-            journal, engine, folder, self._patience, self._writer, self.runs, owner_variables or {}
-        )
+            journal, engine, folder, self._patience, self._writer, self.runs, owner_variables or {},
+            run_as,
+        )  # fmt: skip
 
     def progress(self, job_id: str) -> RunProgress | None:
         """What the running launch of a job reported, or the last one since the controller began."""

@@ -147,9 +147,11 @@ class RunSupervisor:
         writer: RoundWriter,
         runs: dict[str, Run],
         owner_variables: Mapping[str, str],
+        run_as: str,
     ) -> None:
         self._journal, self._engine, self._folder = journal, engine, folder
         self._patience, self._writer = patience, writer
+        self._run_as = run_as  # an account, or "submitter"; empty: that of the service
         self._owner_variables = owner_variables  # that every job gets from who runs the service
         self._runs = runs  # by job; shared with the reconciler, which retires them
 
@@ -229,6 +231,7 @@ class RunSupervisor:
                 folder=self._folder / job_id,
                 lease_seconds=self._patience.lease_seconds,
                 owner_variables=self._owner_variables,
+                run_as=self._run_as,
             )
         except AgentGone:
             return None  # of the node where the ranks are to meet

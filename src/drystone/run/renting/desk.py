@@ -12,6 +12,7 @@ import hashlib
 import math
 import secrets
 import socket
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -50,6 +51,7 @@ from drystone.run.renting.provider import (
 )
 
 _ROUNDING: Final = 1e-9  # share by which sums of prices may be off
+_LAST_WAITS_SECONDS: Final = (0.0, 0.2, 1.0, 3.0, 5.0)  # before each try to give everything back
 
 
 class RentalDesk:
@@ -133,18 +135,31 @@ class RentalDesk:
     def end_all(self) -> None:
         """Give everything back, now: the controller ends and nobody would."""
         self._calls.stop()
+        failures = ["nobody answers"]
+        for wait_seconds in _LAST_WAITS_SECONDS:
+            time.sleep(wait_seconds)
+            failures = self._release_all()
+            if not failures:
+                return
+        raise ProviderTrouble(
+            f"could not be given back: {'; '.join(failures)}",
+            hint="It costs money until it is: start `drystone serve` again, or end it there",
+        )
+
+    def _release_all(self) -> list[str]:
+        """What could not be given back; one that fails does not keep the others."""
         failures = []
-        for rental in self.settings.provider.status(self._family):
+        try:
+            rentals = self.settings.provider.status(self._family)
+        except Exception as error:  # whatever a provider raises
+            return [str(error)]
+        for rental in rentals:
             if rental.stage not in OVER:
                 try:
                     self.settings.provider.release(rental.token)
                 except Exception as error:  # the others are given back in any case
                     failures.append(f"{rental.token}: {error}")
-        if failures:
-            raise ProviderTrouble(
-                f"could not be given back: {'; '.join(failures)}",
-                hint="It costs money until it is: start `drystone serve` again, or end it there",
-            )
+        return failures
 
     # --- what policies decide -------------------------------------------------------------------
 

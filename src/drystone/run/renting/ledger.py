@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -32,6 +33,7 @@ from drystone.run.events import (
     PhaseChanged,
     PriceChanged,
     Progressed,
+    ReleaseAsked,
     RentalAsked,
     RentalFailed,
     SpeedChanged,
@@ -56,6 +58,16 @@ class Account(NamedTuple):
 IDLE: Final = Account("", "")  # rented GPUs that nobody held, and what settling a bill changed
 
 
+class Use(StrEnum):
+    """What was paid for."""
+
+    JOB = "job"  # held by a job
+    STARTING = "starting"  # rented, and nobody has held any of it yet
+    IDLE = "idle"  # nobody held it any more
+    LEAVING = "leaving"  # being given back
+    SETTLED = "settled"  # by how much the provider's bill differs from our clock
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Debit:
     """One charge. `source` is the number of the event that closed it, counted from 1."""
@@ -67,6 +79,7 @@ class Debit:
     until_seconds: float
     micro_dollars: int
     source: int  # 0: not closed yet, counted up to now
+    use: Use = Use.JOB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +89,7 @@ class Statement:
     time_seconds: float
     by_account: Mapping[Account, int]
     by_node: Mapping[str, int]
+    by_use: Mapping[Use, int] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
@@ -98,6 +112,7 @@ class _Node:
     holders: dict[str, int] = field(default_factory=dict)  # GPUs by job
     since_seconds: float = 0.0  # charged up to then
     charged_micro_dollars: int = 0  # of the bill of a rented node
+    idle_use: Use = Use.STARTING  # what it is when nobody holds it
 
 
 class Ledger:
@@ -116,6 +131,7 @@ class Ledger:
         self._rentals_by_name: dict[str, int] = {}
         self._by_account: Counter[Account] = Counter()
         self._by_node: Counter[str] = Counter()
+        self._by_use: Counter[Use] = Counter()
 
     def record(self, event: Event) -> None:
         """Fold one event of the log."""
@@ -131,11 +147,19 @@ class Ledger:
     def statement(self, now_seconds: float) -> Statement:
         """All accounts, with what runs counted up to now."""
         by_account, by_node = self._by_account.copy(), self._by_node.copy()
+        by_use = self._by_use.copy()
+        for debit in self.open_debits(now_seconds):
+            by_account[debit.account] += debit.micro_dollars
+            by_node[debit.node] += debit.micro_dollars
+            by_use[debit.use] += debit.micro_dollars
+        return Statement(
+            time_seconds=now_seconds, by_account=by_account, by_node=by_node, by_use=by_use
+        )
+
+    def open_debits(self, now_seconds: float) -> Iterator[Debit]:
+        """What is not closed yet, counted up to now."""
         for row in self._nodes:
-            for debit in self._debits(row, now_seconds, source=0):
-                by_account[debit.account] += debit.micro_dollars
-                by_node[debit.node] += debit.micro_dollars
-        return Statement(time_seconds=now_seconds, by_account=by_account, by_node=by_node)
+            yield from self._debits(row, now_seconds, source=0)
 
     def offer_of(self, node: str) -> str | None:
         """What a node was rented as; None for one of the owner's."""
@@ -221,14 +245,20 @@ class Ledger:
                     until_seconds=event.time_seconds,
                     micro_dollars=difference,
                     source=self.num_events,
+                    use=Use.SETTLED,
                 )
             )
+
+    def _give_back(self, event: ReleaseAsked) -> None:
+        self._close(event.node, event.time_seconds)
+        self._nodes[event.node].idle_use = Use.LEAVING
 
     def _start(self, event: Started) -> None:
         self._rows[event.job_id] = tuple(row for row, _ in event.placement)
         for row, count in event.placement:
             self._close(row, event.time_seconds)
             self._nodes[row].holders[event.job_id] = count
+            self._nodes[row].idle_use = Use.IDLE
 
     def _stop(self, job_id: str, time_seconds: float) -> None:
         for row in self._rows.pop(job_id):
@@ -250,6 +280,7 @@ class Ledger:
     def _post(self, debit: Debit) -> None:
         self._by_account[debit.account] += debit.micro_dollars
         self._by_node[debit.node] += debit.micro_dollars
+        self._by_use[debit.use] += debit.micro_dollars
         if self._on_debit is not None:
             self._on_debit(debit)
 
@@ -274,6 +305,7 @@ class Ledger:
                     until_seconds=until_seconds,
                     micro_dollars=micro_dollars,
                     source=source,
+                    use=Use.JOB if job_id else node.idle_use,
                 )
 
 
@@ -307,6 +339,7 @@ _FOLDS: Final[Mapping[type[Event], Callable[[Ledger, Any], None]]] = MappingProx
         NodeRemoved: Ledger._remove,
         NodeJoined: Ledger._join,
         PriceChanged: Ledger._reprice,
+        ReleaseAsked: Ledger._give_back,
         NodeReleased: Ledger._leave,
         NodeReclaimed: Ledger._leave,
         BillSettled: Ledger._settle,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
+
+from drystone.run.train.device import is_accelerator
 
 
 class Chance:
@@ -18,8 +21,9 @@ class Chance:
     def in_step(self, step: int) -> AbstractContextManager[None]:
         """Around a step; afterwards the generator is as it was."""
         self._step = step
-        devices = [self._device] if self._device.type == "cuda" else []
-        return torch.random.fork_rng(devices=devices)
+        if not is_accelerator(self._device):
+            return torch.random.fork_rng(devices=[])
+        return torch.random.fork_rng(devices=[self._device], device_type=self._device.type)
 
     def begin(self, layer: int, index: int) -> None:
         """Before a layer (-1: what is before them) computes the micro-batch `index`."""
@@ -30,9 +34,10 @@ class Chance:
 
 def _default_generator(device: torch.device) -> torch.Generator:
     """Where operations on that device take their chance from."""
-    if device.type != "cuda":
+    if not is_accelerator(device):
         return torch.default_generator
-    torch.cuda.init()
-    index = torch.cuda.current_device() if device.index is None else device.index
-    generator: torch.Generator = torch.cuda.default_generators[index]
+    module: Any = torch.get_device_module(device)
+    module.init()
+    index = module.current_device() if device.index is None else device.index
+    generator: torch.Generator = module.default_generators[index]
     return generator

@@ -15,11 +15,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
+from functools import partial
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _coalescing_manager
 
 from drystone.run.train.emulate import resize_storage
 
@@ -83,8 +85,8 @@ class Pending:
 
     def __init__(
         self,
-        works: Sequence[dist.Work],
-        finish: Callable[[], None],
+        works: Sequence[Any],  # with a method `wait`
+        finish: Callable[[], object],
         *,
         waited: Callable[[], None] | None = None,
     ) -> None:
@@ -193,7 +195,7 @@ class Wire:
                 return self._gather_padded(piece, flat, sizes)
             case _:
                 flat[cuts[self.rank] : cuts[self.rank + 1]].copy_(piece)
-                return Pending(self._broadcasts(flat, cuts), _nothing)
+                return Pending(self._for_each_owner(_broadcast, flat, cuts), _nothing)
 
     def reduce(
         self,
@@ -202,7 +204,10 @@ class Wire:
         cuts: Sequence[int],
         form: Form | None = None,
     ) -> Pending:
-        """Sum `flat` over the ranks; `out`, a tensor of its own, gets this rank's piece of it."""
+        """Sum `flat` over the ranks; `out`, a tensor of its own, gets this rank's piece of it.
+
+        `flat` is not what it was afterwards: pieces may be summed in their place.
+        """
         return self._noted("reduce", flat.nbytes, self._reduce(flat, out, cuts, form))
 
     def _reduce(
@@ -224,9 +229,9 @@ class Wire:
             case Form.SPLIT:
                 return self._reduce_split(flat, out, sizes)
             case _:
-                pieces = [part.contiguous() for part in flat.split(sizes)]
-                work = dist.reduce_scatter(out, pieces, group=self.group, async_op=True)
-                return Pending([work], _nothing)
+                works = self._for_each_owner(_reduce, flat, cuts)
+                mine = flat[cuts[self.rank] : cuts[self.rank + 1]]
+                return Pending(works, partial(out.copy_, mine))
 
     def sum(self, values: torch.Tensor, *, kind: str = "sum") -> Pending:
         """Sum over all ranks, in place: a few numbers, or gradients that every rank wants."""
@@ -255,12 +260,21 @@ class Wire:
         log.append(Started(number, kind, num_bytes))
         return Pending((), pending.wait, waited=lambda: log.append(Waited(number)))
 
-    def _broadcasts(self, flat: torch.Tensor, cuts: Sequence[int]) -> list[dist.Work]:
-        return [
-            dist.broadcast(flat[start:end], group_src=owner, group=self.group, async_op=True)
+    def _for_each_owner(
+        self, call: Callable[..., object], flat: torch.Tensor, cuts: Sequence[int]
+    ) -> list[Any]:
+        """One collective for each piece that is not empty; on NCCL all of them in one launch."""
+        pieces = [
+            (owner, flat[start:end])
             for owner, (start, end) in enumerate(pairwise(cuts))
             if end > start
         ]
+        if self.backend == "gloo":  # which has no groups of calls
+            return [call(piece, owner, self.group) for owner, piece in pieces]
+        with _coalescing_manager(self.group, device=flat.device, async_ops=True) as grouped:
+            for owner, piece in pieces:
+                call(piece, owner, self.group)
+        return [grouped]
 
     def _gather_padded(
         self, piece: torch.Tensor, flat: torch.Tensor, sizes: Sequence[int]
@@ -315,6 +329,14 @@ class Wire:
             torch.sum(table, 0, out=out)
 
         return Pending([work], finish)
+
+
+def _broadcast(piece: torch.Tensor, owner: int, group: dist.ProcessGroup | None) -> object:
+    return dist.broadcast(piece, group_src=owner, group=group, async_op=True)
+
+
+def _reduce(piece: torch.Tensor, owner: int, group: dist.ProcessGroup | None) -> object:
+    return dist.reduce(piece, group_dst=owner, group=group, async_op=True)
 
 
 def choose_gather(sizes: Sequence[int], element_bytes: int, backend: str) -> Form:

@@ -23,6 +23,7 @@ from drystone.run.train.data import DataRequest, open_source, rank_works
 from drystone.run.train.emulate import VARIABLE, EmulatedDevice, rank_gpus, read_emulation
 from drystone.run.train.export import check_export, export_at_end
 from drystone.run.train.judgement import Evaluation, LossWatch, keep_best
+from drystone.run.train.models.layered import compiled
 from drystone.run.train.models.lora import add_adapters
 from drystone.run.train.models.module import UserModule, build_user_module
 from drystone.run.train.models.transformer import Transformer, build_model
@@ -31,7 +32,7 @@ from drystone.run.train.reporters import Curves, open_curves
 from drystone.run.train.step_report import StepReport, write_event, write_report
 from drystone.run.train.trainer import Trainer
 
-_DTYPES = {
+DTYPES = {
     Precision.FP32: torch.float32,
     Precision.TF32: torch.float32,
     Precision.BF16_MIXED: torch.bfloat16,
@@ -199,12 +200,13 @@ def prepare(
     """Everything that the plan says, checked and built."""
     recipe = plan.recipe
     _check_recipe(recipe)
+    use_tf32(recipe.precision is Precision.TF32)
     check_export(plan, config)
     model = _build(plan, config)
     given: dict[str, Any] = {
         "optimizer": choose_optimizer(recipe.optimizer, config, kernel=recipe.step_kernel),
         "wire": wire,
-        "dtype": _DTYPES[recipe.precision],
+        "dtype": DTYPES[recipe.precision],
         "recompute": recipe.recompute,
         "offload": recipe.offload is Offload.ACTIVATIONS,
         "config": config,
@@ -225,21 +227,32 @@ def prepare(
     return Trainer(model, works, sharding=plan.sharding, **given)
 
 
+def use_tf32(is_wanted: bool) -> None:
+    """Whether GPUs multiply fp32 matrices on their tensor cores; torch's own defaults differ."""
+    torch.backends.cuda.matmul.allow_tf32 = is_wanted
+    torch.backends.cudnn.allow_tf32 = is_wanted
+
+
 def _build(plan: Plan, config: RankConfig) -> Transformer | UserModule:
     if isinstance(plan.model, ModuleSpec):
-        return build_user_module(plan.model, seed=config.seed)
+        module = build_user_module(plan.model, seed=config.seed)
+        if plan.recipe.compiled:
+            module.calls = compiled(module.blocks)
+        return module
     model = build_model(plan.model, seed=config.seed, on_meta=True)
     model.is_packed = config.pack
     if plan.recipe.tuning is Tuning.LORA:
         add_adapters(model, plan.recipe.lora, seed=config.seed)
+    if plan.recipe.compiled:
+        model.calls = compiled(model.blocks)
     return model
 
 
 def _check_recipe(recipe: Recipe) -> None:
-    if recipe.precision not in _DTYPES:
+    if recipe.precision not in DTYPES:
         raise InvalidSpec(
             f"precision {recipe.precision.value} cannot be trained yet",
-            hint="Plan with " + " or ".join(one.value for one in _DTYPES),
+            hint="Plan with " + " or ".join(one.value for one in DTYPES),
         )
     if recipe.tuning is Tuning.QLORA:
         raise InvalidSpec(f"tuning {recipe.tuning.value} cannot be trained yet")

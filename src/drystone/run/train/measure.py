@@ -5,6 +5,10 @@
 Standard output carries one JSON object a line, `{"done": n, "of": m, "what": text}`, while it
 works; the profile goes to the file. The device is the first GPU, or the processor where there is
 none. Collectives are timed among the GPUs of the machine (NCCL), or among processes (gloo).
+
+A GPU that has just begun to work is faster than one that trains: its clock falls as it warms and as
+its power is limited. So it is heated first, and everything is then timed call after call for some
+seconds, a minute in all; `--quick` times bursts, and says so in the profile's source.
 """
 
 from __future__ import annotations
@@ -25,7 +29,13 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from drystone.estimate.learned.profile import Profile, TimedCollective, TimedMatmul, save_profile
+from drystone.describe.profile import (
+    Profile,
+    TimedAttention,
+    TimedCollective,
+    TimedMatmul,
+    save_profile,
+)
 
 # (tokens, outputs, depth): from the narrow layers of small models to the wide ones of large.
 _GPU_SHAPES = tuple(
@@ -49,13 +59,19 @@ class _Settings:
     copy_elements: int
     repeats: int
     num_ranks: int
+    heat_seconds: float  # of multiplications before anything is timed; 0: bursts
+    hold_seconds: float  # that each is timed for, call after call; 0: `repeats` calls, one by one
+    attention: tuple[int, int, int, int]  # sequences, heads, tokens, size of a head
 
 
 def main(arguments: list[str]) -> int:
     """Measure, report progress, write the profile."""
     target = Path(next(argument for argument in arguments if not argument.startswith("-")))
     settings = _make_settings(is_quick="--quick" in arguments)
-    steps = len(settings.shapes) + 3
+    steps = len(settings.shapes) + 4
+    if settings.heat_seconds:
+        _report(0, steps, f"heating for {settings.heat_seconds:g} s")
+        _heat(settings)
     matmuls = []
     for index, shape in enumerate(settings.shapes):
         _report(index, steps, "multiplication {} x {} x {}".format(*shape))
@@ -64,15 +80,19 @@ def main(arguments: list[str]) -> int:
     bandwidth = _measure_bandwidth(settings)
     _report(len(settings.shapes) + 1, steps, "launch time")
     launch_seconds = _measure_launch(settings)
-    _report(len(settings.shapes) + 2, steps, f"collectives of {settings.num_ranks} ranks")
+    _report(len(settings.shapes) + 2, steps, "attention")
+    attention = _time_attention(settings)
+    _report(len(settings.shapes) + 3, steps, f"collectives of {settings.num_ranks} ranks")
     collectives = _measure_collectives(settings) if settings.num_ranks > 1 else ()
     profile = Profile(
         device=_device_name(settings.device),
-        source=f"measured with torch {torch.__version__}",
+        source=f"measured with torch {torch.__version__}, "
+        + ("under sustained load" if settings.hold_seconds else "in bursts"),
         precision="fp32" if settings.dtype is torch.float32 else "bf16-mixed",
         matmuls=tuple(matmuls),
         memory_bandwidth_bytes_per_second=bandwidth,
         launch_seconds=launch_seconds,
+        attention=(attention,),
         collectives=collectives,
     )
     save_profile(profile, target)
@@ -89,6 +109,9 @@ def _make_settings(*, is_quick: bool) -> _Settings:
             copy_elements=2**28,
             repeats=5 if is_quick else 20,
             num_ranks=torch.cuda.device_count(),
+            heat_seconds=0.0 if is_quick else 20.0,
+            hold_seconds=0.0 if is_quick else 3.0,
+            attention=(4, 32, 4096, 128),
         )
     return _Settings(
         device=torch.device("cpu"),
@@ -97,6 +120,9 @@ def _make_settings(*, is_quick: bool) -> _Settings:
         copy_elements=2**22 if is_quick else 2**25,
         repeats=3 if is_quick else 7,
         num_ranks=2,
+        heat_seconds=0.0 if is_quick else 2.0,
+        hold_seconds=0.0 if is_quick else 0.5,
+        attention=(1, 4, 256, 64),
     )
 
 
@@ -112,8 +138,60 @@ def _device_name(device: torch.device) -> str:
 
 
 def _seconds_of(work: Callable[[], object], settings: _Settings) -> float:
-    """The median time of `work`, after two calls that warm up."""
-    return statistics.median(_timings(work, settings))
+    """The time of one call: call after call under load, or the median of bursts."""
+    if not settings.hold_seconds:
+        return statistics.median(_timings(work, settings))
+    work()
+    _wait(settings.device)
+    started, num_calls, elapsed = time.perf_counter(), 0, 0.0
+    while elapsed < settings.hold_seconds:
+        for _ in range(settings.repeats):
+            work()
+        _wait(settings.device)
+        num_calls += settings.repeats
+        elapsed = time.perf_counter() - started
+    return elapsed / num_calls
+
+
+def _heat(settings: _Settings) -> None:
+    """Multiply until clock and temperature are those of a long run."""
+    width = settings.shapes[-1][1]
+    square = torch.randn(width, width, device=settings.device, dtype=settings.dtype)
+    until = time.perf_counter() + settings.heat_seconds
+    while time.perf_counter() < until:
+        for _ in range(settings.repeats):
+            torch.mm(square, square)
+        _wait(settings.device)
+
+
+def _time_attention(settings: _Settings) -> TimedAttention:
+    """Causal attention as torch offers it, forward, and with its backward pass."""
+    sequences, heads, tokens, head_dim = settings.attention
+    shape = (sequences, heads, tokens, head_dim)
+    query, key, value = (
+        torch.randn(shape, device=settings.device, dtype=settings.dtype, requires_grad=True)
+        for _ in range(3)
+    )
+
+    def forward() -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+    gradient = torch.ones_like(query)
+
+    def there_and_back() -> None:
+        torch.autograd.grad(forward(), (query, key, value), gradient)
+
+    both = _seconds_of(there_and_back, settings)
+    with torch.no_grad():
+        ahead = _seconds_of(forward, settings)
+    return TimedAttention(
+        sequences=sequences,
+        heads=heads,
+        tokens=tokens,
+        head_dim=head_dim,
+        forward_seconds=ahead,
+        backward_seconds=max(both - ahead, 0.1 * ahead),  # noise must not make it nothing
+    )
 
 
 def _timings(work: Callable[[], object], settings: _Settings) -> Iterator[float]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import resource
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
 
 from drystone.run.train.collectives import Pending, Wire, Worked
+from drystone.run.train.device import is_accelerator
 from drystone.run.train.emulate import KINDS, Pacer, active_ledger
 from drystone.run.train.models.layered import Batch, Weight
 from drystone.run.train.timing import make_timer
@@ -72,7 +73,9 @@ class Stepper:
         self.num_steps = 0
         self.stop_asked = False
         self.loss_scale = 1.0  # of the backward pass in fp16; gradients come out without it
-        self._timer = make_timer(device)
+        self.timer = make_timer(device)
+        # Called once in a step, when all of it was asked of the device and nothing read yet.
+        self.while_computing: Callable[[], None] | None = None
 
     @property
     def counted(self) -> list[Owned]:
@@ -126,7 +129,10 @@ class Stepper:
         return Total(total, self.wire.sum(total))
 
     def _on_device(self, weight: Weight) -> torch.Tensor:
-        return torch.as_tensor(weight, dtype=torch.float64, device=self.device).reshape(1)
+        if isinstance(weight, torch.Tensor):
+            return weight.to(self.device, torch.float64).reshape(1)
+        # Not `torch.tensor`: that would copy a number from the host, and wait for the device.
+        return torch.full((1,), weight, dtype=torch.float64, device=self.device)
 
     def _loss_gradient(self, loss: torch.Tensor, total: Total) -> torch.Tensor:
         """With which a backward pass begins at a sum of losses."""
@@ -149,21 +155,22 @@ class Stepper:
     def _result(self, loss_sum: torch.Tensor, total: Total) -> StepResult:
         """Sum over the ranks what is only known in part: one small collective."""
         squares = self._square_norm()
-        seconds = dict.fromkeys(PARTS, 0.0) | self._timer.seconds()
+        if self.while_computing is not None:
+            self.while_computing()
+        seconds = dict.fromkeys(PARTS, 0.0) | self.timer.seconds()
         costs = self._pacer.measured_seconds() if self._pacer else {}
         mine = [
             seconds["forward"] + seconds["backward"],
             float(_peak_memory_bytes(self.device)),
             *(costs.get(kind, 0.0) for kind in KINDS),
         ]
-        table = torch.zeros(self.wire.num_ranks, len(mine), dtype=torch.float64)
-        table[self.wire.rank] = torch.tensor(mine, dtype=torch.float64)
-        few = torch.tensor([float(self.stop_asked)], dtype=torch.float64, device=self.device)
-        sums = torch.stack((loss_sum, squares))
-        numbers = torch.cat((sums, few, table.flatten().to(self.device)))
+        told = torch.zeros(1 + self.wire.num_ranks * len(mine), dtype=torch.float64)
+        told[0], at = float(self.stop_asked), 1 + self.wire.rank * len(mine)
+        told[at : at + len(mine)] = torch.tensor(mine, dtype=torch.float64)
+        # From here on the host waits for the device, once a step: whether to go on, to skip or to
+        # clip depends on these numbers.
+        numbers = torch.cat((torch.stack((loss_sum, squares)), told.to(self.device)))
         self.wire.sum(numbers).wait()
-        # The one place where the host waits for the device in a step: whether to go on, to skip or
-        # to clip depends on these numbers.
         weight, loss, square, stops, *others = self.wire.read(torch.cat((total.value(), numbers)))
         by_rank = [others[at : at + len(mine)] for at in range(0, len(others), len(mine))]
         highest = [max(column) for column in zip(*by_rank, strict=True)]
@@ -180,7 +187,7 @@ class Stepper:
 
     def _timed(self, part: str) -> AbstractContextManager[None]:
         """Seconds of what is inside are those of the part."""
-        found: AbstractContextManager[None] = self._timer.section(part)
+        found: AbstractContextManager[None] = self.timer.section(part)
         return found
 
     def _paced(
@@ -194,8 +201,9 @@ class Stepper:
 
 
 def _peak_memory_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+    if is_accelerator(device):
+        most: int = torch.get_device_module(device).max_memory_allocated(device)
+        return most
     ledger = active_ledger()
     if ledger is not None:
         return ledger.peak_bytes

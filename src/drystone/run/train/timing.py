@@ -1,7 +1,8 @@
 """Seconds of the parts of a step: by clocks on a processor, by events on a GPU's own stream.
 
 A GPU computes long after its host has asked for it, so a clock would show launch times. Events are
-read when the step's work has been enqueued (`seconds`), which waits for the last of them.
+read when the step's work has been enqueued (`seconds`), which waits for the last of them. What is
+done after that, the update, is known a step later: nobody waits for it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
+
+from drystone.run.train.device import is_accelerator
 
 
 class StepTimer(Protocol):
@@ -26,6 +29,9 @@ class StepTimer(Protocol):
 
     def seconds(self) -> dict[str, float]:
         """So far in this step, by part."""
+
+    def last_seconds(self, part: str) -> float:
+        """Of a part after `seconds` was asked for: the last that is known."""
 
 
 class HostTimer:
@@ -51,6 +57,10 @@ class HostTimer:
         """So far in this step, by part."""
         return dict(self._seconds)
 
+    def last_seconds(self, part: str) -> float:
+        """Of this step."""
+        return self._seconds[part]
+
 
 class EventTimer:
     """Where operations are enqueued: events on the current stream, before and after."""
@@ -59,12 +69,15 @@ class EventTimer:
         self._make_event = make_event
         self._spare: list[Any] = []  # events of steps before
         self._pairs: list[tuple[str, Any, Any]] = []
+        self._num_read = self._num_late = 0
+        self._late: dict[str, float] = {}
 
     def begin(self) -> None:
-        """A new step."""
-        for _, start, end in self._pairs:
+        """A new step; what was done since `seconds` was asked for is still to be read."""
+        for _, start, end in self._pairs[: self._num_read]:
             self._spare += (start, end)
-        self._pairs.clear()
+        self._pairs, self._num_read = self._pairs[self._num_read :], 0
+        self._num_late = len(self._pairs)
 
     @contextmanager
     def section(self, part: str) -> Iterator[None]:
@@ -82,9 +95,16 @@ class EventTimer:
         found: defaultdict[str, float] = defaultdict(float)
         if self._pairs:
             self._pairs[-1][2].synchronize()
-        for part, start, end in self._pairs:
-            found[part] += start.elapsed_time(end) / 1e3
+        late: defaultdict[str, float] = defaultdict(float)
+        for index, (part, start, end) in enumerate(self._pairs):
+            (late if index < self._num_late else found)[part] += start.elapsed_time(end) / 1e3
+        self._late |= late
+        self._num_read = len(self._pairs)
         return dict(found)
+
+    def last_seconds(self, part: str) -> float:
+        """Of the step before."""
+        return self._late.get(part, 0.0)
 
     def _event(self) -> Any:
         return self._spare.pop() if self._spare else self._make_event()
@@ -92,6 +112,7 @@ class EventTimer:
 
 def make_timer(device: torch.device) -> StepTimer:
     """The timer that tells the truth on that device."""
-    if device.type == "cuda":
-        return EventTimer(lambda: torch.cuda.Event(enable_timing=True))
+    if is_accelerator(device):
+        module = torch.get_device_module(device)
+        return EventTimer(lambda: module.Event(enable_timing=True))
     return HostTimer()

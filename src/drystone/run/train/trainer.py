@@ -16,6 +16,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -31,6 +32,7 @@ from drystone.run.train.checkpoint.checkpoint import Progress, load_latest, save
 from drystone.run.train.collectives import Wire
 from drystone.run.train.config import RankConfig
 from drystone.run.train.data import RankWork, micro_batches
+from drystone.run.train.device import Copies, is_accelerator
 from drystone.run.train.emulate import SLOWDOWN, EmulatedDevice
 from drystone.run.train.group import this_device
 from drystone.run.train.models.layered import Batch, LayeredModel
@@ -84,6 +86,8 @@ class Trainer:
         self.is_leaving = False
         self._num_steps = config.num_steps
         self._data_seconds = 0.0
+        self._copies = Copies(self.engine.device)
+        self._ahead: tuple[list[range], bytes, list[Callable[[], Batch]]] | None = None
         self._started = time.perf_counter()
 
     @property
@@ -148,7 +152,8 @@ class Trainer:
         return self._background.take_whole()
 
     def _progress_now(self) -> Progress:
-        chance = bytes(torch.get_rng_state().tolist()).hex()
+        # Of before the next step's samples were read.
+        chance = (self._ahead[1] if self._ahead else bytes(torch.get_rng_state().tolist())).hex()
         if self._scale is None:
             return replace(self.progress, rng_state=chance)
         return replace(
@@ -171,14 +176,31 @@ class Trainer:
     ) -> Iterator[list[Batch]]:
         """Micro-batches of this rank, step by step, up to step `num_steps` of the whole job."""
         self._num_steps = num_steps
-        while self.progress.step < num_steps and not self.is_leaving:
-            self._started = time.perf_counter()
-            batches = [
-                _to_device(read(run), self.engine.device)
-                for run in self._runs(self.progress.position)
-            ]
-            self._data_seconds = time.perf_counter() - self._started
-            yield batches
+        if is_accelerator(self.engine.device):
+            self.engine.while_computing = partial(self._read_ahead, read)
+        try:
+            while self.progress.step < num_steps and not self.is_leaving:
+                self._started = time.perf_counter()
+                batches = self._batches(read, self._runs(self.progress.position))
+                self._data_seconds = time.perf_counter() - self._started
+                yield batches
+        finally:
+            self.engine.while_computing = None
+
+    def _batches(self, read: Callable[[Sequence[int]], Batch], runs: list[range]) -> list[Batch]:
+        """On the device; read already, where that was foreseen."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] == runs:
+            return [wait() for wait in ahead[2]]
+        return [self._copies.batch_to_device(read(run))() for run in runs]
+
+    def _read_ahead(self, read: Callable[[Sequence[int]], Batch]) -> None:
+        """The samples of the next step, while the device computes this one."""
+        if self.progress.step + 1 >= self._num_steps:
+            return
+        runs = self._runs(self.progress.position + self.global_batch)
+        chance = bytes(torch.get_rng_state().tolist())
+        self._ahead = runs, chance, [self._copies.batch_to_device(read(run)) for run in runs]
 
     def evaluate(self, read: Callable[[Sequence[int]], Batch], *, num_samples: int) -> float:
         """The mean loss of the samples from 0 on, in rounds of a whole batch; nothing is changed.
@@ -187,7 +209,7 @@ class Trainer:
         """
         loss_sum = total = 0.0
         for position in range(0, num_samples, self.global_batch):
-            batches = [_to_device(read(run), self.engine.device) for run in self._runs(position)]
+            batches = [self._copies.batch_to_device(read(run))() for run in self._runs(position)]
             summed, weight = self.engine.compute_loss(batches)
             loss_sum, total = loss_sum + summed, total + weight
         return loss_sum / total if total else math.nan
@@ -206,12 +228,12 @@ class Trainer:
             self._scale = self._scale.after(result.gradient_norm)
         if self.config.clip and not is_skipped:
             self.engine.clip_gradients(result, self.config.clip)
-        updating = time.perf_counter()
         if has_schedule(self.config):
             factor = learning_rate_factor(self.config, self.progress.step, self._num_steps)
             set_learning_rate(self.optimizer, factor)
-        if not is_skipped:
-            self.optimizer.step()
+        with self.engine.timer.section("optimizer"):
+            if not is_skipped:
+                self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         now = time.perf_counter()
         self.is_leaving = result.stop_asked
@@ -222,6 +244,7 @@ class Trainer:
             position=self.progress.position + self.global_batch,
         )
         whole = now - self._started
+        updating = self.engine.timer.last_seconds("optimizer")
         stragglers = self._look_for_stragglers(taken, result)
         return StepReport(
             step=self.progress.step,
@@ -231,7 +254,7 @@ class Trainer:
             tokens=result.weight,
             step_seconds=whole,
             tokens_per_second=result.weight / whole,
-            seconds={"data": self._data_seconds, **result.seconds, "optimizer": now - updating},
+            seconds={"data": self._data_seconds, **result.seconds, "optimizer": updating},
             compute_seconds=result.compute_seconds,
             peak_memory_bytes=result.peak_memory_bytes,
             batches=taken,
@@ -310,11 +333,3 @@ def refuse_kept(recompute: Recompute) -> None:
             f"recompute {recompute} with weights gathered layer by layer cannot be executed",
             hint="Plan again: such a plan recomputes all, or holds all weights (ZeRO-0 or 1)",
         )
-
-
-def _to_device(batch: Batch, device: torch.device) -> Batch:
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, dict):
-        return {key: _to_device(one, device) for key, one in batch.items()}
-    return [_to_device(one, device) for one in batch]

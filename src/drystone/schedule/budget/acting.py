@@ -115,6 +115,8 @@ def _fits(
 ) -> bool:
     """Whether all jobs can have what they want now; who runs and would not change counts as is."""
     jobs, rows = snapshot.jobs, np.arange(len(snapshot.jobs))
+    if not rest.start.size:
+        return True
     wanted = rest.start.argmin(axis=1)
     able = np.isfinite(rest.start[rows, wanted])
     keeps = jobs.is_running & ~(rest.start[rows, wanted] < (1 - MIN_GAIN) * rest.stay)

@@ -2,7 +2,8 @@
 
 A job runs as the user who runs the service, unless `--run-as` says otherwise, so the modes of the
 socket's file do not keep it out. But whatever a job starts descends from an agent
-(`run/engines/agent/keeper.py`), and from no other process that could have a reason to ask.
+(`run/engines/agent/keeper.py`), and from no other process that could have a reason to ask; where
+there are groups of the kernel, it is in one of those, also when its parents have died.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import socket
 import struct
 from pathlib import Path
 from typing import Final
+
+from drystone.run.engines.agent.cgroups import is_in_group
 
 PEER_PREFIX: Final = "uid "
 # Programs below which code of those who submit jobs runs: agents, training, probes of modules.
@@ -32,6 +35,8 @@ def is_job_process(pid: int) -> bool:
 
     One that cannot be looked at (it has ended, or hides) is taken for a job's.
     """
+    if is_in_group(pid):
+        return True
     for _ in range(_MAX_DEPTH):
         if pid <= 1:
             return False

@@ -9,6 +9,7 @@ from drystone.describe.catalogue import find_gpu
 from drystone.describe.layout import Layout, Layouts
 from drystone.describe.machine import default_machine
 from drystone.describe.model import Attention, Block, Mlp, ModelSpec
+from drystone.describe.profile import TimedAttention
 from drystone.describe.recipe import Recipe
 from drystone.errors import InvalidSpec, UnreadableFile
 from drystone.estimate.learned.profile import (
@@ -162,3 +163,16 @@ def test_a_profile_works_for_any_machine():
     machine = replace(MACHINE, gpus_per_node=1)
 
     assert (estimate_speed(MODEL, RECIPE, LAYOUTS, machine, profile=profile).step_seconds > 0).all()
+
+
+def test_timed_attention_stands_in_the_place_of_the_formula():
+    def timed(factor: float) -> Profile:
+        seconds = factor * 2.0 * 4 * 16 * 2048**2 * 128 / 1.5e14
+        row = {"sequences": 4, "heads": 16, "tokens": 2048, "head_dim": 128}
+        attention = TimedAttention(**row, forward_seconds=seconds, backward_seconds=2.5 * seconds)
+        return Profile(device="GPU", attention=(attention,))
+
+    quick, slow = estimate(timed(1.0)), estimate(timed(3.0))
+
+    assert slow.attention_seconds == pytest.approx(3 * quick.attention_seconds)
+    assert slow.matmul_seconds == pytest.approx(quick.matmul_seconds)

@@ -18,6 +18,7 @@ from drystone.observe.check.accuracy import (
     check_memory,
     check_speed,
     dataset_and_kind,
+    reading_of,
 )
 from drystone.observe.check.runs import PublishedRun, SkippedRun, load_runs
 from drystone.units import GiB
@@ -174,3 +175,19 @@ def test_speed_is_judged_where_the_gpu_is_known():
     assert [one.reason for one in report.skipped] == ["the GPU is not stated", SKIPPED.reason]
     assert report.to_json()["measure"] == "speed"
     assert report.fit_counts.fits_accepted + report.fit_counts.fits_refused == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "compared"),
+    [
+        ("allocated", "allocated"),
+        ("max_memory_allocated", "allocated"),
+        ("torch reserved", "reserved"),
+        ("reserved (max over ranks, allocated is less)", "reserved"),
+        ("nvidia-smi", "device"),
+        ("unstated (GB)", "device"),
+        ("", "device"),
+    ],
+)
+def test_a_reading_is_compared_with_what_it_is(kind: str, compared: str) -> None:
+    assert reading_of(kind) == compared

@@ -246,7 +246,7 @@ def test_the_global_batch_is_stated_or_follows():
     ],
 )
 def test_words_for_precision(text, expected):
-    assert recipe(precision=text).precision is expected
+    assert recipe(precision=text, framework="plain torch").precision is expected
 
 
 def test_deepspeed_keeps_a_master_of_whatever_it_trains():
@@ -580,7 +580,33 @@ def test_words_of_other_peoples_tables() -> None:
     assert recipe(recompute="gradient checkpointing").recompute.kind is RecomputeKind.FULL
     assert recipe(recompute="no").recompute.kind is RecomputeKind.NONE
     assert recipe(precision="mixed bf16").precision is Precision.BF16_MIXED
-    assert recipe(precision="pure bf16").precision is Precision.BF16
+    assert recipe(precision="pure bf16", framework="torchtune").precision is Precision.BF16
     assert recipe(framework="torchtune").loss is Loss.CHUNKED
-    with pytest.raises(DrystoneError):
-        recipe(recompute="sometimes")
+    assert layout(sharding="FULL_SHARD").sharding is Sharding.ZERO3
+    assert layout(sharding="DP").sharding is Sharding.NONE
+    assert layout(sp="yes").sequence_parallel
+    assert recipe(recompute="SAC").recompute.kind is RecomputeKind.SELECTIVE
+    assert recipe(recompute="block 3").recompute.every == 2  # three of six layers a stage
+    assert recipe(tuning="SFT").tuning is Tuning.FULL
+    for unclear in ("sometimes", "1/3", "0.5"):
+        with pytest.raises(DrystoneError):
+            recipe(recompute=unclear)
+
+
+def test_megatron_keeps_a_master_also_where_a_table_says_bf16_alone() -> None:
+    assert recipe(precision="BF16").precision is Precision.BF16_MIXED
+    assert recipe(precision="BF16", framework="Megatron-Bridge").precision is Precision.BF16_MIXED
+    assert recipe(precision="BF16", framework="torchtune").precision is Precision.BF16
+    both = recipe(precision="bf16 + fp32 master", framework="torchtune")
+    assert both.precision is Precision.BF16_MIXED
+
+
+def test_a_gate_that_is_not_stated_is_as_the_architecture_has_it() -> None:
+    def mlp(**changes: str) -> Mlp:
+        part = parse_shape(ROW | changes).stack[0][0].feed_forward
+        assert isinstance(part, Mlp)
+        return part
+
+    assert mlp(arch="llama").gated
+    assert not mlp(arch="llama", gated_mlp="no").gated
+    assert not mlp(arch="gpt").gated

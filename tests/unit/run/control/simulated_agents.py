@@ -12,6 +12,11 @@ from drystone.run.engines.contract import Poll, Rendezvous, Seen
 from drystone.run.fence import Fenced
 
 SAVE_EVERY = 5
+POISON = (
+    "\0\x1b[2J{}", '{"event": "step"', '{"event": "step", "step": 1e400, "loss": NaN}',
+    '{"event": "step", "step": 1' + "0" * 400 + "}", '{"a":' * 3000, "x" * 70_000,
+    '{"event": "step", "step": -3}', '{"event": "checkpoint", "step": "two"}', "\ud800",
+)  # fmt: skip
 
 
 class Killed(BaseException):
@@ -51,8 +56,9 @@ class Part:
     def end(self, code: int) -> None:
         self.exits = {rank: code if old is None else old for rank, old in self.exits.items()}
 
-    def report(self, event: str, step: int) -> None:
+    def report(self, event: str, step: int, poison: str = "") -> None:
         if self.request["reports"]:
+            self.reports += f"{poison}\n" if poison else ""
             self.reports += json.dumps({"event": event, "step": step}) + "\n"
 
 
@@ -115,6 +121,8 @@ class SimulatedAgents:
         self._reach(node)
         if self._faults.strike(0.03):
             raise AgentGone("the request was lost")
+        if self._faults.strike(0.02):
+            getattr(self, f"_{op}")(node, **values)  # the request comes twice
         answer = getattr(self, f"_{op}")(node, **values)
         self._faults.maybe_kill()
         if self._faults.strike(0.03):
@@ -147,6 +155,8 @@ class SimulatedAgents:
             return {}  # asked again
         if key[1] < job.fence:
             raise AgentRefused("a later launch was made")
+        if self._faults.strike(0.02):
+            raise AgentRefused("No space left on device", RefusalKind.DISK_FULL)
         devices = {rank["device"] for rank in request["ranks"]}
         for part in self.nodes[node].values():
             if not part.is_over and devices & {rank["device"] for rank in part.request["ranks"]}:
@@ -236,4 +246,5 @@ class SimulatedAgents:
 
     def _tell(self, gang: list[Part], event: str, step: int) -> None:
         for part in gang:
-            part.report(event, step)
+            is_bad = self._faults.strike(0.02)
+            part.report(event, step, self._faults.random.choice(POISON) if is_bad else "")

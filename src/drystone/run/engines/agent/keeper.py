@@ -3,7 +3,7 @@
 A keeper is a process that the agent forks. It starts the rank and is the reaper of whatever the
 rank starts (`PR_SET_CHILD_SUBREAPER`): children that leave the process group or the session stay
 its descendants. When the rank ends, or the agent dies, the keeper kills all of them, and then ends
-as the rank ended.
+as the rank ended. Where the machine lets us, a group of the kernel holds them too (`cgroups.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, NoReturn
+
+from drystone.run.engines.agent.accounts import Account, become
+from drystone.run.engines.agent.cgroups import end_group, join_group
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_DUMPABLE: Final = 4
@@ -40,6 +43,8 @@ class Command:
     folder: str
     output: IO[bytes]
     log: IO[bytes]
+    account: Account | None = None  # None: that of the agent
+    group: Path | None = None  # of the kernel; None: keepers alone hold it
 
 
 class KeptProcess:
@@ -52,6 +57,7 @@ class KeptProcess:
         """
         self.keeper_pid, self.pid = _fork_keeper(command)
         self.exit_code: int | None = None
+        self._group = command.group
         self._killed_at = float("inf")
 
     def terminate(self) -> None:
@@ -66,6 +72,8 @@ class KeptProcess:
         now = time.monotonic()
         self._killed_at = min(self._killed_at, now)
         kill_descendants(self.keeper_pid)
+        if self._group is not None:
+            end_group(self._group)
         if now - self._killed_at > _PATIENCE_SECONDS:
             _kill(self.keeper_pid, signal.SIGKILL)  # stopped, or out of memory itself
 
@@ -77,6 +85,8 @@ class KeptProcess:
             except ChildProcessError:
                 pid, status = self.keeper_pid, signal.SIGKILL
             if pid:
+                if self._group is not None:
+                    end_group(self._group)  # of a keeper that was killed
                 self.exit_code = os.waitstatus_to_exitcode(status)
         return self.exit_code
 
@@ -237,9 +247,13 @@ def _keep(command: Command, agent: int, writing: int, mask: set[int]) -> NoRetur
         os.setsid()
         rank = _start_rank(command, agent, writing, mask)  # kept: forgetting it waits for it
         status = _watch_rank(rank.pid, agent)
+        if command.group is not None:
+            end_group(command.group)
         _end_like(status)
     except BaseException:
         kill_descendants(os.getpid())
+        if command.group is not None:
+            end_group(command.group)
     os._exit(1)
 
 
@@ -253,6 +267,10 @@ def _start_rank(
 
     def prepare() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if command.group is not None:
+            join_group(command.group)
+        if command.account is not None:
+            become(command.account)
         _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         if os.getppid() != keeper:
             os._exit(1)

@@ -17,6 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from drystone.run.engines.agent.accounts import Account, find_account, give, let_through
+from drystone.run.engines.agent.cgroups import end_group, make_group
 from drystone.run.engines.agent.environment import job_environment
 from drystone.run.engines.agent.keeper import Command, KeptProcess, birth_of, kill_left_behind
 from drystone.run.fence import (
@@ -47,6 +49,7 @@ class Launch:
         self._processes: dict[int, KeptProcess] = {}
         self._kill_at = float("inf")
         self._lease_ends = 0.0
+        self._groups: dict[int, Path | None] = {}  # of the kernel
 
     @property
     def is_over(self) -> bool:
@@ -61,14 +64,17 @@ class Launch:
             raise_fence(Path(fence), self.epoch)
         write_whole(self.folder / "launch.json", self.request)
         self.renew(float(self.request["lease_seconds"]))
+        account = self._hand_over()
         try:
             for table in self.request["ranks"]:
-                self._start_rank(table)
+                self._start_rank(table, account)
         except OSError as error:
             self.end(grace_seconds=0, note=f"cannot be started: {error}")
             raise
         ranks = {rank: process.pid for rank, process in self._processes.items()}
         keepers = {rank: process.keeper_pid for rank, process in self._processes.items()}
+        groups = {rank: str(group) for rank, group in self._groups.items() if group is not None}
+        write_whole(self.folder / "groups.json", groups)
         for name, pids in (("processes.json", ranks), ("keepers.json", keepers)):
             write_whole(
                 self.folder / name, {rank: [pid, birth_of(pid)] for rank, pid in pids.items()}
@@ -79,11 +85,26 @@ class Launch:
         """Processes that hold its ranks."""
         return frozenset(process.keeper_pid for process in self._processes.values())
 
-    def _start_rank(self, table: dict[str, Any]) -> None:
+    def _hand_over(self) -> Account | None:
+        """The account that it is to run as, which gets what it needs of our files."""
+        name = str(self.request.get("account", ""))
+        if not name:
+            return None
+        account = find_account(name)
+        let_through(self.folder, *list(self.folder.parents)[:3])  # launches, node, agents
+        (self.folder / "lease").chmod(0o644)
+        (self.folder / "launch.json").chmod(0o600)
+        if self.request.get("fence"):
+            give(Path(self.request["fence"]), account)
+        return account
+
+    def _start_rank(self, table: dict[str, Any], account: Account | None) -> None:
         rank = int(table["rank"])
+        self._groups[rank] = make_group(f"{os.getpid()}-{self.job_id}.{self.epoch}.{rank}")
         environment = {
             **self._variables,
             **job_environment(os.environ),
+            **(account.variables if account is not None else {}),
             **self.request.get("environment", {}),
             **table.get("environment", {}),
             EPOCH_VARIABLE: str(self.epoch),
@@ -101,6 +122,8 @@ class Launch:
                 folder=str(self.request.get("folder", "")),
                 output=output,
                 log=log,
+                account=account,
+                group=self._groups[rank],
             )
             self._processes[rank] = KeptProcess(command)
 
@@ -161,6 +184,8 @@ class Launch:
         for rank, (keeper, birth) in (read_json(self.folder / "keepers.json") or {}).items():
             session = int(ranks.get(rank, (0, ""))[0])
             kill_left_behind(int(keeper), birth, session=session, marker=marker)
+        for group in (read_json(self.folder / "groups.json") or {}).values():
+            end_group(Path(group))
         self.exits = dict.fromkeys(self.exits, LOST_EXIT)
         self.note = "the agent of the node was lost"
         self._write_end()
@@ -217,7 +242,7 @@ def read_json(path: Path) -> Any:
 
 def open_plain(path: Path) -> IO[bytes]:
     """A file that a job may have put there: what is no plain file could block for ever."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OSError(f"{path} is not a plain file")

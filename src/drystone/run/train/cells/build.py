@@ -21,7 +21,8 @@ from drystone.run.train.models.rotary import Rotary, rotary_tables
 from drystone.run.train.models.transformer import Transformer
 from drystone.run.train.recompute import kind_of_block, recomputing
 from drystone.run.train.samples import Places, documents_of
-from drystone.run.train.uneven.shard import Unit, cut_units
+from drystone.run.train.uneven.cuts import cut_units, unit_size
+from drystone.run.train.uneven.shard import Unit
 
 TIED = "tokens.weight"  # what the head shares, where it shares something
 
@@ -84,7 +85,8 @@ class CellBuilder:
 
     def build(self, timed: Timed, paced: Paced) -> tuple[list[StagePart], dict[int, ChunkRun]]:
         """The weights in their parts, and the chunks by number that run with them."""
-        leaves = self._leaves()
+        with torch.device(self._device):
+            leaves = self._leaves()
         units = self._units(leaves)
         parts = {name: self._part(name, units[name], some) for name, some in leaves.items()}
         runs = {
@@ -132,7 +134,7 @@ class CellBuilder:
                 for name, group in leaves.items()
             }
             some = {name: group for name, group in some.items() if group}
-            sizes = [sum(leaf.value.numel() for leaf in group) for group in some.values()]
+            sizes = [unit_size(leaf.value for leaf in group) for group in some.values()]
             for (name, group), cuts in zip(
                 some.items(), cut_units(sizes, shares) if sizes else [], strict=True
             ):
@@ -199,8 +201,7 @@ class CellBuilder:
         if self._model.is_packed:
             assert batch is not None
             documents = documents_of(batch)
-        left: torch.Tensor = self._model.blocks[layer](hidden, Places(self._rotary, documents))
-        return left
+        return self._model.run_block(layer, hidden, Places(self._rotary, documents))
 
     def _run_back(self, hidden: torch.Tensor | None, batch: torch.Tensor | None) -> torch.Tensor:
         assert hidden is not None

@@ -95,7 +95,7 @@ class CellEngine(Stepper):
 
     def compute_gradients(self, batches: Sequence[Batch]) -> StepResult:
         """Forward and backward over all micro-batches: each owned piece gets its `grad`."""
-        self._timer.begin()
+        self.timer.begin()
         self._losses.zero_()
         self._total = self._count_predicted(batches)
         incoming: dict[Action, Incoming] = {}
@@ -120,7 +120,7 @@ class CellEngine(Stepper):
 
     def compute_loss(self, batches: Sequence[Batch]) -> tuple[float, float]:
         """Losses summed over the samples of all ranks, and the tokens predicted; no gradients."""
-        self._timer.begin()
+        self.timer.begin()
         self._losses.zero_()
         total = self._count_predicted(batches)
         incoming: dict[Action, Incoming] = {}

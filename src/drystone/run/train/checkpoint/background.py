@@ -1,14 +1,15 @@
 """Checkpoints that are written while training goes on.
 
-`save` copies this rank's pieces into host memory, which is all that training waits for; a thread
-writes the copy, with collectives over a group of its own. One checkpoint is under way at a time:
-the next `save` waits for the one before. It is a checkpoint only once the folder has its name, as
-always, so a kill in the middle leaves the one before as the newest.
+`save` copies this rank's pieces into pinned host memory, in the order of the device's own work; a
+thread waits for that and writes the copy, with collectives over a group of its own. One checkpoint
+is under way at a time: the next `save` waits for the one before. It is a checkpoint only once the
+folder has its name, as always, so a kill in the middle leaves the one before as the newest.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ from drystone.run.train.checkpoint.checkpoint import (
     write_checkpoint,
 )
 from drystone.run.train.checkpoint.slices import Slice
+from drystone.run.train.device import Copies, use_device
 from drystone.run.train.emulate import host_memory
 from drystone.run.train.stepping import Stepper
 
@@ -33,6 +35,7 @@ class BackgroundSaves:
         self._folder, self._engine, self._optimizer, self._keep = folder, engine, optimizer, keep
         # A group apart: collectives of two threads on one would meet the wrong partners.
         self._wire = engine.wire.for_storage()
+        self._memory = Copies(engine.device)
         self._copies: dict[str, torch.Tensor] = {}
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -41,9 +44,9 @@ class BackgroundSaves:
     def save(self, progress: Progress) -> None:
         """Copy, and write the copy while the caller goes on."""
         self.wait()
-        state = self._copied()
+        state, is_copied = self._copied(), self._memory.mark()
         self._thread = threading.Thread(
-            target=self._write, args=(state, progress), name="checkpoint", daemon=True
+            target=self._write, args=(state, progress, is_copied), name="checkpoint", daemon=True
         )
         self._thread.start()
 
@@ -71,14 +74,18 @@ class BackgroundSaves:
                 source = one.local if isinstance(one, Slice) else one
                 copy = self._copies.get(name)
                 if copy is None or copy.shape != source.shape:
-                    copy = torch.empty(source.shape, dtype=source.dtype)
-                    self._copies[name] = copy
-                copy.copy_(source)
+                    copy = self._copies[name] = self._memory.host_like(source)
+                # In the order of the device's own work: what changes the source comes later.
+                copy.copy_(source, non_blocking=True)
                 state[name] = one.with_values(copy) if isinstance(one, Slice) else copy
         return state
 
-    def _write(self, state: dict[str, torch.Tensor], progress: Progress) -> None:
+    def _write(
+        self, state: dict[str, torch.Tensor], progress: Progress, is_copied: Callable[[], None]
+    ) -> None:
         try:
+            use_device(self._engine.device)  # else a thread is on the first one
+            is_copied()
             path = write_checkpoint(self._folder, state, progress, wire=self._wire, keep=self._keep)
             self._whole.append((progress.step, path))
         except BaseException as error:  # raised where somebody waits for it

@@ -9,14 +9,15 @@ the blocks replaced by what came out of them.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any, Final, Protocol, TypeAlias
 
 import torch
 from torch import nn
 
 from drystone.errors import InvalidSpec, UnknownName
+from drystone.run.train.device import map_tensors
 
 _LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 Batch = Any  # what the model takes: a tensor, a tuple of tensors, a dict
@@ -67,6 +68,15 @@ def place_parameters(module: nn.Module, make: Callable[[str, nn.Parameter], torc
             setattr(part, name, made[id(one)])
 
 
+COMPILER: Final = "inductor"
+
+
+def compiled(blocks: Iterable[nn.Module]) -> list[Callable[..., Any]]:
+    """What to call instead of each block; compiled when it is called first."""
+    calls: list[Callable[..., Any]] = [torch.compile(block, backend=COMPILER) for block in blocks]
+    return calls
+
+
 def seeded_normal(shape: torch.Size, std: float, seed: int, name: str) -> torch.Tensor:
     """A normal tensor that depends on the seed and the name alone."""
     chance = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
@@ -95,6 +105,8 @@ class NamedBlocks:
             raise UnknownName("list of blocks", blocks, lists)
         turn_caches_off(module)
         self.module, self.blocks = module, list(found.children())
+        self.calls: Sequence[Callable[..., Any]] = self.blocks  # or the blocks compiled
+        self.dtype = torch.float32  # that weights have in compute: whoever lays them out says
         self._weight = weight or _num_samples
         self._rest: tuple[None, ...] | None = None  # what blocks return besides, if a tuple
         inside = {id(parameter) for block in self.blocks for parameter in block.parameters()}
@@ -113,7 +125,8 @@ class NamedBlocks:
     def run_block(self, index: int, hidden: torch.Tensor, extras: Extras) -> torch.Tensor:
         """One block, as the module itself would call it."""
         args, kwargs = extras
-        out = self.blocks[index](hidden, *args, **kwargs)
+        with self._narrowed(hidden.device):
+            out = self.calls[index](self._cast(hidden), *args, **kwargs)
         if not isinstance(out, tuple):
             return out
         self._rest = (None,) * (len(out) - 1)
@@ -137,7 +150,7 @@ class NamedBlocks:
         """Run the module's forward with the blocks' result in place of the blocks."""
 
         def skip(*_: Any, **__: Any) -> Any:
-            return self._returned(hidden)
+            return self._returned(self._cast(hidden))
 
         with self._replaced(skip):
             out = self._call(batch)
@@ -152,10 +165,22 @@ class NamedBlocks:
         """As a block returns it: alone, or first of several."""
         return hidden if self._rest is None else (hidden, *self._rest)
 
+    def _narrowed(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Products in the dtype of the weights, whatever the module's buffers and inputs are."""
+        if self.dtype.itemsize >= torch.float32.itemsize:
+            return nullcontext()
+        return torch.autocast(device.type, self.dtype)
+
     def _call(self, batch: Batch) -> Any:
-        if isinstance(batch, dict):
-            return self.module(**batch)
-        return self.module(*batch) if isinstance(batch, (tuple, list)) else self.module(batch)
+        with self._narrowed(_first_tensor(batch).device):
+            batch = map_tensors(self._cast, batch)
+            if isinstance(batch, dict):
+                return self.module(**batch)
+            return self.module(*batch) if isinstance(batch, list) else self.module(batch)
+
+    def _cast(self, tensor: torch.Tensor) -> torch.Tensor:
+        is_wide = self.dtype.itemsize < torch.float32.itemsize and tensor.is_floating_point()
+        return tensor.to(self.dtype) if is_wide else tensor
 
     @contextmanager
     def _replaced(self, forward: Callable[..., Any]) -> Iterator[None]:
@@ -188,6 +213,10 @@ def _stop(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> None:
 
 
 def _num_samples(batch: Batch) -> float:
+    return float(_first_tensor(batch).shape[0])
+
+
+def _first_tensor(batch: Batch) -> torch.Tensor:
     while not isinstance(batch, torch.Tensor):
         batch = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
-    return float(batch.shape[0])
+    return batch

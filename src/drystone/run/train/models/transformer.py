@@ -9,6 +9,7 @@ by switches of the spec (`describe/families/function.py`). What it does not do i
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -57,6 +58,7 @@ class Transformer(nn.Module):
     def __init__(self, spec: ModelSpec, *, seed: int = 0) -> None:
         super().__init__()
         self.spec, self.seed = spec, seed
+        self.calls: Sequence[Callable[..., torch.Tensor]] = ()  # the blocks compiled, if they are
         self.is_packed = False  # whether rows hold several documents, which do not see each other
         self.pretrained: PretrainedWeights | None = None
         width = spec.hidden_size
@@ -134,7 +136,7 @@ class Transformer(nn.Module):
         inputs = inputs_of(batch)
         x = self.tokens(inputs)
         if self.spec.embedding_scale != 1.0:  # rounded as the embedding is
-            x = x * torch.tensor(self.spec.embedding_scale, dtype=x.dtype, device=x.device)
+            x = x * x.new_full((), self.spec.embedding_scale)
         rotary: Rotary = {}
         if self.positions is None:
             rotary = rotary_tables(self.spec, inputs.shape[1], x)
@@ -150,7 +152,8 @@ class Transformer(nn.Module):
 
     def run_block(self, index: int, hidden: torch.Tensor, extras: Places) -> torch.Tensor:
         """One layer."""
-        return self.blocks[index](hidden, extras)
+        left: torch.Tensor = (self.calls or self.blocks)[index](hidden, extras)
+        return left
 
     def loss_sum(self, hidden: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
         """Cross-entropy summed over tokens, in fp32."""
@@ -238,9 +241,6 @@ class SelfAttention(nn.Module):
         if places.rotary:
             table = places.rotary[spec.rope_theta]
             q, k = rotate(q, table), rotate(k, table)
-        repeats = spec.num_heads // spec.num_kv_heads
-        if repeats > 1:
-            k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
         y = self._attend(q, k, v, places.documents)
         return self.out(y.transpose(1, 2).flatten(2))
 
@@ -255,6 +255,13 @@ class SelfAttention(nn.Module):
         mask = self._window(length, q.device)
         if documents is not None:
             mask = same_document(documents, mask)
+        repeats = spec.num_heads // spec.num_kv_heads
+        if repeats > 1:
+            if mask is None and not spec.softcap and takes_groups(q, k, v):
+                return F.scaled_dot_product_attention(
+                    q, k, v, is_causal=True, scale=spec.scale or None, enable_gqa=True
+                )
+            k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
         if not spec.softcap:
             return F.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, is_causal=mask is None, scale=spec.scale or None
@@ -280,6 +287,18 @@ class SelfAttention(nn.Module):
         at = torch.arange(length, device=device)
         distance = at[:, None] - at[None, :]
         return (distance >= 0) & (distance < self.spec.window)
+
+
+def takes_groups(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether heads of keys and values that queries share are read where they are.
+
+    Flash attention does. Its alternatives do not: torch would take the plain one, which makes a
+    matrix of all positions, so for them keys and values are repeated.
+    """
+    if q.device.type != "cuda":
+        return False
+    params = torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, True, True)
+    return torch.backends.cuda.can_use_flash_attention(params)
 
 
 def make_norm(norm: Norm, width: int, model: ModelSpec) -> nn.Module:

@@ -21,15 +21,22 @@ from torch import nn
 from drystone.errors import InvalidSpec
 from drystone.run.train.chance import Chance
 from drystone.run.train.collectives import Pending, Wire
-from drystone.run.train.emulate import Pacer, active_ledger, host_memory
-from drystone.run.train.models.layered import Batch, Extras, LayeredModel, place_parameters
+from drystone.run.train.device import Shelf, Shelved, is_accelerator
+from drystone.run.train.emulate import Pacer, active_ledger
+from drystone.run.train.models.layered import (
+    Batch,
+    Extras,
+    LayeredModel,
+    NamedBlocks,
+    place_parameters,
+)
 from drystone.run.train.stepping import Stepper, StepResult, Total
+from drystone.run.train.uneven.cuts import cut_units, unit_size
 from drystone.run.train.uneven.shard import (
     InitialValue,
     Layer,
     Owned,
     Unit,
-    cut_units,
     value_of_rank_0,
 )
 
@@ -67,6 +74,8 @@ def lay_out(
 
     What is replicated is not cut at all: every rank holds the whole of it.
     """
+    if isinstance(model, NamedBlocks):
+        model.dtype = dtype
     for buffer in model.module.buffers():
         buffer.data = buffer.data.to(device)
     initial_value = _initial_values(model, wire, device)
@@ -105,7 +114,7 @@ def _cut(
     cuts: list[tuple[int, ...]] = []
     for is_trained in (True, False):
         sizes = [
-            sum(parameter.numel() for _, parameter in parameters)
+            unit_size(parameter for _, parameter in parameters)
             for _, name, parameters in parts
             if name.endswith(_FROZEN) is not is_trained
         ]
@@ -177,27 +186,29 @@ class Engine(Stepper):
         self.model = model
         self._chance = Chance(device, seed=seed, rank=wire.rank)
         # On a processor only where its memory plays that of a device: `host_memory` is another.
+        is_host = offload and (is_accelerator(device) or active_ledger() is not None)
+        self._shelf = Shelf(device, is_host=is_host)
         self.offloads = offload
-        self._offload = offload and (device.type == "cuda" or active_ledger() is not None)
         self._blocks, self._front, self._back = layers.blocks, layers.front, layers.back
         self._reduction: Pending | None = None
 
     def compute_gradients(self, batches: Sequence[Batch]) -> StepResult:
         """Forward and backward over this rank's micro-batches: each owned piece gets its `grad`."""
-        self._timer.begin()
+        self.timer.begin()
         total = self._start_total(sum(self.model.weight(batch) for batch in batches))
         self._order = self._gather_order()
         with self._chance.in_step(self.num_steps):
             hidden, extras, kept = self._forward(batches)
             loss, gradients = self._head(batches, hidden, total)
             self._backward(batches, gradients, extras, kept)
+        self._shelf.finish()
         self._finish_reduction()
         self.num_steps += 1
         return self._result(loss, total)
 
     def compute_loss(self, batches: Sequence[Batch]) -> tuple[float, float]:
         """Losses summed over the micro-batches of all ranks, and their weight; no gradients."""
-        self._timer.begin()
+        self.timer.begin()
         self._order = [self._front, *self._blocks, self._back]
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self.model.module.eval()
@@ -241,16 +252,19 @@ class Engine(Stepper):
 
     def _forward(
         self, batches: Sequence[Batch]
-    ) -> tuple[list[torch.Tensor], list[Extras], list[list[torch.Tensor]]]:
+    ) -> tuple[list[Shelved], list[Extras], list[list[Shelved]]]:
         """Through front and blocks without a graph; what enters each block is kept."""
         unit = self._gather_next()
-        hidden, extras, kept = [], [], []
+        hidden: list[Shelved] = []
+        extras: list[Extras] = []
+        kept: list[list[Shelved]] = []
+        is_only = len(batches) == 1
         with torch.no_grad():
             with self._timed("forward"):
                 for index, batch in enumerate(batches):
                     self._chance.begin(-1, index)
                     one, more = self.model.embed(batch)
-                    hidden.append(self._put(one))
+                    hidden.append(self._shelf.put(one, is_next=is_only))
                     del one
                     extras.append(more)
             unit.free()
@@ -259,31 +273,31 @@ class Engine(Stepper):
                 with self._timed("forward"):
                     kept.append(list(hidden))
                     for index, more in enumerate(extras):
-                        entered = self._get(hidden[index])
+                        entered = _take(hidden, index)
                         with self._paced("forward", entered):
                             left = self._run_block(layer, index, entered, more)
-                        hidden[index] = self._put(left)
+                        hidden[index] = self._shelf.put(left, is_next=is_only)
                         del entered, left
                 if layer < len(self._blocks) - 1:
                     unit.free()
         return hidden, extras, kept
 
     def _head(
-        self, batches: Sequence[Batch], hidden: list[torch.Tensor], total: Total
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        self, batches: Sequence[Batch], hidden: list[Shelved], total: Total
+    ) -> tuple[torch.Tensor, list[Shelved]]:
         """Losses, and their gradients with respect to what left the last block."""
         unit = self._gather_next()
         unit.begin_gradients()
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         with self._timed("backward"):
             for index, batch in enumerate(batches):
-                entered = self._get(hidden[index]).detach().requires_grad_()
+                entered = _take(hidden, index).detach().requires_grad_()
                 with self._paced("head", entered):
                     self._chance.begin(len(self._blocks), index)
                     loss = self.model.loss_sum(entered, batch)
                     loss_sum += loss.detach()
                     loss.backward(self._loss_gradient(loss, total))
-                hidden[index] = self._put(_gradient(entered))  # so that the other is freed
+                hidden[index] = self._put_gradient(entered, batches)  # the other is freed
                 del entered, loss
         unit.free()
         if unit is not self._front:
@@ -293,9 +307,9 @@ class Engine(Stepper):
     def _backward(
         self,
         batches: Sequence[Batch],
-        gradients: list[torch.Tensor],
+        gradients: list[Shelved],
         extras: list[Extras],
-        kept: list[list[torch.Tensor]],
+        kept: list[list[Shelved]],
     ) -> None:
         """Back through the blocks, each computed again, then through the front."""
         for layer in reversed(range(len(self._blocks))):
@@ -306,18 +320,18 @@ class Engine(Stepper):
             entering = kept.pop()
             with self._timed("backward"):
                 for index in range(len(batches)):
-                    entered = self._get(entering[index]).detach().requires_grad_()
+                    entered = _take(entering, index, kept).detach().requires_grad_()
                     with self._paced("backward", entered):
                         left = self._run_block(layer, index, entered, extras[index])
-                        left.backward(self._get(gradients[index]))
-                    gradients[index] = self._put(_gradient(entered))
+                        left.backward(_take(gradients, index))
+                    gradients[index] = self._put_gradient(entered, batches)
                     del entered, left
             unit.free()
             self._start_reduction(unit)
         if self._front.is_trained:
             self._front_backward(batches, gradients)
 
-    def _front_backward(self, batches: Sequence[Batch], gradients: list[torch.Tensor]) -> None:
+    def _front_backward(self, batches: Sequence[Batch], gradients: list[Shelved]) -> None:
         """Embeddings, computed again; what is frozen needs no gradient."""
         unit = self._gather_next()
         if unit is not self._back:
@@ -327,7 +341,7 @@ class Engine(Stepper):
                 self._chance.begin(-1, index)
                 hidden, _ = self.model.embed(batch)
                 if hidden.requires_grad:
-                    hidden.backward(self._get(gradients[index]))
+                    hidden.backward(_take(gradients, index))
         unit.free()
         self._start_reduction(unit)
 
@@ -348,21 +362,18 @@ class Engine(Stepper):
                 self._reduction.wait()
         self._reduction = None
 
-    def _put(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Keep what passes between layers: here, or in pinned host memory."""
-        if not self._offload:
-            return hidden
-        with host_memory():
-            is_pinned = self.device.type == "cuda"
-            host = torch.empty(hidden.shape, dtype=hidden.dtype, pin_memory=is_pinned)
-            return host.copy_(hidden, non_blocking=True)
-
-    def _get(self, hidden: torch.Tensor) -> torch.Tensor:
-        if self._offload and self.device.type == "cpu":
-            return hidden.clone()
-        return hidden.to(self.device, non_blocking=True)
+    def _put_gradient(self, entered: torch.Tensor, batches: Sequence[Batch]) -> Shelved:
+        """The gradient of what entered; the only one of a step is used next, and stays."""
+        gradient = entered.grad
+        assert gradient is not None
+        return Shelved(gradient) if len(batches) == 1 else self._shelf.put(gradient)
 
 
-def _gradient(entered: torch.Tensor) -> torch.Tensor:
-    assert entered.grad is not None
-    return entered.grad
+def _take(some: list[Shelved], index: int, later: Sequence[list[Shelved]] = ()) -> torch.Tensor:
+    """One of them; the next one is on its way, after the last the first of the layer before."""
+    some[index].start()
+    if index + 1 < len(some):
+        some[index + 1].start()
+    elif later:
+        later[-1][0].start()
+    return some[index].get()

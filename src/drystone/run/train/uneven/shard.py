@@ -1,10 +1,11 @@
 """Who holds which part of a layer's weights, gradients and optimizer state, however unequal.
 
 All parameters of a unit (a block, or what stands around the blocks) lie one after another in one
-flat buffer. Cuts divide it among the ranks; a rank keeps its piece in fp32 and the optimizer works
-on that piece alone. The buffer itself exists only while the layer is computed: `gather` fills it,
-`free` gives its memory back, and the module's parameters are views of it all the while. A unit may
-also be replicated: then every rank holds all of it, and only gradients are exchanged.
+flat buffer, each at a multiple of 16 bytes. Cuts divide it among the ranks; a rank keeps its piece
+in fp32 and the optimizer works on that piece alone. The buffer itself exists only while the layer
+is computed: `gather` fills it, `free` gives its memory back, and the module's parameters are views
+of it all the while. A unit may also be replicated: then every rank holds all of it, and only
+gradients are exchanged.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from itertools import accumulate
 import torch
 from torch import nn
 
-from drystone.errors import InvalidSpec
 from drystone.run.train.checkpoint.slices import Box, Slice
 from drystone.run.train.collectives import Pending, Wire
 from drystone.run.train.emulate import host_memory, resize_storage
+from drystone.run.train.uneven.cuts import aligned
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,48 +40,6 @@ class Owned:
     def slice_of(self, values: torch.Tensor) -> Slice:
         """Values for these elements, placed in the whole."""
         return Slice(values, self.shape, self.start, self.part)
-
-
-def cut_units(sizes: Sequence[int], shares: Sequence[float]) -> list[tuple[int, ...]]:
-    """Cuts of every unit such that rank r holds about `shares[r]` of all elements.
-
-    As many units as possible are cut evenly, for the collectives over equal pieces are the fast
-    ones: units are cut evenly, in order, as long as every rank has quota left for it, and the
-    others by the quotas that are left (Cephalo, arXiv:2411.01075). An even unit is padded to a
-    multiple of the number of ranks.
-    """
-    shares = _normalised(shares)
-    left = [share * sum(sizes) for share in shares]
-    cuts = []
-    is_even = True
-    for size in sizes:
-        each = -(-size // len(shares))
-        # Equal shares stay even to the end, whatever rounding leaves of the quotas.
-        is_even = is_even and (len(set(shares)) == 1 or min(left) >= each)
-        if is_even:
-            cuts.append(tuple(each * rank for rank in range(len(shares) + 1)))
-            left = [quota - each for quota in left]
-        else:
-            cuts.append(cut_by_shares(size, left))
-    return cuts
-
-
-def cut_by_shares(size: int, shares: Sequence[float]) -> tuple[int, ...]:
-    """Cuts of one unit in proportion to the shares; a share of 0 gives an empty piece."""
-    total = sum(shares)
-    cuts, reached = [0], 0.0
-    last = max(rank for rank, share in enumerate(shares) if share > 0)
-    for rank, share in enumerate(shares):
-        reached += max(share, 0.0) / total
-        cuts.append(size if rank >= last else round(size * min(reached, 1.0)))
-    return tuple(cuts)
-
-
-def _normalised(shares: Sequence[float]) -> list[float]:
-    total = sum(shares)
-    if not shares or min(shares) < 0 or total <= 0:
-        raise InvalidSpec(f"state shares {list(shares)}: none may be negative, not all 0")
-    return [share / total for share in shares]
 
 
 # Elements [first, last) of a parameter, row by row. Every rank asks for every parameter, in one
@@ -120,7 +79,8 @@ class Unit:
         )
         self._piece_gradient: torch.Tensor | None = None
         self._gradient: torch.Tensor | None = None  # of the whole unit, fp32
-        self._offsets = [0, *accumulate(parameter.numel() for parameter in self.parameters)][:-1]
+        sizes = [aligned(parameter.numel()) for parameter in self.parameters]
+        self._offsets = [0, *accumulate(sizes)][:-1]
         self._fill_piece(parameters, start, end, initial_value)
         # Who holds the whole computes with it if the dtype is the same.
         self._is_local = is_replicated or wire.num_ranks == 1

@@ -73,7 +73,7 @@ class WholeEngine(Stepper):
 
     def compute_gradients(self, batches: Sequence[Batch]) -> StepResult:
         """Forward and backward over this rank's micro-batches: each owned piece gets its `grad`."""
-        self._timer.begin()
+        self.timer.begin()
         total = self._start_total(sum(self.model.weight(batch) for batch in batches))
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self._reductions.begin()
@@ -100,7 +100,7 @@ class WholeEngine(Stepper):
 
     def compute_loss(self, batches: Sequence[Batch]) -> tuple[float, float]:
         """Losses summed over the micro-batches of all ranks, and their weight; no gradients."""
-        self._timer.begin()
+        self.timer.begin()
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self.model.module.eval()
         with torch.no_grad():

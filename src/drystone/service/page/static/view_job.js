@@ -138,11 +138,11 @@ function optionsCard(job, why) {
     why.blocking.length > 0 && h("p", { class: "hint" }, "It waits for ", why.blocking.slice(0, 12).map((id, at) => [at ? ", " : "", h("a", { href: `#/job/${encodeURIComponent(id)}` }, `job ${id}`)]), why.blocking.length > 12 && ` and ${why.blocking.length - 12} more`, "."),
     why.options.length > 0 && h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Options" }, h("table", { class: "plain choices" },
       h("caption", { class: "hidden" }, "What it can choose from, the best first"),
-      h("thead", {}, h("tr", {}, ["GPUs", "Samples/s", "Would take", "Would cost", "Free now", "Speed is"].map((one, at) => h("th", { scope: "col", class: at && at < 4 ? "right" : "" }, one)))),
+      h("thead", {}, h("tr", {}, ["GPUs", "Samples/s", "Would take", "Would cost", "Now", "Speed is"].map((one, at) => h("th", { scope: "col", class: at && at < 4 ? "right" : "" }, one)))),
       h("tbody", {}, why.options.slice(0, 8).map((one) => h("tr", { class: gpus(one.gpus) === gpus(job.gpus) ? "chosen" : "" },
         h("th", { scope: "row" }, gpus(one.gpus), gpus(one.gpus) === gpus(job.gpus) && h("span", { class: "chip" }, "has it")),
         h("td", { class: "num right" }, three(one.samples_per_second)), h("td", { class: "num right" }, duration(one.seconds)),
-        h("td", { class: "num right" }, dollars(one.dollars)), h("td", {}, one.is_free ? "yes" : "no"), h("td", {}, one.is_measured ? "measured" : "estimated")))))),
+        h("td", { class: "num right" }, dollars(one.dollars)), h("td", {}, one.where), h("td", {}, one.is_measured ? "measured" : "estimated")))))),
     Object.keys(why.prices).length > 0 && h("p", { class: "hint after" }, `Worth of a GPU at that decision: ${Object.entries(why.prices).map(([gpu, worth]) => `${gpu} ${three(worth)}`).join(", ")}.`));
 }
 

@@ -48,7 +48,10 @@ WAITS = {
     "the device has nothing to do then",
     ("numbers are read", "stepping._result"): "whether to go on, to skip the step or to clip it",
 }
-FULL, NONE = (Recompute(kind=kind) for kind in (RecomputeKind.FULL, RecomputeKind.NONE))
+FULL, NONE, SELECTIVE = (
+    Recompute(kind=kind)
+    for kind in (RecomputeKind.FULL, RecomputeKind.NONE, RecomputeKind.SELECTIVE)
+)
 
 
 def a_recipe(**more) -> Recipe:
@@ -65,7 +68,7 @@ RECIPES = {
         a_recipe(precision=Precision.FP16_MIXED, recompute=NONE), {"sharding": Sharding.NONE}
     ),
     "bf16, whole weights, ZeRO-1, selective": (
-        a_recipe(recompute=Recompute(kind=RecomputeKind.SELECTIVE)), {"sharding": Sharding.ZERO1}
+        a_recipe(recompute=SELECTIVE), {"sharding": Sharding.ZERO1}
     ),
     "adapters, offloaded": (
         a_recipe(tuning=Tuning.LORA, offload=Offload.ACTIVATIONS), LAYERED
@@ -163,13 +166,15 @@ def test_without_its_waits_a_copy_would_be_a_race(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharding", [Sharding.NONE, Sharding.ZERO1])
-@pytest.mark.parametrize("changes", [
-    {"recompute": NONE},
-    {"precision": Precision.FP16_MIXED},
-    {"precision": Precision.TF32, "recompute": Recompute(kind=RecomputeKind.SELECTIVE)},
-    {"tuning": Tuning.LORA, "recompute": NONE},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("sharding", "changes"),
+    [
+        (Sharding.NONE, {"recompute": NONE}),
+        (Sharding.ZERO1, {"precision": Precision.FP16_MIXED}),
+        (Sharding.ZERO1, {"precision": Precision.TF32, "recompute": SELECTIVE}),
+        (Sharding.NONE, {"tuning": Tuning.LORA, "recompute": NONE}),
+    ],
+)
 def test_whole_weights_take_what_the_planner_says(sharding: Sharding, changes: dict):
     model = find_model("llama-3.2-1b")
     ((block, _), *_) = model.stack
@@ -187,8 +192,7 @@ def test_whole_weights_take_what_the_planner_says(sharding: Sharding, changes: d
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tuning", [Tuning.FULL, Tuning.LORA])
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize(("tuning", "number"), [(Tuning.FULL, 2), (Tuning.LORA, 1)])
 def test_offloaded_layers_take_what_the_planner_says(tuning: Tuning, number: int):
     model = find_model("llama-3.2-1b")
     ((block, _), *_) = model.stack

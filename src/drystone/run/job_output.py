@@ -39,6 +39,8 @@ class Report:
     loss: float = math.nan  # nan: none that is finite
     step_seconds: float = math.nan  # nan: none that can be believed
     peak_memory_bytes: int = 0
+    batches: tuple[int, ...] = ()  # samples by rank
+    compute_seconds: tuple[float, ...] = ()  # by rank; as many, or none
 
 
 def clean_text(text: str, max_chars: int | None = None) -> str:
@@ -80,7 +82,20 @@ def parse_report(line: str) -> Report:
         loss=finite_number(table.get("loss")),
         step_seconds=seconds if is_possible else math.nan,
         peak_memory_bytes=_largest(table.get("peak_memory_bytes")),
+        **_by_rank(table.get("batches"), table.get("compute_seconds")),
     )
+
+
+def _by_rank(batches: Any, seconds: Any) -> dict[str, Any]:
+    """Samples and seconds of each rank, where all of them are possible."""
+    if not isinstance(batches, list) or not isinstance(seconds, list):
+        return {}
+    is_whole = all(isinstance(batch, int) and 0 <= batch <= _MAX_STEP for batch in batches)
+    taken = tuple(finite_number(value) for value in seconds)
+    is_possible = all(0.0 <= value <= _MAX_STEP_SECONDS for value in taken)
+    if not is_whole or not is_possible or len(batches) != len(taken):
+        return {}
+    return {"batches": tuple(batches), "compute_seconds": taken}
 
 
 def finite_number(value: Any) -> float:

@@ -230,11 +230,11 @@ def _runtime_arguments(
         PYTHON, "-m", "drystone.run.train", str(plan_file),
         "--steps", str(num_steps), "--data", job.data, "--checkpoints", str(checkpoints),
         "--timeout", str(COLLECTIVE_TIMEOUT_SECONDS), *job.train.arguments(),
-        *(["--rebalance"] if _can_rebalance(plan) else []),
+        *(["--rebalance"] if can_rebalance(plan) else []),
     ]  # fmt: skip
 
 
-def _can_rebalance(plan: Plan) -> bool:
+def can_rebalance(plan: Plan) -> bool:
     """Unlike GPUs that share batches and nothing else: samples can move while they train."""
     stage = plan.stages[0]
     is_data_parallel = len(plan.stages) == 1 and stage.tp * stage.cp == 1

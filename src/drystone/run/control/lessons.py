@@ -1,12 +1,20 @@
-"""What does a run teach about its kind of work? Speeds, and memory that did not suffice."""
+"""What does a run teach about its kind of work? Speeds, paces of ranks, memory too small."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
+from drystone.describe.files.cluster import ClusterSpec
+from drystone.describe.model import ModelSpec, ModuleSpec
+from drystone.plan.plan import Plan
+from drystone.run.control.emulation import section_seconds
 from drystone.run.control.journal import Journal
+from drystone.run.control.launches import can_rebalance
 from drystone.run.control.notes import Learned
 from drystone.run.control.options import work_of
+from drystone.run.control.progress import RunProgress
 from drystone.run.events import Event
 from drystone.run.state import JobRecord
 
@@ -41,6 +49,59 @@ def speed_lesson(journal: Journal, record: JobRecord, samples_per_second: float)
             measured_samples_per_second=samples_per_second,
         )
     ]
+
+
+def pace_lesson(journal: Journal, record: JobRecord, progress: RunProgress) -> list[Event]:
+    """What ranks of unlike GPUs took for their samples, over the formulas, if it is new."""
+    job_id, found = record.spec.id, progress.rank_seconds
+    if found is None or job_id in journal.unplannable.by_job:
+        return []
+    job, plan = journal.live.jobs[job_id].job, journal.plan_of(record.spec, record.option)
+    if plan is None or not can_rebalance(plan) or isinstance(plan.model, ModuleSpec):
+        return []
+    measured = _paces(plan, journal.cluster, *found)
+    known = {gpu: ratio for gpu, _, ratio in journal.book.lesson(job).paces}
+    if all(
+        abs(ratio / known.get(gpu, 1.0) - 1.0) <= _LEAST_DIFFERENCE for gpu, _, ratio in measured
+    ):
+        return []
+    counts = journal.book.counts_of(job, record.option)
+    return [
+        Learned(
+            time_seconds=journal.now(),
+            job_id=job_id,
+            work=work_of(job),
+            gpus=journal.book.named(counts),
+            estimated_samples_per_second=max(journal.book.estimated_speed(job, counts), 1e-9),
+            paces=measured,
+        )
+    ]
+
+
+def _paces(
+    plan: Plan, cluster: ClusterSpec, batches: Sequence[int], seconds: Sequence[float]
+) -> tuple[tuple[str, int, float], ...]:
+    """By GPU type: micro-batch, and measured over estimated seconds of a sample."""
+    assert isinstance(plan.model, ModelSpec)
+    shares = [share for share in plan.stages[0].ranks for _ in range(share.count)]
+    if len(shares) != len(batches):
+        return ()
+    found = []
+    for gpu in plan.gpus:
+        mine = [rank for rank, share in enumerate(shares) if share.gpu == gpu and batches[rank]]
+        samples = sum(batches[rank] for rank in mine)
+        if not samples:
+            continue
+        machine = cluster.group(gpu, 1).machine
+        if machine.profile is not None:
+            plain = machine.profile.model_copy(update={"layers": (), "paces": ()})
+            machine = replace(machine, profile=plain)
+        each = section_seconds(plan, machine, gpu)
+        estimated = plan.model.num_layers * (each["forward"] + each["backward"]) + each["head"]
+        measured = sum(seconds[rank] for rank in mine) / samples
+        size = max(1, *(shares[rank].micro_batch for rank in mine))
+        found.append((gpu, size, measured / estimated))
+    return tuple(found)
 
 
 def memory_lesson(journal: Journal, record: JobRecord) -> list[Event]:

@@ -101,6 +101,7 @@ class Lesson:
     speeds: Mapping[tuple[tuple[str, int], ...], float] = field(default_factory=dict)  # measured
     factors: Mapping[tuple[tuple[str, int], ...], float] = field(default_factory=dict)
     memory_share: float = 1.0  # true need over estimate, at least
+    paces: tuple[tuple[str, int, float], ...] = ()  # as in `Learned`; plans are made with them
 
 
 class LiveState:
@@ -335,6 +336,8 @@ class LiveState:
             )
         if note.memory_share > 0:
             lesson = replace(lesson, memory_share=max(lesson.memory_share, note.memory_share))
+        if note.paces:  # estimates have them from now on: factors of earlier ones say nothing
+            lesson = replace(lesson, paces=note.paces, factors={})
         self.lessons[note.work] = lesson
 
 

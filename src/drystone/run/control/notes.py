@@ -88,6 +88,8 @@ class Learned(Note, frozen=True):
     estimated_samples_per_second: float
     measured_samples_per_second: float = 0.0  # 0: none was measured
     memory_share: float = 0.0  # it needs more than this many times the estimate; 0: nothing new
+    # by GPU type: micro-batch, and seconds that ranks computed on it over the formulas'
+    paces: tuple[tuple[str, int, float], ...] = ()
 
 
 class Decided(Note, frozen=True):

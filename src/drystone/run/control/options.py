@@ -14,7 +14,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -26,9 +26,11 @@ from drystone.describe.job import (
     find_shape,
     recipe_of,
 )
+from drystone.describe.machine import Machine
 from drystone.describe.model import ModelSpec, ModuleSpec
 from drystone.describe.option import OptionSet
 from drystone.describe.pool import GpuGroup, Pool, make_pool
+from drystone.describe.profile import Profile, TimedPace
 from drystone.describe.recipe import Recipe
 from drystone.describe.trainable import refuse_untrainable
 from drystone.errors import NothingFits
@@ -45,11 +47,22 @@ Counts = tuple[int, ...]  # GPUs of each type of the cluster
 _NOTHING_LEARNED: Final = Lesson()
 
 
+class _Basis(NamedTuple):
+    """What plans are made with, of what runs have taught."""
+
+    memory_share: float = 1.0
+    paces: tuple[tuple[str, int, float], ...] = ()
+
+
+def _basis(lesson: Lesson) -> _Basis:
+    return _Basis(lesson.memory_share, lesson.paces)
+
+
 @dataclass(slots=True)
 class _Listed:
     """The options of one kind of job, in an order that does not change."""
 
-    memory_share: float  # that their plans were made with
+    basis: _Basis  # that their plans were made with
     planned: JobOptions | None  # None: there are no GPUs that the job may use
     row_of: dict[Counts, int]  # all that were ever listed, in the order of their rows
     planned_row: dict[Counts, int]  # of those that are options now: the row of `planned`
@@ -136,7 +149,7 @@ class OptionBook:
         kind, lesson = job_kind(job), self.lesson(job)
         known = self._sets.get(kind)
         if known is None or known[0] is not lesson:
-            listed = self._list(job, lesson.memory_share)
+            listed = self._list(job, _basis(lesson))
             known = self._sets[kind] = (lesson, self._corrected(job, listed, lesson))
         return known[1]
 
@@ -172,18 +185,18 @@ class OptionBook:
 
         None for a script whose model nobody told us.
         """
-        share = self.lesson(job).memory_share
-        listed = self._list(job, share)
+        basis = _basis(self.lesson(job))
+        listed = self._list(job, basis)
         row = listed.planned_row.get(counts)
         if row is not None and listed.planned is not None:
             plan = listed.planned.plan(row)
         else:
-            plan = self._plan_unlisted(job, counts, share)
+            plan = self._plan_unlisted(job, counts, basis)
         return priced(plan, self.cluster.dollars_per_gpu_hour) if plan is not None else None
 
-    def _plan_unlisted(self, job: TrainingJob, counts: Counts, memory_share: float) -> Plan | None:
+    def _plan_unlisted(self, job: TrainingJob, counts: Counts, basis: _Basis) -> Plan | None:
         """For a job that has GPUs which are no option of its own any more."""
-        shape, pool = self.shape(job), self._pool(dict(self.named(counts)), memory_share)
+        shape, pool = self.shape(job), self._pool(job, dict(self.named(counts)), basis)
         if shape is None:
             return None
         recipe = self.recipe(job, shape)
@@ -204,26 +217,40 @@ class OptionBook:
             and gpu not in job.denied_gpus
         ]
 
-    def _pool(self, counts: Mapping[str, int], memory_share: float) -> Pool:
-        """The GPUs, with less memory where estimates turned out too low."""
-        groups = []
+    def _pool(self, job: TrainingJob, counts: Mapping[str, int], basis: _Basis) -> Pool:
+        """The GPUs, at the pace that ranks had, and with less memory where it did not suffice."""
+        groups, paces = [], {gpu: (size, ratio) for gpu, size, ratio in basis.paces}
         for gpu, count in counts.items():
-            group = self.cluster.group(gpu, count)
-            if memory_share != 1.0:
-                usable = int(group.gpu.usable_bytes / memory_share)
-                machine = replace(group.machine, gpu=replace(group.gpu, usable_bytes=usable))
-                group = GpuGroup(machine=machine, count=count)
-            groups.append(group)
+            machine = self.cluster.group(gpu, count).machine
+            if basis.memory_share != 1.0:
+                usable = int(machine.gpu.usable_bytes / basis.memory_share)
+                machine = replace(machine, gpu=replace(machine.gpu, usable_bytes=usable))
+            if gpu in paces:
+                machine = replace(machine, profile=self._paced(job, machine, *paces[gpu]))
+            groups.append(GpuGroup(machine=machine, count=count))
         return make_pool(groups)
 
-    def _list(self, job: TrainingJob, memory_share: float) -> _Listed:
-        """The table of its kind, planned anew where the memory of plans is judged otherwise."""
+    def _paced(self, job: TrainingJob, machine: Machine, size: int, ratio: float) -> Profile:
+        """The profile of a GPU type with the pace that ranks of this job's work had."""
+        shape = self.shape(job)
+        pace = TimedPace(
+            model=shape.name if shape is not None else "",
+            launcher=self.recipe(job, shape).launcher,
+            micro_batch=size,
+            measured_seconds=ratio,
+            estimated_seconds=1.0,
+        )
+        profile = machine.profile or Profile(device=machine.gpu.name)
+        return profile.model_copy(update={"paces": (*profile.paces, pace)})
+
+    def _list(self, job: TrainingJob, basis: _Basis) -> _Listed:
+        """The table of its kind, planned anew where memory or paces are judged otherwise."""
         kind, shape = job_kind(job), self.shape(job)
         known = self._listed.get(kind)
-        if known is not None and known.memory_share == memory_share:
+        if known is not None and known.basis == basis:
             return known
         rows = known.row_of if known is not None else {}
-        listed = _Listed(memory_share, None, rows, {}, {})
+        listed = _Listed(basis, None, rows, {}, {})
         # Divisions of a module share whole samples; layers and matrices can be split further.
         is_module = isinstance(shape, ModuleSpec)
         largest = min(job.max_gpus, job.global_batch) if is_module else job.max_gpus
@@ -232,7 +259,7 @@ class OptionBook:
             listed.planned = job_options(
                 shape,
                 self.recipe(job, shape),
-                self._pool(limits, memory_share),
+                self._pool(job, limits, basis),
                 prunes=job.min_gpus == 1,
             )
             table = listed.planned.table

@@ -12,6 +12,7 @@ from typing import Final
 from drystone.run.job_output import BadReport, Report, parse_report
 
 _KEPT: Final = 32  # steps whose times are remembered
+_RANK_STEPS: Final = 5  # with the same division, whose median counts
 _FIRST: Final = 2  # the first steps of a run are slow, and say nothing about the others
 MOST_POINTS: Final = 2000  # of a curve
 
@@ -33,6 +34,7 @@ class RunProgress:
     peak_memory_bytes: int = 0
     loss: float = math.nan
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    by_rank: deque[Report] = field(default_factory=lambda: deque(maxlen=_RANK_STEPS))
     curve: list[tuple[int, float, float]] = field(default_factory=list)  # step, loss, seconds
     has_curve: bool = True  # else it is to be read from the launch's file
 
@@ -44,6 +46,15 @@ class RunProgress:
     def step_seconds(self) -> float:
         """The median of the last steps; nan until there are some."""
         return statistics.median(self.seconds) if len(self.seconds) >= _FIRST + 1 else math.nan
+
+    @property
+    def rank_seconds(self) -> tuple[tuple[int, ...], tuple[float, ...]] | None:
+        """Samples of each rank, and the median of its computing, where the division is steady."""
+        divisions = {report.batches for report in self.by_rank}
+        if len(self.by_rank) < _RANK_STEPS or len(divisions) != 1 or divisions == {()}:
+            return None
+        columns = zip(*(report.compute_seconds for report in self.by_rank), strict=True)
+        return divisions.pop(), tuple(statistics.median(column) for column in columns)
 
     def read(self, text: str, now_seconds: float) -> None:
         """Take in whole lines of reports; what is no report is passed over, bad ones counted."""
@@ -84,6 +95,7 @@ class RunProgress:
         self.loss = report.loss
         if report.step_seconds > 0 and step - self.first_step > _FIRST:
             self.seconds.append(report.step_seconds)
+            self.by_rank.append(report)
         self.peak_memory_bytes = max(self.peak_memory_bytes, report.peak_memory_bytes)
         self.curve.append((step, report.loss, report.step_seconds))
         if len(self.curve) > MOST_POINTS:

@@ -1,8 +1,9 @@
 """Real clouds, by SkyPilot (extra `sky`): one cluster of one machine for each rental.
 
 The cluster's name is the rental's token, so launching twice is launching once. A machine joins the
-Ray cluster of the controller with the start script below. Written against SkyPilot 0.14.1 and
-tested against a stand-in for its module only: no cloud could be reached where this was made.
+Ray cluster of the controller with the start script below. Written against SkyPilot 0.14.1, tested
+against a stand-in, and against its package as far as that goes without a cloud: catalogue prices,
+signatures, statuses.
 """
 
 from __future__ import annotations
@@ -20,6 +21,13 @@ from drystone.units import HOUR_SECONDS
 
 _MAX_LAUNCHES: Final = 8  # at once; each waits for a request of SkyPilot's
 _REPORT_DAYS: Final = 30
+# By name of SkyPilot's status; what is stopped is of no use, and is taken down.
+_STAGES: Final = {
+    "PENDING": Stage.STARTING,
+    "INIT": Stage.STARTING,
+    "UP": Stage.RUNNING,
+    "AUTOSTOPPING": Stage.RUNNING,  # it is still billed
+}
 
 
 class SkyPilot:
@@ -94,10 +102,7 @@ class SkyPilot:
         status, token = _field(record, "status"), _field(record, "name")
         resources = getattr(_field(record, "handle"), "launched_resources", None)
         price = float(resources.get_cost(HOUR_SECONDS)) if resources is not None else 0.0
-        stage = {
-            self._sky.ClusterStatus.UP: Stage.RUNNING,
-            self._sky.ClusterStatus.INIT: Stage.STARTING,
-        }.get(status, Stage.ENDED)
+        stage = _STAGES.get(status.name, Stage.ENDED)
         is_sick = stage is Stage.STARTING and _field(record, "init_kind", "") == "unhealthy"
         return Rental(
             token=token,

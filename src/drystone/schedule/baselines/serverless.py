@@ -2,8 +2,8 @@
 
 After Frenzy (arXiv:2412.14479). Its predictor lists the plans of a job by memory, in order of
 training efficiency; here the plans are the job's options, whose memory and speed were estimated
-(`plan/options.py`) or measured, and whose order is samples a second of each GPU, fewer GPUs, less
-memory left over. Its scheduler takes the first plan that fits and places it by best fit
+(`plan/options.py`) or measured, and whose order is samples a second, fewer GPUs, less memory left
+over. Its scheduler takes the first plan that fits and places it by best fit
 (`place_request`). Jobs come in order of submission; one that does not fit lets
 others pass. What runs is never touched.
 
@@ -67,6 +67,7 @@ def serverless(snapshot: Snapshot, memory: Memory) -> tuple[list[Decision], Memo
     room = make_room(snapshot)
     decisions: list[Decision] = []
     ranked: dict[int, IntArray] = {}  # by option set
+    too_large: set[int] = set()  # option sets of which nothing fits any more: what is free shrinks
     for row in np.flatnonzero(~snapshot.jobs.is_running).tolist():
         table = int(snapshot.jobs.option_set[row])
         if table not in ranked:
@@ -75,44 +76,42 @@ def serverless(snapshot: Snapshot, memory: Memory) -> tuple[list[Decision], Memo
             job_id = snapshot.jobs.specs[row].id
             decisions.append(Refuse(job_id=job_id, reason="it has no option on this cluster"))
             continue
-        start = _start(snapshot, room, row, ranked[table])
-        if start is not None:
+        start = None if table in too_large else _start(snapshot, room, row, ranked[table])
+        if start is None:
+            too_large.add(table)
+        else:
             room.take(start.placement)
             decisions.append(start)
     return decisions, memory
 
 
 def rank_options(snapshot: Snapshot, table: int) -> IntArray:
-    """The options of a set, best first: speed of each GPU, fewer GPUs, less memory left over."""
+    """The options of a set, best first: speed, then fewer GPUs, then less memory left over.
+
+    Speed of each GPU would put one GPU before all others for nearly every job.
+    """
     options = snapshot.options
     speeds, num_gpus = options.samples_per_second[table], options.num_gpus[table]
-    per_gpu = speeds / np.maximum(num_gpus, 1)
-    room = np.array([_memory_of_types(snapshot, counts) for counts in options.counts[table]])
-    slack = room - options.memory_bytes[table]
-    order: IntArray = np.lexsort((slack, num_gpus, -per_gpu))
+    nodes, counts = snapshot.nodes, options.counts[table]
+    smallest = np.full(counts.shape[1], np.inf)  # memory of a GPU, by type
+    np.minimum.at(smallest, nodes.type_index, nodes.memory_bytes)
+    slack = np.where(counts > 0, smallest, np.inf).min(axis=1) - options.memory_bytes[table]
+    order: IntArray = np.lexsort((slack, num_gpus, -speeds))
     ranked: IntArray = order[speeds[order] > 0]
     return ranked
 
 
-def _memory_of_types(snapshot: Snapshot, counts: IntArray) -> float:
-    """The memory of a GPU of the types of an option, the least of them."""
-    nodes = snapshot.nodes
-    is_used = counts[nodes.type_index] > 0
-    return float(nodes.memory_bytes[is_used].min(initial=np.inf)) if is_used.any() else 0.0
-
-
 def _start(snapshot: Snapshot, room: Room, row: int, ranked: IntArray) -> Start | None:
-    for position, option in enumerate(ranked.tolist()):
-        counts = snapshot.counts(row, option)
-        if (counts > room.free_by_type).any():
-            continue
+    counts = snapshot.options.counts[snapshot.jobs.option_set[row]][ranked]
+    for position in np.flatnonzero((counts <= room.free_by_type).all(axis=1)).tolist():
+        option = int(ranked[position])
         placement = _place(snapshot, room, row, option)
         if placement is not None:
             return Start(
                 job_id=snapshot.jobs.specs[row].id,
                 option=option,
                 placement=placement,
-                reason="of its plans that fit what is free, the one that makes most of each GPU",
+                reason="of its plans, the fastest that fits what is free",
                 numbers={"rank": float(position), "num_plans": float(len(ranked))},
             )
     return None

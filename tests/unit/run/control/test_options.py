@@ -1,3 +1,6 @@
+import json
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -9,8 +12,10 @@ from drystone.errors import NothingFits
 from drystone.plan.plan import Plan
 from drystone.run.control.emulation import section_seconds
 from drystone.run.control.launches import seat_ranks, take_seats
-from drystone.run.control.live_state import Lesson
+from drystone.run.control.lessons import pace_lesson
+from drystone.run.control.live_state import Lesson, LiveState
 from drystone.run.control.options import OptionBook, job_kind, work_of
+from drystone.run.control.progress import RunProgress
 
 CLUSTER = parse_cluster(
     """
@@ -213,3 +218,58 @@ def test_the_precision_is_decided_once(tmp_path):
 
     assert (early.precision, late.precision) == ("fp16-mixed", "bf16-mixed")
     assert OptionBook(alone).settled(early) == early
+
+
+def test_paces_of_ranks_move_the_split_and_the_estimates(tmp_path):
+    job = a_job(tmp_path)
+    plain = OptionBook(CLUSTER)
+    lesson = Lesson(paces=((T4, 1, 4.0),))
+    paced = OptionBook(CLUSTER, lessons={work_of(job): lesson})
+
+    def batch(book: OptionBook) -> int:
+        ranks = book.plan(job, (1, 2)).stages[0].ranks
+        return max(share.batch for share in ranks if share.gpu == T4)
+
+    for book in (plain, paced):
+        book.options(job)
+    assert batch(paced) < batch(plain)
+    assert paced.estimated_speed(job, (0, 1)) < 0.5 * plain.estimated_speed(job, (0, 1))
+    assert paced.estimated_speed(job, (1, 0)) == plain.estimated_speed(job, (1, 0))
+
+
+def test_what_ranks_take_over_the_formulas_is_told_once(tmp_path):
+    book, job = OptionBook(CLUSTER), a_job(tmp_path)
+    book.options(job)
+    plan = book.plan(job, (1, 1))
+    ranks = plan.stages[0].ranks
+    batches = tuple(share.batch for share in ranks)
+    layers = plan.model.num_layers
+
+    def seconds(share, factor: float) -> float:
+        each = section_seconds(plan, CLUSTER.group(share.gpu, 1).machine, share.gpu)
+        sample = layers * (each["forward"] + each["backward"]) + each["head"]
+        return share.batch * sample * factor
+
+    factors = {A100: 1.02, T4: 3.0}
+    taken = [seconds(share, factors[share.gpu]) for share in ranks]
+    progress = RunProgress()
+    for step in range(1, 12):
+        report = {
+            "event": "step", "step": step, "loss": 1.0, "step_seconds": 1.0,
+            "batches": batches, "compute_seconds": taken,
+        }  # fmt: skip
+        progress.read(json.dumps(report), 0.0)
+    record = SimpleNamespace(spec=SimpleNamespace(id="1"), option=book.row_of(job, (1, 1)))
+    journal = SimpleNamespace(
+        unplannable=SimpleNamespace(by_job={}), book=book, cluster=CLUSTER, now=lambda: 5.0,
+        live=SimpleNamespace(jobs={"1": SimpleNamespace(job=job)}),
+        plan_of=lambda spec, option: plan,
+    )  # fmt: skip
+
+    (learned,) = pace_lesson(journal, record, progress)
+    assert {gpu: ratio for gpu, _, ratio in learned.paces} == pytest.approx(factors)
+    live = LiveState(CLUSTER)
+    live._learn(learned)
+    journal.book = OptionBook(CLUSTER, lessons=live.lessons)
+    journal.book.options(job)
+    assert pace_lesson(journal, record, progress) == []

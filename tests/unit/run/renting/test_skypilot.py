@@ -1,12 +1,18 @@
 """SkyPilot as a provider, against a stand-in for its module: names and signatures as in 0.14.1.
 
-No cloud was reached: what a real SkyPilot does beyond its documented API is not tested here.
+No cloud was reached: what a real SkyPilot does beyond its documented API is not tested here. Where
+DRYSTONE_SKY_PYTHON names a Python that has SkyPilot 0.14.1 and msgspec (SkyPilot holds click and
+uvicorn below what this project has), its own package is asked, too.
 """
 
 import enum
+import json
+import os
+import subprocess
 import time
 import types
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +28,7 @@ OFFER = Offer(
 
 
 class ClusterStatus(enum.Enum):
+    PENDING = "PENDING"
     INIT = "INIT"
     UP = "UP"
     STOPPED = "STOPPED"
@@ -216,3 +223,37 @@ def test_without_sky_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "sky", None)
     with pytest.raises(DrystoneError, match="needs SkyPilot"):
         SkyPilot((OFFER,), ray_address="h:1")
+
+
+def test_a_cluster_that_is_pending_is_on_its_way():
+    provider = SkyPilot((OFFER,), ray_address="10.0.0.1:6379", sky=FakeSky())
+    record = StatusResponse("drystone-aa-bb-000001", 0, None, ClusterStatus.PENDING)
+
+    assert provider._rental(record).stage is Stage.STARTING
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not os.environ.get("DRYSTONE_SKY_PYTHON"), reason="DRYSTONE_SKY_PYTHON names no SkyPilot"
+)
+def test_skypilot_itself_has_what_is_called_and_quotes_its_catalogue(tmp_path):
+    here = Path(__file__).parent
+    found = subprocess.run(
+        [os.environ["DRYSTONE_SKY_PYTHON"], str(here / "real_skypilot.py")],
+        env={
+            **os.environ,
+            "HOME": str(tmp_path),
+            "PYTHONPATH": str(here.parents[3] / "src"),
+            "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
+    )
+    told = json.loads(found.stdout.rpartition("answer: ")[2])
+
+    assert told["quote"] == {"on-demand": 32.7726, "spot": 9.8318}
+    assert set(told["statuses"]) <= {"PENDING", "INIT", "UP", "AUTOSTOPPING", "STOPPED"}
+    assert told["has_missing_error"]
+    assert "p99.huge" in told["trouble"]

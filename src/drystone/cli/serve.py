@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from drystone.cli.options import Profiles, complete_policies, takes_groups, words
+from drystone.cli.options import Profiles, WebhookUrls, complete_policies, takes_groups, words
 from drystone.cli.output import make_console
 from drystone.cli.request import read_profiles
 from drystone.describe.files.cluster import ClusterSpec, load_cluster_file
@@ -116,13 +116,7 @@ def serve(
         list[str] | None,
         typer.Option(help="A name that people call this service by, e.g. a proxy's."),
     ] = None,
-    webhook: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Tell this address when jobs end or fail, nodes are lost, deadlines or budgets at "
-            "risk; slack+https://... in Slack's form (repeatable). DRYSTONE_WEBHOOK_SECRET signs."
-        ),
-    ] = None,
+    webhook: WebhookUrls = None,
     rents: RentOptions,
     job_env: Annotated[
         list[str] | None,
@@ -175,6 +169,7 @@ def serve(
     page = f", page http://{host}:{port}/" if port else ""
     lines = (f"Serving {kinds}", f"Socket {where / SOCKET_NAME}{page}")
     names = frozenset(name.lower() for name in allow_host or ())
+    hooks = tuple(Target.parse(text) for text in webhook or ())
     run_service(
         ControllerSettings(
             folder=where,
@@ -186,12 +181,7 @@ def serve(
             job_environment=_variables(job_env or ()),
             run_as=run_as,
         ),
-        network=Network(
-            host=host,
-            port=port,
-            host_rules=HostRules(names=names),
-            webhooks=tuple(Target.parse(text) for text in webhook or ()),
-        ),
+        network=Network(host=host, port=port, host_rules=HostRules(names=names), webhooks=hooks),
         ends_agents=ends_all,
         announce=lambda told: _announce(console, (*lines, told), trains_here=is_local),
     )

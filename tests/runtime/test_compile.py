@@ -12,7 +12,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from command_cases import a_plan, events
 
+from drystone.describe.files.job import make_job
+from drystone.describe.job import recipe_of
+from drystone.describe.model_source import find_model
 from drystone.describe.recipe import Precision
+from drystone.errors import InvalidSpec
 from drystone.plan.plan import save_plan
 from drystone.run.train.__main__ import main
 from drystone.run.train.models import layered
@@ -54,3 +58,11 @@ def test_tensor_cores_multiply_fp32_only_where_the_recipe_says_so(tmp_path: Path
     assert not torch.backends.cuda.matmul.allow_tf32
     assert not torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def test_a_job_file_asks_for_it(tmp_path: Path):
+    train = {"steps": 1, "compile": True}
+    job = make_job({"model": "gpt2", "train": train}, folder=tmp_path)
+    assert recipe_of(job, find_model("gpt2"), []).compiled
+    with pytest.raises(InvalidSpec, match="not for a module of your own"):
+        make_job({"model": "mine.py:build", "train": train}, folder=tmp_path)

@@ -270,6 +270,7 @@ class TrainingJob:
     optimizer: str = "adam"
     tuning: str = "full"
     lora: Lora = field(default_factory=Lora)
+    is_compiled: bool = False  # its blocks, by torch.compile
     from_scratch: bool = False  # weights beside the config are left alone
     train: TrainConfig = field(default_factory=TrainConfig)
     priority: float = 1.0
@@ -317,16 +318,15 @@ def recipe_of(
     job: TrainingJob, shape: Shape | None, gpus: Iterable[GpuSpec], *, is_emulated: bool = False
 ) -> Recipe:
     """How it is trained on whichever of these GPUs it gets."""
-    is_open = job.precision == "auto"
+    chosen = auto_precision(gpus, is_emulated=is_emulated)
     return Recipe(
         seq_len=sequence_length(job, shape),
         global_batch=job.global_batch,
-        precision=auto_precision(gpus, is_emulated=is_emulated)
-        if is_open
-        else Precision(job.precision),
+        precision=chosen if job.precision == "auto" else Precision(job.precision),
         optimizer=Optimizer(job.optimizer),
         tuning=Tuning(job.tuning),
         lora=job.lora,
+        compiled=job.is_compiled,
     )
 
 

@@ -1,45 +1,67 @@
 """How much is left of a job, if nobody says how long it is?
 
-What jobs have done is counted from the speeds they are seen to make. When a job is gone, its total
-is remembered with others of its kind (model and batch), and with those of all jobs, in seconds at
-their fastest. A job that has done d is then taken to have left what those that did more than d had
-left at that point, on average: of its own kind, mixed with one observation of the wider guess,
-which is the same over all jobs, mixed with one of the snapshot's guess ("as much again").
+What jobs have done is counted from the speeds they are seen to make, in seconds at their fastest.
+Lengths are kept as a table of lives: for each of the spans between powers of `_BASE` seconds, how
+many jobs came to it, and how many ended in it. Jobs that still run count as far as they have come,
+so that short jobs, which end first, do not make all jobs look short. There is a table for all jobs,
+one for each model, one for each kind (model and batch) and one for each owner's jobs of a kind; in
+every span the share that ends is mixed with one observation of the next wider table, and of all
+jobs with Lomax's law: half of those that have run for t and an hour end in as much again.
+
+What counts of a job that has done d is not what is left on average: one long job among many
+makes all look long. It is the least, over all spans that it could be given from now on, of the
+time spent in it over the chance to end in it (the inverse of Gittins' index, 1979): who is served
+in that order has the least mean delay. A guess stands until it is wrong by more than `_DOUBT`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 
 from drystone.describe.job import JobSpec
-from drystone.schedule.snapshot import FloatArray, Snapshot
+from drystone.schedule.snapshot import FloatArray, IntArray, Snapshot
 
-Kind = tuple[str, int]
-_MAX_OF_A_KIND: Final = 50
-_MAX_OF_ALL: Final = 500
+Key = tuple[str | int, ...]
+_BASE: Final = 2.0**0.5
+_NUM_SPANS: Final = 50  # up to a year
+_PRIOR_SECONDS: Final = 3600.0
+_DOUBT: Final = 2.0
+_FORGETTING: Final = 0.995  # with each job that ends, what was seen of its table counts less
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
     """A job as it was at the last decision."""
 
-    kind: Kind
+    keys: tuple[Key, ...]  # its tables, the widest first
     done_samples: float
     samples_per_second: float
     fastest: float
+    left_seconds: float = 0.0  # what it was taken to have left, at its fastest; 0: nothing yet
+    sharpness: float = 1.0  # how sure that was: `Guess.sharpness`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LengthMemory:
-    """What active jobs have done, and how long those were that are gone."""
+    """What active jobs have done, and by table the spans in which those ended that are gone."""
 
     seen: Mapping[str, _Seen] = field(default_factory=dict)
-    totals: Mapping[Kind, tuple[float, ...]] = field(default_factory=dict)  # samples
-    all_seconds: tuple[float, ...] = ()  # at the fastest option of each
+    ended: Mapping[Key, FloatArray] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Guess:
+    """What jobs are taken to have left, and how sure that is."""
+
+    samples: FloatArray
+    # By job: k, where another that is taken to have r times as much left ends later with
+    # probability 1 / (1 + r ** -k). 1: as if both could end at any time; infinite: it is known.
+    sharpness: FloatArray
 
 
 def update_lengths(
@@ -53,60 +75,136 @@ def update_lengths(
     seen: dict[str, _Seen] = {}
     for spec, speed, best in zip(jobs.specs, speeds.tolist(), fastest.tolist(), strict=True):
         old = memory.seen.get(spec.id)
-        done = old.done_samples + old.samples_per_second * elapsed_seconds if old else 0.0
-        if old and speed > 0 and old.samples_per_second == 0:
-            done += speed * elapsed_seconds / 2  # it came up some time in between
+        done, left, sharpness = 0.0, 0.0, 1.0
+        if old:
+            done = old.done_samples + old.samples_per_second * elapsed_seconds
+            left, sharpness = old.left_seconds, old.sharpness
+            if speed > 0 and old.samples_per_second == 0:
+                done += speed * elapsed_seconds / 2  # it came up some time in between
         seen[spec.id] = _Seen(
-            kind=kind_of(spec), done_samples=done, samples_per_second=speed, fastest=best
+            keys=old.keys if old else tables_of(spec),
+            done_samples=done,
+            samples_per_second=speed,
+            fastest=best,
+            left_seconds=left,
+            sharpness=sharpness,
         )
     gone = [job for job_id, job in memory.seen.items() if job_id not in seen]
-    return _remember(memory, seen, gone, elapsed_seconds)
+    return LengthMemory(seen=seen, ended=_with_ends(memory.ended, gone, elapsed_seconds))
 
 
-def _remember(
-    memory: LengthMemory, seen: Mapping[str, _Seen], gone: list[_Seen], elapsed_seconds: float
-) -> LengthMemory:
-    totals, every = dict(memory.totals), list(memory.all_seconds)
+def _with_ends(
+    ended: Mapping[Key, FloatArray], gone: list[_Seen], elapsed_seconds: float
+) -> Mapping[Key, FloatArray]:
+    if not gone:
+        return ended
+    after = dict(ended)
     for job in gone:
         # It ended at an unknown time since the last decision.
         total = job.done_samples + job.samples_per_second * elapsed_seconds / 2
-        if total > 0 and job.fastest > 0:
-            totals[job.kind] = (*totals.get(job.kind, ()), total)[-_MAX_OF_A_KIND:]
-            every.append(total / job.fastest)
-    return LengthMemory(seen=seen, totals=totals, all_seconds=tuple(every[-_MAX_OF_ALL:]))
+        if total <= 0 or job.fastest <= 0:
+            continue
+        span = int(_spans(np.array([total / job.fastest]))[0])
+        for key in job.keys:
+            counts = after.get(key, np.zeros(_NUM_SPANS)) * _FORGETTING
+            counts[span] += 1.0
+            after[key] = counts
+    return after
 
 
-def kind_of(spec: JobSpec) -> Kind:
-    """Jobs of one kind are expected to be of like length."""
-    return (spec.model, spec.global_batch)
+def tables_of(spec: JobSpec) -> tuple[Key, ...]:
+    """The tables that a job belongs to, the widest first."""
+    kind = (spec.model, spec.global_batch)
+    tables: tuple[Key, ...] = ((), (spec.model,), kind)
+    return (*tables, (*kind, spec.owner)) if spec.owner else tables
 
 
-def guess_remaining(snapshot: Snapshot, memory: LengthMemory) -> FloatArray:
-    """Samples that each job is expected to have left."""
-    jobs = snapshot.jobs
-    done = np.array([memory.seen[spec.id].done_samples for spec in jobs.specs])
-    fastest = np.maximum(snapshot.job_speeds.max(axis=1, initial=0.0), 1e-100)
-    left, number = _mean_left(np.array(memory.all_seconds), done / fastest)
-    guess: FloatArray = (left * fastest * number + jobs.remaining_samples) / (number + 1)
-    rows_of: dict[Kind, list[int]] = {}
-    for row, spec in enumerate(jobs.specs):
-        kind = kind_of(spec)
-        if kind in memory.totals:
-            rows_of.setdefault(kind, []).append(row)
-    for kind, rows in rows_of.items():
-        left, number = _mean_left(np.array(memory.totals[kind]), done[rows])
-        guess[rows] = (left * number + guess[rows]) / (number + 1)
-    return guess
+def _spans(seconds: FloatArray) -> IntArray:
+    """By length: the span that it lies in; the first is up to a second."""
+    at = np.ceil(np.log(np.maximum(seconds, 1e-9)) / np.log(_BASE))
+    spans: IntArray = np.clip(at, 0, _NUM_SPANS - 1).astype(np.int64)
+    return spans
 
 
-def _mean_left(totals: FloatArray, done: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Of those totals that are above what was done: what is left on average, and how many."""
-    totals = np.sort(totals)
-    rest = np.concatenate((np.cumsum(totals[::-1])[::-1], [0.0]))
-    at = np.searchsorted(totals, done, side="right")
-    number = (len(totals) - at).astype(np.float64)
-    left = np.where(number > 0, rest[at] / np.maximum(number, 1.0) - done, 0.0)
-    return left, number
+_ENDS: Final = _BASE ** np.arange(_NUM_SPANS)
+_BEGINS: Final = np.concatenate(([0.0], _ENDS[:-1]))
+_PRIOR: Final = (_ENDS - _BEGINS) / (_PRIOR_SECONDS + _ENDS)  # the share that ends in a span
+
+_IS_LATER: Final = np.triu(np.ones((_NUM_SPANS, _NUM_SPANS), dtype=np.bool_))
+# What is left at the beginning of a span (row) of a job that ends in the middle of one (column).
+_LOG_LEFT: Final = np.log(np.maximum((_BEGINS + _ENDS) / 2 - _BEGINS[:, None], 1e-9))
+# Of the logarithm of a time that is distributed exponentially: pi / sqrt(6).
+_EXPONENTIAL_SPREAD: Final = math.pi / math.sqrt(6.0)
+_MAX_SHARPNESS: Final = 8.0
+
+
+def guess_remaining(snapshot: Snapshot, memory: LengthMemory) -> tuple[Guess, LengthMemory]:
+    """What each job is taken to have left, and the memory of these guesses."""
+    jobs = [memory.seen[spec.id] for spec in snapshot.jobs.specs]
+    fastest = np.maximum([job.fastest for job in jobs], 1e-100)
+    spans = _spans(np.array([job.done_samples for job in jobs]) / fastest)
+    came: dict[Key, FloatArray] = {}  # by table: jobs that run, by the span that they are in
+    for job, span in zip(jobs, spans.tolist(), strict=True):
+        for key in job.keys:
+            if key not in came:
+                came[key] = np.zeros(_NUM_SPANS)
+            came[key][span] += 1.0
+    shares: dict[Key, FloatArray] = {}
+    for keys in {job.keys for job in jobs}:
+        wider = _PRIOR
+        for key in keys:
+            if key not in shares:
+                shares[key] = _share_ending(memory.ended.get(key), came[key], wider)
+            wider = shares[key]
+    known = {key: _Ahead.of(shares[key]) for key in {job.keys[-1] for job in jobs}}
+    seen = dict(memory.seen)
+    left_seconds, sharpness = np.empty(len(jobs)), np.empty(len(jobs))
+    for row, (spec, job, span) in enumerate(
+        zip(snapshot.jobs.specs, jobs, spans.tolist(), strict=True)
+    ):
+        ahead, stood = known[job.keys[-1]], job.left_seconds
+        left = float(ahead.effort_seconds[span])
+        if not stood / _DOUBT < left < stood * _DOUBT:
+            left = _DOUBT ** round(math.log(left, _DOUBT))
+            sure = float(ahead.sharpness[span])
+            job = seen[spec.id] = replace(job, left_seconds=left, sharpness=sure)
+        left_seconds[row], sharpness[row] = job.left_seconds, job.sharpness
+    guess = Guess(samples=left_seconds * fastest, sharpness=sharpness)
+    return guess, LengthMemory(seen=seen, ended=memory.ended)
+
+
+def _share_ending(ended: FloatArray | None, came: FloatArray, wider: FloatArray) -> FloatArray:
+    """By span: the share of those who come to it that end in it."""
+    ends = np.zeros(_NUM_SPANS) if ended is None else ended
+    # Who runs has come to the beginning of its span: it counts for all before.
+    passed = np.cumsum((ends + came)[::-1])[::-1] - came
+    share: FloatArray = (ends + wider) / (passed + 1.0)
+    return share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Ahead:
+    """What lies ahead of a job, by the span that it has come to."""
+
+    effort_seconds: FloatArray  # the inverse of Gittins' index
+    sharpness: FloatArray
+
+    @staticmethod
+    def of(share: FloatArray) -> _Ahead:
+        """By a table of lives."""
+        alive = np.maximum(np.concatenate(([1.0], np.cumprod(1.0 - share))), 1e-30)
+        spans = (_ENDS - _BEGINS) * (alive[:-1] + alive[1:]) / 2
+        time = np.concatenate(([0.0], np.cumsum(spans)))
+        spent, ending = time[1:] - time[:-1, None], alive[:-1, None] - alive[1:]
+        effort = np.where(ending > 0, spent / np.maximum(ending, 1e-300), np.inf)
+        effort = np.where(_IS_LATER, effort, np.inf).min(axis=1)
+        # The spread of the logarithm of what is left.
+        chance = np.where(_IS_LATER, -np.diff(alive), 0.0) + 1e-30
+        chance /= chance.sum(axis=1, keepdims=True)
+        mean = (chance * _LOG_LEFT).sum(axis=1, keepdims=True)
+        spread = np.sqrt((chance * (_LOG_LEFT - mean) ** 2).sum(axis=1))
+        sharpness = np.clip(_EXPONENTIAL_SPREAD / np.maximum(spread, 1e-9), 1.0, _MAX_SHARPNESS)
+        return _Ahead(effort_seconds=np.maximum(effort, 1.0), sharpness=sharpness)
 
 
 # By job: for each GPU type, seen / said; nan where it has not run yet.

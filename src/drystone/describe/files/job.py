@@ -122,6 +122,8 @@ def _check_whole(part: JobPart, document: Document) -> None:
             f"{twice[0]} stands in `train` and in its `optimizer`",
             "Keep that of the optimizer",
         )
+    if part.train.compile and ".py:" in (part.model or ""):
+        raise refuse(("train", "compile"), "is not for a module of your own", "Leave it out")
     _check_tuning(part, document)
     _check_evaluation(part, document)
     _check_limits(part, document)
@@ -214,6 +216,7 @@ def _training_job(
         optimizer=_OPTIMIZERS.get(train.optimizer.name, train.optimizer.name),
         tuning=part.tune.method if part.tune is not None else "full",
         lora=_lora(part.tune),
+        is_compiled=train.compile,
         from_scratch=part.start == "scratch",
         train=_train_config(part, folder),
         priority=part.priority,

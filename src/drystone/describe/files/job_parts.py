@@ -123,6 +123,8 @@ class TrainPart(Part):
     sequence: Annotated[Count, Field(le=10**9)] | None = None  # tokens; the model's, at most 4096
     # auto: bf16-mixed where every GPU it may use knows it, else fp16-mixed; emulated: fp32
     precision: Literal["auto", "fp32", "tf32", "bf16-mixed", "fp16-mixed"] = "auto"
+    # torch.compile of every block; only where each GPU holds all weights
+    compile: bool = False
     # its name, or the table below
     optimizer: Annotated[OptimizerPart, _named("name")] = Field(default_factory=OptimizerPart)
 

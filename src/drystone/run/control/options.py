@@ -308,6 +308,8 @@ def work_of(job: TrainingJob) -> str:
     told = [job.model, job.seq_len, job.global_batch, job.precision, job.optimizer, job.command]
     if job.tuning != "full":  # work of older logs keeps its name
         told += [job.tuning, job.lora.rank, job.lora.targets, job.lora.train_embeddings]
+    if job.is_compiled:
+        told.append("compiled")
     return _digest([*told, *traced])
 
 

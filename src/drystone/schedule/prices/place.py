@@ -3,7 +3,7 @@
 The file reads in the order of one decision:
 
 1. `begin_assignment`: jobs that must not be disturbed keep their GPUs.
-2. `serve_overdue`: a job that waited too long gets the smallest option that finds a place, if need
+2. A job that waited too long (`patience.py`) gets the smallest option that finds a place, if need
    be on the GPUs of jobs that are not settled yet.
 3. `hand_out` places the picks. A running job that picks what it has stays; the others give their
    GPUs back and all are placed, the widest first. Where a pick is free in number but not on one
@@ -120,47 +120,6 @@ def begin_assignment(
     )
     given.keep(pinned)
     return given
-
-
-def serve_overdue(given: Assignment, row: int, reason: str) -> bool:
-    """Give a waiting job its smallest option that finds a place, and of equals the best."""
-    values, num_gpus = given.worth.values[row], given.snapshot.job_num_gpus[row]
-    for option in np.lexsort((-values, num_gpus)).tolist():
-        if values[option] <= 0:
-            continue
-        counts = given.snapshot.counts(row, option)
-        placement = given.room.place(counts) or _evict_for(given, counts)
-        if placement is not None:
-            given.give(row, option, placement, reason)
-            return True
-    return False
-
-
-def _evict_for(given: Assignment, counts: IntArray) -> Placement | None:
-    """A place on the GPUs of running jobs that are not settled, those worth least first."""
-    jobs, kinds = given.snapshot.jobs, set(np.flatnonzero(counts).tolist())
-    types = given.snapshot.nodes.type_index
-    victims = [
-        row
-        for row in given.is_holding.nonzero()[0].tolist()
-        if any(int(types[node]) in kinds for node, _ in jobs.placements[row])
-    ]
-    victims.sort(key=lambda row: float(given.worth.values[row, jobs.option[row]]))
-    evicted: list[int] = []
-    placement = None
-    for row in victims:
-        evicted.append(row)
-        given.room.give_back(given.open_part(row))
-        placement = given.room.place(counts)
-        if placement is not None:
-            break
-    for row in reversed(evicted):  # whoever was evicted in vain gets its GPUs back
-        part = given.open_part(row)
-        if given.room.has(part):
-            given.room.take(part)
-        else:
-            given.is_holding[row] = False
-    return placement
 
 
 def hand_out(

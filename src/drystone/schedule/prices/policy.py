@@ -7,10 +7,7 @@ speeds corrected by what was seen (`corrected.py`), among options within the job
 (`integral.py`) and packed onto nodes (`place.py`), moving smaller jobs off a node where that
 pays. (4) What is left over goes to whoever still waits or gains most from more.
 
-Nobody starves. A job that was just started keeps its GPUs for `KEEP_SECONDS`. A job that has waited
-for `PATIENCE_SECONDS` is served before all prices, the longest waiting first, from anyone who is
-not protected, and is then protected for `PROTECTED_SECONDS`. So a job waits longer than
-`PATIENCE_SECONDS` + `KEEP_SECONDS` only while protected jobs hold every GPU that it could use.
+`patience.py` says how long a job may wait at most, and how often it may be started.
 """
 
 from __future__ import annotations
@@ -23,6 +20,7 @@ from typing import Final
 import numpy as np
 
 from drystone.schedule.belief import (
+    Guess,
     LengthMemory,
     Ratios,
     corrected_speeds,
@@ -33,7 +31,15 @@ from drystone.schedule.belief import (
 from drystone.schedule.decision import Decision, Memory, Policy, Refuse, Start, Wake
 from drystone.schedule.limits import Limits, Used, check_limits
 from drystone.schedule.prices.integral import choose
-from drystone.schedule.prices.place import begin_assignment, hand_out, serve_overdue
+from drystone.schedule.prices.patience import (
+    KEEP_SECONDS,
+    overdue,
+    patience_seconds,
+    serve_all_overdue,
+    starts_allowed,
+    steady_options,
+)
+from drystone.schedule.prices.place import begin_assignment, hand_out
 from drystone.schedule.prices.rent_or_wait import RentMemory, plan_rent, rent_and_release
 from drystone.schedule.prices.shadow_prices import Market, solve_prices
 from drystone.schedule.prices.worth import Worth, seconds_late, worth_of_options
@@ -42,11 +48,7 @@ from drystone.schedule.snapshot import FloatArray, IntArray, Snapshot
 from drystone.schedule.teams import owner_weights, type_values, update_usage
 from drystone.units import HOUR_SECONDS
 
-PATIENCE_SECONDS: Final = 24 * 3600.0
-PROTECTED_SECONDS: Final = 2 * 3600.0
-KEEP_SECONDS: Final = 60.0
 _NO_OPTION: Final = "it has no option on this cluster"
-_OVERDUE: Final = f"it has waited for {PATIENCE_SECONDS / 3600:.0f} h, and nobody waits longer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,11 +107,11 @@ class _View:
     ratios: Ratios
     usage: Mapping[str, float]
     lengths: LengthMemory | None = None
-    remaining: FloatArray | None = None  # None: as the snapshot says
+    guess: Guess | None = None  # of what is left; None: as the snapshot says
 
     def worth_at(self, snapshot: Snapshot, prices: FloatArray) -> Worth:
         """What options are worth at these prices."""
-        return worth_of_options(snapshot, self.speeds, self.weights, prices, self.remaining)
+        return worth_of_options(snapshot, self.speeds, self.weights, prices, self.guess)
 
 
 def _decide(
@@ -132,11 +134,10 @@ def _decide(
         )
         closed = rent.closed.tolist()
     given = begin_assignment(snapshot, worth, pinned=pinned, closed=closed)
-    waits_too_long = overdue(snapshot)
-    for row in waits_too_long:
-        if serve_overdue(given, row, _OVERDUE):
-            until = snapshot.now_seconds + PROTECTED_SECONDS
-            protected[snapshot.jobs.specs[row].id] = until
+    left = snapshot.jobs.remaining_samples if view.guess is None else view.guess.samples
+    patience = patience_seconds(snapshot, view.speeds, left)
+    waits_too_long = overdue(snapshot, patience)
+    serve_all_overdue(given, left, waits_too_long, patience, protected)
     is_settled = len(pinned) > 0 or len(waits_too_long) > 0
     market = make_market(snapshot, worth.values, given.option if is_settled else None, closed)
     settled_value = given.value() if is_settled else 0.0
@@ -150,7 +151,7 @@ def _decide(
     decisions = [_with_warning(change, row, snapshot, view) for row, change in changes]
     if rent is not None:
         decisions += rent_and_release(snapshot, rent, given.final_room())
-    decisions += _wakes(snapshot, view, protected, given.option)
+    decisions += _wakes(snapshot, view, protected, given.option, patience)
     return [*decisions, *_refusals(snapshot, view)], PricesMemory(
         prices=solution.prices,
         now_seconds=snapshot.now_seconds,
@@ -182,14 +183,16 @@ def _look(snapshot: Snapshot, before: PricesMemory | None, settings: Settings) -
     )
     if limits.allowed is not None:
         speeds = np.where(limits.allowed, speeds, 0.0)
+    speeds = steady_options(snapshot, speeds)
     weights, usage = snapshot.jobs.weights, {}
     if settings.shares:
         values = type_values(snapshot, speeds, dollars)
         usage = update_usage(snapshot, values, before.usage if before is not None else {}, elapsed)
         weights = weights * owner_weights(snapshot, settings.shares, usage)
-    lengths = None
+    lengths = guess = None
     if not snapshot.knows_lengths:
         lengths = update_lengths(snapshot, before.lengths if before is not None else None, elapsed)
+        guess, lengths = guess_remaining(snapshot, lengths)
     return _View(
         speeds=speeds,
         weights=weights,
@@ -197,7 +200,7 @@ def _look(snapshot: Snapshot, before: PricesMemory | None, settings: Settings) -
         ratios=ratios,
         usage=usage,
         lengths=lengths,
-        remaining=guess_remaining(snapshot, lengths) if lengths is not None else None,
+        guess=guess,
     )
 
 
@@ -241,30 +244,24 @@ def make_market(
     )
 
 
-def overdue(snapshot: Snapshot) -> list[int]:
-    """The jobs that have waited too long, the longest first."""
-    waited = snapshot.now_seconds - snapshot.jobs.waiting_since_seconds
-    rows = (waited >= PATIENCE_SECONDS).nonzero()[0]  # nobody who runs: that is not a number
-    if not len(rows):
-        return []
-    ordered: list[int] = rows[np.argsort(-waited[rows], kind="stable")].tolist()
-    return ordered
-
-
 def _wakes(
-    snapshot: Snapshot, view: _View, protected: Mapping[str, float], given: IntArray
+    snapshot: Snapshot,
+    view: _View,
+    protected: Mapping[str, float],
+    given: IntArray,
+    patience: FloatArray,
 ) -> list[Decision]:
     """Ask to decide again when somebody will have waited, run or been protected long enough."""
     jobs, now = snapshot.jobs, snapshot.now_seconds
     waits = (given < 0).nonzero()[0]
     waits = waits[(view.speeds[waits] > 0).any(axis=1)]
-    since = jobs.waiting_since_seconds[waits].tolist()
     times = [now + left for left in view.limits.left_seconds]
-    times += [(now if math.isnan(start) else start) + PATIENCE_SECONDS for start in since]
-    if since:
-        if min(times[-len(since) :]) <= now:
-            times.append(now + KEEP_SECONDS)
-        times += protected.values()
+    if len(waits):
+        since = jobs.waiting_since_seconds[waits]
+        due = np.where(np.isnan(since), now, since) + patience[waits]
+        first = float(due.min())
+        times.append(first if first > now else now + KEEP_SECONDS)
+        times += [float(due[due > now].min(initial=math.inf)), *protected.values()]
     coming = [time for time in times if now < time < math.inf]
     if not coming:
         return []
@@ -311,7 +308,7 @@ def _pinned(snapshot: Snapshot, worth: Worth, protected: Mapping[str, float]) ->
     """Rows of running jobs that keep what they have, as long as they may have it at all."""
     jobs = snapshot.jobs
     ran = snapshot.now_seconds - jobs.running_since_seconds  # of who waits: not a number
-    stays = jobs.is_running & (ran < KEEP_SECONDS)
+    stays = jobs.is_running & ((ran < KEEP_SECONDS) | (jobs.num_starts >= starts_allowed(jobs)))
     for name in protected:
         stays[jobs.row_of[name]] |= jobs.is_running[jobs.row_of[name]]
     rows = stays.nonzero()[0]

@@ -24,6 +24,7 @@ from typing import Final
 
 import numpy as np
 
+from drystone.schedule.belief import Guess
 from drystone.schedule.snapshot import FloatArray, Snapshot
 
 # How long a decision is expected to hold; a restart must pay for itself in that time.
@@ -32,6 +33,7 @@ HOLD_SECONDS: Final = 300.0
 _SHORTEST_SECONDS: Final = 60.0
 # An option that keeps the deadline is worth up to this much more, the less time there is to spare.
 DEADLINE_FACTOR: Final = 10.0
+_LEVELS_A_DOUBLING: Final = 4.0
 _AMPLE: Final = 4.0  # times the time that is needed at the fastest: no hurry yet
 
 
@@ -53,19 +55,20 @@ def worth_of_options(
     speeds: FloatArray,
     weights: FloatArray,
     prices: FloatArray,
-    remaining_samples: FloatArray | None = None,
+    guess: Guess | None = None,
 ) -> Worth:
     """The worth of each option, (jobs, options), for jobs of these weights at these prices.
 
-    `remaining_samples` is what is left of each job, where one knows better than the snapshot.
+    `guess` is what is left of each job, where the snapshot does not know it.
     """
     jobs = snapshot.jobs
     usable = np.maximum(speeds, 1e-100)
     paid = snapshot.options.paid(prices).take(jobs.option_set, axis=0)
-    left = jobs.remaining_samples if remaining_samples is None else remaining_samples
+    left = jobs.remaining_samples if guess is None else guess.samples
     remaining = np.maximum(left, 1e-9)[:, None]
     seconds = remaining / usable
-    full = _sample_costs(weights[:, None], paid, usable, seconds)[:, None] * speeds
+    sharpness = None if guess is None else guess.sharpness
+    full = _sample_costs(weights[:, None], paid, usable, seconds, sharpness)[:, None] * speeds
     _raise_by_deadlines(full, snapshot, seconds)
     held = np.minimum(seconds, HOLD_SECONDS)
     after_start = full * held
@@ -78,7 +81,11 @@ def worth_of_options(
 
 
 def _sample_costs(
-    weights: FloatArray, paid: FloatArray, speeds: FloatArray, seconds: FloatArray
+    weights: FloatArray,
+    paid: FloatArray,
+    speeds: FloatArray,
+    seconds: FloatArray,
+    sharpness: FloatArray | None,
 ) -> FloatArray:
     """By job: what a sample costs at the prices of the time when the job will end."""
     num_jobs, width = seconds.shape
@@ -87,7 +94,11 @@ def _sample_costs(
     first = np.arange(0, num_jobs * width, width)
     best = ((weights + paid) / speeds).argmin(axis=1)
     end = np.maximum(seconds.take(first + best), _SHORTEST_SECONDS)
-    still_there = _still_there(end / weights[:, 0], weights[:, 0])
+    turn = end / weights[:, 0]
+    if sharpness is None:
+        still_there = _still_there(turn, weights[:, 0])
+    else:
+        still_there = _expected_there(turn, weights[:, 0], sharpness)
     costs = still_there[:, None] * paid
     costs += weights
     costs /= speeds
@@ -108,6 +119,23 @@ def _still_there(turn: FloatArray, weights: FloatArray) -> FloatArray:
     part: FloatArray = np.empty(len(order))
     part[order] = after / after[:1]  # also where there is no job
     return part
+
+
+def _expected_there(turn: FloatArray, weights: FloatArray, sharpness: FloatArray) -> FloatArray:
+    """The same where nobody knows who ends first: the part that is expected to end later.
+
+    Jobs of about the same turn are counted together, so that the time does not grow with the square
+    of their number.
+    """
+    level = np.round(_LEVELS_A_DOUBLING * np.log2(turn)).astype(np.int64)
+    keys, group = np.unique(
+        np.stack((level, np.round(sharpness).astype(np.int64))), axis=1, return_inverse=True
+    )
+    levels, at = np.unique(level, return_inverse=True)
+    there = np.bincount(at, weights=weights) / weights.sum()
+    earlier = (keys[0][:, None] - levels) / _LEVELS_A_DOUBLING * keys[1][:, None]
+    part: FloatArray = (there / (1.0 + np.exp2(np.minimum(earlier, 1000.0)))).sum(axis=1)
+    return part.take(group.ravel())
 
 
 def _raise_by_deadlines(full: FloatArray, snapshot: Snapshot, seconds: FloatArray) -> None:

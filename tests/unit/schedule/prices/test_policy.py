@@ -12,20 +12,20 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tiny import job, node, option_set, snapshot
 
-from drystone.run.events import Finished, Started
+from drystone.run.events import Finished, Started, Stopped
 from drystone.run.loop import drive
 from drystone.run.simulate.world import SimulatedWorld
 from drystone.schedule.decision import Preempt, Refuse, Resize, Start, Wake
-from drystone.schedule.prices.policy import (
+from drystone.schedule.prices.patience import (
+    FREE_STARTS,
     KEEP_SECONDS,
     PATIENCE_SECONDS,
     PROTECTED_SECONDS,
-    PricesMemory,
-    Settings,
-    make_prices,
+    STARTS_A_DOUBLING,
+    WIDE_PATIENCE_SHARE,
     overdue,
-    prices,
 )
+from drystone.schedule.prices.policy import PricesMemory, Settings, make_prices, prices
 from drystone.schedule.prices.shadow_prices import Market, choose_options, solve_prices
 from drystone.schedule.snapshot import StartupCost
 
@@ -255,8 +255,91 @@ def test_a_job_without_options_is_refused():
 def test_the_longest_waiting_comes_first():
     seen = snapshot(NODES, [job("a"), job("b")], OPTIONS, now_seconds=PATIENCE_SECONDS)
 
-    assert overdue(seen) == [0, 1]
-    assert overdue(replace(seen, now_seconds=PATIENCE_SECONDS - 1)) == []
+    patience = np.full(2, PATIENCE_SECONDS)
+    assert overdue(seen, patience) == [0, 1]
+    assert overdue(replace(seen, now_seconds=PATIENCE_SECONDS - 1), patience) == []
+    assert overdue(seen, patience - [0.0, 1.0]) == [1, 0]
+
+
+def test_a_job_that_needs_whole_nodes_waits_for_a_part_of_its_length_only():
+    """Sixteen GPUs, always full of jobs of a few minutes; alone it would take four hours."""
+    sets = {"m": option_set(([1], 1.0)), "whole": option_set(([8], 8.0))}
+    tiny = [replace(job(f"t{at}", 600.0), submit_seconds=30.0 * at) for at in range(400)]
+    length = 4 * 3600.0
+    wide = replace(job("wide", 8 * length), submit_seconds=1000.0, model="whole")
+    world = SimulatedWorld(
+        jobs=[*tiny, wide],
+        nodes=[node("a0", num_gpus=8), node("a1", num_gpus=8)],
+        options_of=lambda one: sets[one.model],
+        gpu_types=("A",),
+    )
+    drive(world, prices)
+
+    mine = [event for event in world.log if getattr(event, "job_id", "") == "wide"]
+    started = [event.time_seconds for event in mine if isinstance(event, Started)]
+    ended = [event.time_seconds for event in mine if isinstance(event, Finished)]
+    patience = WIDE_PATIENCE_SHARE * length
+    assert len(started) == 1
+    assert started[0] <= 1000.0 + patience + KEEP_SECONDS
+    assert ended[0] <= 1000.0 + patience + KEEP_SECONDS + length
+
+
+@pytest.mark.parametrize("knows_lengths", [True, False])
+@pytest.mark.parametrize("seed", range(3))
+def test_starts_are_bounded_by_the_logarithm_of_gpu_hours(seed: int, knows_lengths: bool):
+    """Free starts and jobs that come all the time: what makes a policy change its mind most."""
+    draw = np.random.default_rng(seed)
+    options = option_set(*(([count], count**0.9) for count in range(1, 9)))
+    times, lengths = np.cumsum(draw.exponential(120.0, 120)), draw.lognormal(5.5, 1.5, 120)
+    jobs = [
+        replace(job(f"j{at}", float(length)), submit_seconds=float(when))
+        for at, (when, length) in enumerate(zip(times, lengths, strict=True))
+    ]
+    jobs.append(job("long", 60_000.0))
+    world = SimulatedWorld(
+        jobs=jobs,
+        nodes=[node("a0", num_gpus=8)],
+        options_of=lambda _: options,
+        gpu_types=("A",),
+        knows_lengths=knows_lengths,
+    )
+    drive(world, prices)
+
+    starts, hours, since = {}, {}, {}
+    for event in world.log:
+        if isinstance(event, Started):
+            starts[event.job_id] = starts.get(event.job_id, 0) + 1
+            since[event.job_id] = (event.time_seconds, sum(part[1] for part in event.placement))
+        elif isinstance(event, Stopped | Finished):
+            when, num_gpus = since[event.job_id]
+            ran = num_gpus * (event.time_seconds - when) / 3600.0
+            hours[event.job_id] = hours.get(event.job_id, 0.0) + ran
+    bound = {
+        name: FREE_STARTS + STARTS_A_DOUBLING * math.log2(1.0 + ran) + 1.0
+        for name, ran in hours.items()
+    }
+    assert len(hours) == len(jobs)
+    assert all(starts[name] <= bound[name] for name in starts)
+    assert max(starts.values()) > 5  # it is not for want of changes
+
+
+def test_who_has_used_up_its_starts_stays_and_its_last_start_is_not_wide():
+    jobs = [job("much", 1e6), job("new", 10.0)]
+    options = option_set(*(([count, 0], float(count)) for count in range(1, 5)))
+    running = {"much": (3, ((0, 4),))}
+    seen = snapshot(NODES, jobs, options, running=running, now_seconds=2 * KEEP_SECONDS)
+    assert [one.job_id for one in prices(seen, None)[0] if isinstance(one, Preempt | Resize)]
+
+    starts = np.array([int(FREE_STARTS) + 20, 0])
+    used_up = replace(seen, jobs=replace(seen.jobs, num_starts=starts))
+    assert all(
+        one.job_id != "much" for one in prices(used_up, None)[0] if not isinstance(one, Wake)
+    )
+
+    waiting = snapshot(NODES, jobs[:1], options)
+    waiting = replace(waiting, jobs=replace(waiting.jobs, num_starts=starts[:1]))
+    [start] = [one for one in prices(waiting, None)[0] if isinstance(one, Start)]
+    assert sum(count for _, count in start.placement) == 2
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tiny import job, node, option_set, snapshot
 
 from drystone.schedule.decision import Move, Preempt, Resize, Start
-from drystone.schedule.prices.policy import KEEP_SECONDS, PricesMemory, prices
+from drystone.schedule.prices.patience import KEEP_SECONDS
+from drystone.schedule.prices.policy import PricesMemory, prices
 from drystone.schedule.prices.reasons import why_moved, why_no_node
 from drystone.schedule.prices.worth import worth_of_options
 from drystone.schedule.snapshot import StartupCost

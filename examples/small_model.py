@@ -2,8 +2,9 @@
 
     python examples/small_model.py FOLDER
 
-writes FOLDER/base (configuration, weights, tokenizer with a chat template) and FOLDER/chats.jsonl,
-FOLDER/held_out.jsonl. The model is a Llama of a million parameters that has learned nothing yet.
+writes FOLDER/base (configuration, weights, tokenizer with a chat template), FOLDER/chats.jsonl,
+FOLDER/held_out.jsonl, and FOLDER/tune.yaml, a job file for them. The model is a Llama of a million
+parameters that has learned nothing yet.
 """
 
 import sys

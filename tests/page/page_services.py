@@ -13,7 +13,7 @@ from drystone.service.app import make_app
 from drystone.service.server import make_server
 
 LIVE = "html[data-live=live]"
-VIEWS = ("cluster", "jobs", "prices", "spend", "events")
+VIEWS = ("cluster", "jobs", "submit", "compare", "prices", "spend", "events")
 
 
 class Service:

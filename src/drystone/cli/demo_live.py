@@ -23,18 +23,6 @@ nodes:
   - {gpu: A100, gpus_per_node: 2, emulate: {speed: 0.001, memory: 4GiB}}
   - {gpu: T4, gpus_per_node: 2, emulate: {speed: 0.001, memory: 4GiB}}
 """
-_TUNE: Final = """\
-model: ./base             # a folder: config, weights, tokenizer
-data: {train: chats.jsonl, eval: held_out.jsonl, format: chat, pack: true}
-train:
-  steps: 120
-  batch: 8
-  sequence: 64
-  checkpoint_every: 10
-  export: huggingface
-  optimizer: {learning_rate: 3e-3, schedule: cosine, warmup: 5%}
-evaluate: {every: 40}
-"""
 _URGENT: Final = {
     "name": "urgent",
     "model": "mini-gpt",
@@ -59,11 +47,11 @@ def show_live() -> None:
     with tempfile.TemporaryDirectory(prefix="drystone-demo-") as name, _serving(Path(name), port):
         home, folder = Path(name), Path(name) / "s"
         _run_sample(str(home))
-        (home / "tune.yaml").write_text(_TUNE, encoding="utf-8")
-        console.print(_TUNE, style="cyan")
+        tune = (home / "tune.yaml").read_text(encoding="utf-8")
+        console.print(tune, style="cyan")
         with Client(folder) as client:
             _wait_for(client)
-            body = {"text": f"name: tune\n{_TUNE}", "folder": name, "owner": "demo"}
+            body = {"text": f"name: tune\n{tune}", "folder": name, "owner": "demo"}
             client.post("/v1/jobs", body)
             console.print(f"Watch it live: http://127.0.0.1:{port}/", style="bold cyan")
             killed = _watch(client, folder, name)

@@ -97,6 +97,7 @@ def job_routes(controller: Controller, uploads: Uploads) -> APIRouter:
     """All of them."""
     router = APIRouter(tags=["jobs"])
     _add_submission(router, controller, uploads)
+    _add_again(router, controller)
     _add_lists(router, controller)
     _add_single(router, controller)
     _add_changes(router, controller)
@@ -129,14 +130,6 @@ def _add_submission(router: APIRouter, controller: Controller, uploads: Uploads)
         with journal.lock:
             return answer_json(Planned.of(controller, job))
 
-    def take_in(job: TrainingJob, key: str) -> Response:
-        try:
-            with journal.acting(caller_now().actor):
-                job_id, is_new = controller.take_in(job, client_key=key)
-        except OverLimit as error:
-            raise Conflict(error.message, hint=error.hint) from None
-        return answer_json(SubmittedJob(id=job_id, is_new=is_new), status=201 if is_new else 200)
-
     @router.post(
         "/v1/plan",
         dependencies=[SUBMITTER],
@@ -163,7 +156,39 @@ def _add_submission(router: APIRouter, controller: Controller, uploads: Uploads)
         if key and caller.token_id:
             # Keys are one's own: nobody learns of, or gets in the way of, another's jobs.
             key = hashlib.sha256(f"{caller.team}\n{caller.name}\n{key}".encode()).hexdigest()
-        return await run_in_threadpool(take_in, await looked_at(body), key)
+        return await run_in_threadpool(_take_in, controller, await looked_at(body), key)
+
+
+def _take_in(controller: Controller, job: TrainingJob, key: str) -> Response:
+    try:
+        with controller.journal.acting(caller_now().actor):
+            job_id, is_new = controller.take_in(job, client_key=key)
+    except OverLimit as error:
+        raise Conflict(error.message, hint=error.hint) from None
+    return answer_json(SubmittedJob(id=job_id, is_new=is_new), status=201 if is_new else 200)
+
+
+def _add_again(router: APIRouter, controller: Controller) -> None:
+    journal = controller.journal
+
+    @router.post(
+        "/v1/jobs/{job_id}/again",
+        status_code=201,
+        dependencies=[SUBMITTER],
+        response_model=SubmittedJob,
+        responses={404: {"model": Failure}, 409: {"model": Failure}},
+    )
+    def again(job_id: JobId) -> Response:
+        """Submit the same job once more, as one of the caller's own; it begins from its start."""
+        caller = caller_now()
+        with journal.lock:
+            found(lambda: controller.find(job_id))
+            job = journal.live.jobs[job_id].job
+            check_touch(job, job_id)
+        _refuse_past_deadline(job, journal.now())
+        if not caller.is_admin:
+            job = dataclasses.replace(job, owner=caller.name, team=caller.team)
+        return _take_in(controller, job, "")
 
 
 def _refuse_past_deadline(job: TrainingJob, now: float) -> None:

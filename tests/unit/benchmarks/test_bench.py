@@ -209,19 +209,6 @@ def test_what_is_committed_was_written_from_what_is_kept():
     assert all((BENCHMARKS_FOLDER / "results" / name).is_file() for _, name in names)
 
 
-def test_the_readme_shows_figures_as_they_were_measured():
-    rows = re.findall(
-        r"^\| .* \| (.*) \| (.*) \| `make bench ONLY=(\w+)(?: DATA=DIR)?` \|$",
-        (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE,
-    )  # fmt: skip
-    written = (BENCHMARKS_FOLDER / "RESULTS.md").read_text(encoding="utf-8")
-
-    assert len(rows) >= 10
-    for found, words, name in rows:
-        part = written.partition(f"**{name}.**")[2].partition("\n**")[0]
-        assert f"| {found} | {words} |" in part, (name, found)
-
-
 def test_a_wrong_name_ends_with_two_and_a_hint():
     done = subprocess.run(
         [sys.executable, "-m", "bench", "--only", "plan_tme"], cwd=BENCHMARKS_FOLDER,

@@ -2,8 +2,9 @@
 
     python -m drystone.run.train.sample_model FOLDER
 
-writes FOLDER/base (configuration, weights, tokenizer with a chat template) and FOLDER/chats.jsonl,
-FOLDER/held_out.jsonl. The model is a Llama of a million parameters that has learned nothing yet.
+writes FOLDER/base (configuration, weights, tokenizer with a chat template), FOLDER/chats.jsonl,
+FOLDER/held_out.jsonl, and FOLDER/tune.yaml, a job file for them. The model is a Llama of a million
+parameters that has learned nothing yet.
 `--ask FOLDER...` says what such models answer.
 """
 
@@ -18,6 +19,18 @@ from typing import Any
 
 THINGS = {"sky": "blue", "grass": "green", "snow": "white", "coal": "black", "blood": "red"}
 ASKED = ("What colour is {0}?", "Which colour has {0}?", "Tell me the colour of {0}.")
+TUNE = """\
+model: ./base             # a folder: config, weights, tokenizer
+data: {train: chats.jsonl, eval: held_out.jsonl, format: chat, pack: true}
+train:
+  steps: 120
+  batch: 8
+  sequence: 64
+  checkpoint_every: 10
+  export: huggingface
+  optimizer: {learning_rate: 3e-3, schedule: cosine, warmup: 5%}
+evaluate: {every: 40}
+"""
 QUESTION = "Which colour has snow?"
 TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
@@ -90,6 +103,7 @@ def write_sample(folder: Path, *, width: int = 128, layers: int = 4) -> None:
     for name, seed, number in (("chats", 1, 256), ("held_out", 2, 32)):
         lines = [json.dumps(chat) for chat in conversations(seed, number)]
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (folder / "tune.yaml").write_text(TUNE, encoding="utf-8")
     texts = [m["content"] for chat in conversations(1, 256) for m in chat["messages"]]
     save_model(folder / "base", texts, width=width, layers=layers)
 

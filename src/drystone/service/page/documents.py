@@ -6,12 +6,13 @@ once for each state of the log and each second, so that fifty of them cost about
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from drystone.run.control.controller import Controller
-from drystone.run.control.live_state import LiveJob
+from drystone.run.control.live_state import LiveJob, LiveState
 from drystone.run.lifecycle import JobState
 from drystone.run.state import JobRecord
 from drystone.service.answers import Forbidden, found, to_json
@@ -22,6 +23,7 @@ Table = dict[str, Any]
 _MAX_RUNNING: Final = 12  # that the cluster's view lists
 _MAX_POINTS: Final = 400  # of a job's curves
 _MAX_KEPT: Final = 64  # documents
+_MAX_OWNERS: Final = 200  # that a list can be narrowed to
 
 GROUPS: Final[Mapping[str, frozenset[JobState]]] = {
     "live": frozenset({JobState.RUNNING, JobState.QUEUED, JobState.PAUSED}),
@@ -62,10 +64,12 @@ class PageData:
         """GPU types in the order of the cluster, and which are emulated."""
         return self._shared("types", self._make_types)
 
-    def jobs(self, group: str, search: str, *, most: int, skip: int) -> bytes:
+    def jobs(
+        self, group: str, search: str, *, most: int, skip: int, sort: str = "", owner: str = ""
+    ) -> bytes:
         """One page of a list: what runs first, then the queue; what is over newest first."""
-        key = f"jobs {group} {most} {skip} {search}"
-        return self._shared(key, lambda: self._make_jobs(group, search, most, skip))
+        key = json.dumps(["jobs", group, most, skip, sort, owner, search])
+        return self._shared(key, lambda: self._make_jobs(group, search, most, skip, sort, owner))
 
     def job(self, job_id: str) -> Table:
         """One job: its life for everybody; curves and plan for those who may see its details."""
@@ -123,7 +127,9 @@ class PageData:
             "now_seconds": journal.now(),
         }
 
-    def _make_jobs(self, group: str, search: str, most: int, skip: int) -> Table:
+    def _make_jobs(
+        self, group: str, search: str, most: int, skip: int, sort: str, owner: str
+    ) -> Table:
         controller, journal = self.controller, self.controller.journal
         states, text = GROUPS[group], search.strip().lower()
         is_live = states <= GROUPS["live"]
@@ -134,10 +140,13 @@ class PageData:
                 record
                 for record in (pool.values() if is_live else reversed(pool.values()))
                 if record.state in states
+                and (not owner or live.jobs[record.spec.id].job.owner == owner)
                 and (not text or _matches(live.jobs[record.spec.id], record.spec.id, text))
             ]
             if is_live:
                 matching.sort(key=lambda record: _RANK[record.state])
+            if sort:
+                matching.sort(key=lambda record: _sort_key(sort, live, record, now))
             jobs = [Job.of(controller, record, now) for record in matching[skip : skip + most]]
             waiting = [
                 record.spec.id
@@ -145,6 +154,7 @@ class PageData:
                 if record.state is JobState.QUEUED
             ]
             counts = count_groups(live.state.jobs.values())
+            owners = sorted({live.jobs[job_id].job.owner for job_id in pool} - {""})
             sequence = journal.sequence
         place = {job_id: number for number, job_id in enumerate(waiting, start=1)}
         return {
@@ -154,6 +164,7 @@ class PageData:
             ],
             "total": len(matching),
             "counts": counts,
+            "owners": owners[:_MAX_OWNERS],
             "is_emulated": controller.cluster.is_emulated,
             "now_seconds": now,
             "sequence": sequence,
@@ -191,6 +202,20 @@ def count_groups(records: Iterable[JobRecord]) -> dict[str, int]:
     for record in records:
         by_state[record.state] += 1
     return {group: sum(by_state[state] for state in states) for group, states in GROUPS.items()}
+
+
+def _sort_key(sort: str, live: LiveState, record: JobRecord, now: float) -> Any:
+    """Names from A on; of numbers the largest first."""
+    job = live.jobs[record.spec.id].job
+    if sort == "name":
+        return job.name
+    if sort == "owner":
+        return job.owner
+    if sort == "gpus":
+        return -record.num_gpus
+    if sort == "cost":
+        return -live.dollars_at(record.spec.id, now)
+    return -record.done_samples / record.spec.total_samples
 
 
 def _brief(live: LiveJob) -> Table:

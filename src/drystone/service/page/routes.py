@@ -30,6 +30,7 @@ _HEADERS: Final = {
     "Content-Security-Policy": POLICY,
     "Cache-Control": "no-cache",
 }
+Sort = Literal["", "name", "owner", "gpus", "progress", "cost"]
 Group = Literal["live", "running", "waiting", "paused", "done", "failed", "cancelled", "all"]
 
 
@@ -109,9 +110,11 @@ def _documents(data: PageData) -> APIRouter:
         search: Annotated[str, Query(max_length=80)] = "",
         most: Annotated[int, Query(ge=1, le=200)] = 50,
         skip: Annotated[int, Query(ge=0, le=MAX_SEQUENCE)] = 0,
+        sort: Annotated[Sort, Query()] = "",
+        owner: Annotated[str, Query(max_length=80)] = "",
     ) -> Response:
         """One page of a list of jobs, each with its reason in short; how many each list has."""
-        return _json(data.jobs(group, search, most=most, skip=skip))
+        return _json(data.jobs(group, search, most=most, skip=skip, sort=sort, owner=owner))
 
     @router.get("/jobs/{job_id}", responses={404: {"model": Failure}})
     def job(job_id: JobId) -> Response:

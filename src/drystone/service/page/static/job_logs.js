@@ -6,7 +6,8 @@ import { card } from "./parts.js";
 const MOST_CHARACTERS = 200_000;
 const LONGEST_FOLLOW = 2000;
 
-const shown = { job: "", rank: 0, epoch: 0, stream: "log", offset: 0, isBusy: false, isOver: false };
+const kept = { text: "" }; // all that was read
+const shown = { search: "", job: "", rank: 0, epoch: 0, stream: "log", offset: 0, isBusy: false, isOver: false };
 let timer = 0;
 
 export function logCard(job, context) {
@@ -20,7 +21,9 @@ export function logCard(job, context) {
     name: "log", actions: h("div", { class: "log-pickers" },
       pick("rank", "rank", Array.from({ length: Math.min(numRanks, 256) }, (_, rank) => [rank, rank]), shown.rank),
       pick("epoch", "launch", [[0, "latest"], ...launches.slice(-40).map((one) => [one.epoch, one.epoch]).reverse()], shown.epoch),
-      pick("stream", "stream", [["log", "errors and messages"], ["out", "reports"]], shown.stream)),
+      pick("stream", "stream", [["log", "errors and messages"], ["out", "reports"]], shown.stream),
+      h("label", {}, h("span", { class: "soft" }, "only with"),
+        h("input", { type: "search", "data-log-search": true, value: shown.search, maxlength: 80, size: 12, autocomplete: "off" }))),
   }, h("pre", { id: "log-text", class: "log-text", tabindex: 0, "data-keep": true, "aria-label": "Log", "data-live": context.isLive ? "yes" : "no" }));
 }
 
@@ -30,6 +33,19 @@ export function followLog(jobId) {
   const box = byId("log-text");
   if (!box) return;
   if (!box.dataset.own) { box.dataset.own = "yes"; restart(); } else if (!timer && !shown.isOver) read();
+}
+
+/** Show only the lines that have this in them. */
+export function searchLog(text) {
+  shown.search = text;
+  const box = byId("log-text");
+  if (box && kept.text) box.textContent = matching(kept.text);
+}
+
+function matching(text) {
+  if (!shown.search) return text;
+  const wanted = shown.search.toLowerCase();
+  return text.split("\n").filter((line) => line.toLowerCase().includes(wanted)).join("\n") || "No line has this in it.";
 }
 
 export function stopLog() {
@@ -73,8 +89,11 @@ async function read() {
 
 function take(box, answer, from) {
   const isAtEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 30;
-  if (!from) box.replaceChildren();
-  if (answer.text) box.append(answer.text);
+  if (!from) { box.replaceChildren(); kept.text = ""; }
+  if (answer.text) {
+    kept.text = (kept.text + answer.text).slice(-MOST_CHARACTERS);
+    if (shown.search) box.textContent = matching(kept.text); else box.append(answer.text);
+  }
   if (!from && !answer.text) box.replaceChildren(h("span", { class: "faint" }, shown.stream === "log" ? "No errors, no messages. The stream “reports” has every step." : "Nothing was written."));
   else if (from && box.querySelector(".faint") && answer.text) box.querySelector(".faint").remove();
   if (box.textContent.length > MOST_CHARACTERS) box.textContent = box.textContent.slice(-MOST_CHARACTERS);

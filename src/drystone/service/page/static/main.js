@@ -3,23 +3,27 @@ import { get, part, post, Refused, remove } from "./api.js";
 import { drawCharts, watchCharts } from "./chart.js";
 import { confirmed, toast } from "./dialog.js";
 import { byId, h, show } from "./dom.js";
-import { changeLog, followLog, stopLog } from "./job_logs.js";
+import { changeLog, followLog, searchLog, stopLog } from "./job_logs.js";
 import { Live } from "./live.js";
 import { relight, watchTiles } from "./tiles.js";
 import { hideTip, watchTips } from "./tip.js";
 import { view as cluster } from "./view_cluster.js";
 import { view as events } from "./view_events.js";
+import { view as compare } from "./view_compare.js";
 import { view as job } from "./view_job.js";
-import { view as jobs } from "./view_jobs.js";
+import { asCsv, view as jobs } from "./view_jobs.js";
+import { view as node } from "./view_node.js";
 import { view as prices } from "./view_prices.js";
 import { signIn } from "./view_sign_in.js";
 import { view as spend } from "./view_spend.js";
+import { send, view as submit } from "./view_submit.js";
 import { clock } from "./words.js";
 
-const VIEWS = { cluster, jobs, job, prices, spend, events };
-const NAV = [["cluster", "Cluster"], ["jobs", "Jobs"], ["prices", "Prices"], ["spend", "Spend"], ["events", "Events"]];
+const VIEWS = { cluster, jobs, job, node, compare, submit, prices, spend, events };
+const WITH_ID = new Set(["job", "node"]);
+const NAV = [["cluster", "Cluster"], ["jobs", "Jobs"], ["submit", "Submit"], ["prices", "Prices"], ["spend", "Spend"], ["events", "Events"]];
 const ICONS = {
-  cluster: "M2 2h5v5H2zM9 2h5v5H9zM2 9h5v5H2zM9 9h5v5H9z", jobs: "M2 4h12M2 8h12M2 12h8", prices: "m2 12 4-5 3 3 5-7",
+  cluster: "M2 2h5v5H2zM9 2h5v5H9zM2 9h5v5H2zM9 9h5v5H9z", jobs: "M2 4h12M2 8h12M2 12h8", prices: "m2 12 4-5 3 3 5-7", submit: "M8 3v10M3 8h10",
   spend: "M8 2v12M11 4.500c-1-1-6-1.500-6 1s6 1.500 6 4-5 2.500-6.500 1", events: "M8 4v4l3 2M14 8A6 6 0 1 1 2 8a6 6 0 0 1 12 0z",
 };
 const LEAST_SECONDS = 1; // between two loads of a view
@@ -47,8 +51,8 @@ function route() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
   const [name, id] = path.split("/");
   const params = Object.fromEntries(new URLSearchParams(query || ""));
-  if (name === "job" && id) return ["job", { id: decodeURIComponent(id) }];
-  return [VIEWS[name] && name !== "job" ? name : "cluster", params];
+  if (WITH_ID.has(name) && id) return [name, { ...params, id: decodeURIComponent(id) }];
+  return [VIEWS[name] && !WITH_ID.has(name) ? name : "cluster", params];
 }
 
 function go() {
@@ -129,8 +133,8 @@ function draw() {
 }
 
 function drawNav() {
-  const here = now.name === "job" ? "jobs" : now.name;
-  show(byId("nav"), NAV.map(([name, label]) => h("a", { href: `#/${name}`, "aria-current": name === here ? "page" : null },
+  const here = { job: "jobs", compare: "jobs", node: "cluster" }[now.name] || now.name;
+  show(byId("nav"), NAV.filter(([name]) => name !== "submit" || has("submitter")).map(([name, label]) => h("a", { href: `#/${name}`, "aria-current": name === here ? "page" : null },
     h("svg", { viewBox: "0 0 16 16", width: 18, height: 18, "aria-hidden": "true" }, h("path", { d: ICONS[name] })), label)));
   byId("nav").hidden = !now.session?.role;
 }
@@ -217,10 +221,11 @@ const QUESTIONS = {
   cancel: (set) => ({ title: `Cancel ${set.name}?`, text: `Job ${set.id} ends for good. Its last checkpoint stays.`, verb: "Cancel the job", isDangerous: true }),
   pause: (set) => ({ title: `Pause ${set.name}?`, text: `Job ${set.id} writes a checkpoint, gives its GPUs back and waits until it is resumed.`, verb: "Pause the job" }),
   resume: (set) => ({ title: `Resume ${set.name}?`, text: `Job ${set.id} waits for GPUs again and goes on from its checkpoint.`, verb: "Resume the job" }),
+  again: (set) => ({ title: `Submit ${set.name} again?`, text: `A new job like job ${set.id}, from its beginning. Its checkpoints are not used.`, verb: "Submit it again" }),
   drain: (set) => ({ title: `Drain ${set.node}?`, text: "Nothing more starts there. What runs there writes a checkpoint and moves elsewhere.", verb: "Drain the node", isDangerous: true }),
   undrain: (set) => ({ title: `Use ${set.node} again?`, text: "Jobs may start there from the next decision on.", verb: "Use the node" }),
 };
-const DONE = { cancel: "cancelled", pause: "paused", resume: "resumed", drain: "drained", undrain: "used again" };
+const DONE = { again: "submitted again", cancel: "cancelled", pause: "paused", resume: "resumed", drain: "drained", undrain: "used again" };
 
 async function act(button) {
   const { act: verb } = button.dataset;
@@ -244,26 +249,42 @@ document.addEventListener("click", (event) => {
   const button = event.target.closest("[data-act]");
   if (button) { act(button); return; }
   if (event.target.closest("#theme")) { turnTheme(); return; }
+  if (event.target.closest("[data-save]")) { saveCsv(); return; }
   const row = event.target.closest("[data-href]");
   if (row && !event.target.closest("a, button") && !getSelection().toString()) location.hash = row.dataset.href;
 });
 document.addEventListener("submit", (event) => {
   event.preventDefault();
   if (event.target.matches("[data-form=sign-in]")) tryToken(event.target);
+  if (event.target.matches("[data-form=submit]")) send(event, draw);
 });
 document.addEventListener("change", (event) => {
-  const name = event.target.dataset?.log;
-  if (name) { changeLog(name, event.target.value); draw(); }
+  const { log, filter } = event.target.dataset || {};
+  if (log) { changeLog(log, event.target.value); draw(); }
+  if (filter) change({ [filter]: event.target.type === "checkbox" ? (event.target.checked ? "yes" : "") : event.target.value, page: "" });
 });
+/** The same view with other parameters. */
+function change(changes) {
+  const made = new URLSearchParams();
+  for (const [key, value] of Object.entries({ ...now.params, ...changes })) if (value && key !== "id") made.set(key, value);
+  history.replaceState(null, "", `#/${now.name}${now.params.id ? `/${part(now.params.id)}` : ""}?${made}`);
+  go();
+}
+
+function saveCsv() {
+  const address = URL.createObjectURL(new Blob([asCsv(now.data)], { type: "text/csv" }));
+  const link = h("a", { href: address, download: "jobs.csv" });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(address), 10_000);
+}
+
 let typing = 0;
 document.addEventListener("input", (event) => {
+  if (event.target.matches("[data-log-search]")) { searchLog(event.target.value.trim()); return; }
   if (!event.target.matches("[data-search]")) return;
   clearTimeout(typing);
   typing = setTimeout(() => {
-    const made = new URLSearchParams({ group: now.params.group || "live" });
-    if (event.target.value.trim()) made.set("search", event.target.value.trim());
-    history.replaceState(null, "", `#/jobs?${made}`);
-    go();
+    change({ group: now.params.group || "live", search: event.target.value.trim(), page: "" });
   }, 200);
 });
 

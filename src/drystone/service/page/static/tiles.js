@@ -18,7 +18,7 @@ function nodeBox(node, held, mayDrain, isFirst) {
   const word = node.is_lost ? "lost" : node.is_drained ? "drained" : "";
   return h("div", { class: `node ${word}`, "data-key": node.id },
     h("div", { class: "node-head" },
-      h("span", { class: "node-name" }, node.id),
+      h("a", { class: "node-name", href: `#/node/${encodeURIComponent(node.id)}` }, node.id),
       word && h("span", { class: `chip ${word}` }, word),
       mayDrain && h("button", {
         type: "button", class: "quiet drain", "data-act": node.is_drained ? "undrain" : "drain", "data-node": node.id,

@@ -74,8 +74,10 @@ const closedNote = () => h("p", { class: "note", "data-key": "closed" }, h("stro
 
 function actions(job, context) {
   const act = (name, label, kind = "") => h("button", { type: "button", class: `button ${kind}`, "data-act": name, "data-id": job.id, "data-name": job.name }, label);
-  if (OVER.has(job.state) || !context.mayChange(job)) return null;
-  return h("div", { class: "buttons" },
+  const compare = h("a", { class: "button", href: `#/compare?jobs=${encodeURIComponent(job.id)}` }, "Compare");
+  if (!context.mayChange(job)) return h("div", { class: "buttons" }, compare);
+  if (OVER.has(job.state)) return h("div", { class: "buttons" }, compare, act("again", "Submit again", "primary"));
+  return h("div", { class: "buttons" }, compare,
     job.state === "paused" ? act("resume", "Resume", "primary") : act("pause", "Pause"),
     act("cancel", "Cancel", "danger"));
 }
@@ -100,7 +102,7 @@ function facts(job, now, loss) {
 }
 
 /** One curve over all launches; steps that were done again after a fault count as they were done last. */
-function pointsOf(curves, column) {
+export function pointsOf(curves, column) {
   let made = [];
   for (const { points } of curves?.launches || []) {
     const known = points.filter((point) => point[column] !== null).map((point) => [point[0], point[column]]);

@@ -17,13 +17,13 @@ export const view = {
   title: (params) => `Jobs: ${GROUPS.find(([name]) => name === groupIn(params))[1].toLowerCase()}`,
   wants: new Set(["jobs"]),
   load: (params, signal) => get("/v1/page/jobs", {
-    group: groupIn(params), search: params.search, most: MOST, skip: (pageIn(params) - 1) * MOST,
+    group: groupIn(params), search: params.search, sort: params.sort, owner: params.owner, most: MOST, skip: (pageIn(params) - 1) * MOST,
   }, signal),
   waiting: (params) => [heading("Jobs"), filters(params, null), skeleton(620)],
   render: (data, context) => [
     heading("Jobs", data.is_emulated && emulatedChip("emulated devices")),
-    filters(context.params, data.counts),
-    data.jobs.length ? table(data) : nothing(context.params),
+    filters(context.params, data.counts, data.owners),
+    data.jobs.length ? table(data, context.params) : nothing(context.params),
     pager(context.params, data.total),
   ],
   onProgress(data, rows) {
@@ -41,22 +41,44 @@ function address(params, changes) {
   return `#/jobs?${made}`;
 }
 
-function filters(params, counts) {
+function filters(params, counts, owners = []) {
   const group = groupIn(params);
   return h("div", { class: "filters", "data-key": "filters" },
     h("ul", { class: "pills", "aria-label": "Which jobs" }, GROUPS.map(([name, label]) => h("li", { "data-key": name },
       h("a", { href: address(params, { group: name, page: null }), "aria-current": name === group ? "true" : null },
         label, h("span", { class: "count" }, counts ? count(counts[name]) : " "))))),
     h("label", { class: "search" }, h("span", { class: "hidden" }, "Search by name, owner, model or number"),
-      h("input", { type: "search", placeholder: "Name, owner, model or number", "data-search": true, value: params.search || "", maxlength: 80, autocomplete: "off" })));
+      h("input", { type: "search", placeholder: "Name, owner, model or number", "data-search": true, value: params.search || "", maxlength: 80, autocomplete: "off" })),
+    owners.length > 1 && h("label", { class: "owner" }, h("span", { class: "hidden" }, "Whose jobs"),
+      h("select", { "data-filter": "owner" }, h("option", { value: "", selected: !params.owner }, "Everybody"),
+        owners.map((one) => h("option", { value: one, selected: one === params.owner }, one)))),
+    h("button", { type: "button", class: "button", "data-save": "jobs" }, "Save as CSV"));
 }
 
-function table(data) {
+const COLUMNS = [["Job", "name"], ["State", ""], ["GPUs", "gpus"], ["Progress", "progress"], ["When", null], ["Cost", "cost"], ["Why", null]];
+
+function columnHead([label, sort], params) {
+  const isSorted = sort !== null && (params.sort || "") === sort;
+  return h("th", { scope: "col", class: label === "Cost" ? "right" : "", "aria-sort": isSorted && sort ? (sort === "name" ? "ascending" : "descending") : null },
+    sort === null ? label : h("a", { class: "sort", href: address(params, { sort, page: null }), title: sort ? `Sort by ${label.toLowerCase()}` : "In their usual order" }, label));
+}
+
+/** The rows that are shown, as a table for a spreadsheet. */
+export function asCsv(data) {
+  const cell = (value) => {
+    const text = String(value ?? ""); // a formula would be run by some programs: a quote before it keeps it text
+    return `"${(/^[=+@-]/.test(text) ? `'${text}` : text).replaceAll('"', '""')}"`;
+  };
+  const rows = data.jobs.map((job) => [job.id, job.name, job.owner, job.team, job.state, gpuText(job), job.step, job.num_steps, job.loss, job.submit_seconds, job.end_seconds, job.dollars, job.why]);
+  return [["id", "name", "owner", "team", "state", "gpus", "step", "num_steps", "loss", "submit_seconds", "end_seconds", "dollars", "why"], ...rows].map((one) => one.map(cell).join(",")).join("\r\n");
+}
+
+function table(data, params) {
   const now = data.now_seconds;
   return h("div", { class: "card flush", "data-key": "table" },
     h("table", { class: "jobs" },
       h("caption", { class: "hidden" }, "Jobs"),
-      h("thead", {}, h("tr", {}, ["Job", "State", "GPUs", "Progress", "When", "Cost", "Why"].map((one) => h("th", { scope: "col", class: one === "Cost" ? "right" : "" }, one)))),
+      h("thead", {}, h("tr", {}, COLUMNS.map((one) => columnHead(one, params)))),
       h("tbody", {}, data.jobs.map((job) => row(job, now)))));
 }
 

@@ -66,6 +66,13 @@ ClusterFile = Annotated[
     Path | None,
     typer.Option("--cluster", help="A cluster file: GPU types of your own, and prices."),
 ]
+WebhookUrls = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Tell this address when jobs end or fail, nodes are lost, deadlines or budgets at "
+        "risk; slack+https://... in Slack's form (repeatable). DRYSTONE_WEBHOOK_SECRET signs."
+    ),
+]
 ConfigFiles = Annotated[
     list[Path] | None,
     typer.Option(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from drystone.cli.options import Profiles, complete_policies, takes_groups, words
+from drystone.cli.options import Profiles, WebhookUrls, complete_policies, takes_groups, words
 from drystone.cli.output import make_console
 from drystone.cli.request import read_profiles
 from drystone.describe.files.cluster import ClusterSpec, load_cluster_file
@@ -116,6 +116,7 @@ def serve(
         list[str] | None,
         typer.Option(help="A name that people call this service by, e.g. a proxy's."),
     ] = None,
+    webhook: WebhookUrls = None,
     rents: RentOptions,
     job_env: Annotated[
         list[str] | None,
@@ -148,6 +149,7 @@ def serve(
     from drystone.service.client import default_folder
     from drystone.service.server import SOCKET_NAME, Network
     from drystone.service.server import serve as run_service
+    from drystone.service.webhooks import Target
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     find_policy(policy)  # refuses a wrong name before anything is started
@@ -167,6 +169,7 @@ def serve(
     page = f", page http://{host}:{port}/" if port else ""
     lines = (f"Serving {kinds}", f"Socket {where / SOCKET_NAME}{page}")
     names = frozenset(name.lower() for name in allow_host or ())
+    hooks = tuple(Target.parse(text) for text in webhook or ())
     run_service(
         ControllerSettings(
             folder=where,
@@ -178,7 +181,7 @@ def serve(
             job_environment=_variables(job_env or ()),
             run_as=run_as,
         ),
-        network=Network(host=host, port=port, host_rules=HostRules(names=names)),
+        network=Network(host=host, port=port, host_rules=HostRules(names=names), webhooks=hooks),
         ends_agents=ends_all,
         announce=lambda told: _announce(console, (*lines, told), trains_here=is_local),
     )

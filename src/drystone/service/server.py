@@ -26,6 +26,7 @@ from drystone.service.app import make_app
 from drystone.service.auth.guard import HostRules
 from drystone.service.connections import ConnectionLimits, allow_open_files, limited_protocol
 from drystone.service.feed import Feed
+from drystone.service.webhooks import SECRET_VARIABLE, Target, Webhooks
 
 SOCKET_NAME = "drystone.sock"
 LOOPBACK = "127.0.0.1"
@@ -41,6 +42,7 @@ class Network:
     host: str = LOOPBACK
     port: int = 0  # 0: nowhere
     host_rules: HostRules = field(default_factory=HostRules)
+    webhooks: tuple[Target, ...] = ()  # who is told what happened
 
 
 def serve(
@@ -69,6 +71,8 @@ def serve(
         controller.close(ends_agents=ends_agents)
         raise
     server = _make_server(controller, network)
+    secret = os.environ.get(SECRET_VARIABLE, "")
+    webhooks = Webhooks(controller, network.webhooks, secret)
     hide_environment()  # jobs run as the same user; what is in it may be for the database alone
     sys.setswitchinterval(_SWITCH_SECONDS)
     gc.collect()
@@ -96,6 +100,7 @@ def serve(
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        webhooks.close()
         controller.leave()
         thread.join()
         controller.close(ends_agents=ends_agents)

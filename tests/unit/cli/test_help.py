@@ -22,7 +22,7 @@ COLUMNS = 80
 NEEDS_MORE = {
     "run", "serve", "submit", "jobs", "show", "logs", "why", "cancel", "pause", "resume", "cluster",
     "wait", "events", "verify",
-    "budget", "drain", "top", "token", "login", "team", "log", "demo", "profile",
+    "budget", "drain", "waste", "top", "token", "login", "team", "log", "demo", "profile",
     "--install-completion", "check", "frontier",  # seconds each, and run by the tests of the docs
 }  # fmt: skip
 

@@ -97,6 +97,7 @@ class Simulation:
             ),
         )  # fmt: skip
         self.controller = Controller(settings)
+        self.controller.reconciler.troubles._clock = lambda: self.agents.now
         self.controller.engine.start(self.controller.journal.lease.epoch)
         self.memory = self.controller._keeper.recall()
         limited = self.controller.admission.limited(find_policy("prices"))

@@ -167,8 +167,6 @@ def _check_tuning(part: JobPart, document: Document) -> None:
     given = [key for key in TunePart.model_fields if getattr(tune, key) is not None]
     if tune.method == "full" and len(given) > 1:
         raise refuse(("tune", given[1]), f"{given[1]} is of adapters", "Write method: lora")
-    if tune.method == "qlora":
-        raise refuse(("tune", "method"), "qlora cannot be trained yet", "Write method: lora")
     if ".py:" in (part.model or "") and tune.method != "full":
         raise refuse(
             ("tune",),

@@ -274,8 +274,7 @@ class ClusterState:
             self.rentals.check_rented(node)
             self.closing.add(node)
         else:
-            is_reclaimed = isinstance(event, NodeReclaimed)
-            self.rentals.leave(node, event.time_seconds, is_reclaimed=is_reclaimed)
+            self.rentals.leave(node, event.time_seconds)
             self.gone.add(node)
             self.lost.discard(node)
             self.closing.discard(node)

@@ -7,12 +7,14 @@ until it should have ended. Of each type such jobs get half together; a job that
 when no other is protected there. So a job waits longer than its patience and `KEEP_SECONDS` only
 while protected jobs, or those that have used up their starts, hold GPUs that it needs.
 
-Nobody is started again and again. A running job is stopped, resized or moved only while its starts
-are below S(g) = `FREE_STARTS` + `STARTS_A_DOUBLING` log2(1 + g), g being the GPU hours that it has
-had. Proof of the bound: every start but the first follows a stop. When a job is stopped for the
-last time it has had k < S(g) starts, and g only grows, so that in the end it has at most
-S(G) + 1, for the G GPU hours of its whole life; what faults, limits and nodes that close take from
-it comes on top. Since who has used up its starts stays, its last start is not a wide one.
+Nobody is started again and again. A job that was started n times keeps its GPUs for
+`KEEP_SECONDS` * `KEEP_GROWTH` ** (n - `FREE_STARTS`), or `KEEP_SECONDS` while that is less, and for
+good once it was started `MOST_STARTS` times. Proof of the bound: every start but the first follows
+a stop, and nobody is stopped, resized or moved after its start number `MOST_STARTS`; so there are
+no more. Nor are there more than logarithmically many in its time: before its start number k it ran
+at least for the sum of what it had to keep after its starts `FREE_STARTS` to k - 1, which is
+120 s * (1.5 ** (k - 8) - 1). What faults, limits and nodes that close take from it comes on top.
+Since who has used up its starts stays, its last start is not a wide one.
 """
 
 from __future__ import annotations
@@ -35,10 +37,10 @@ KEEP_SECONDS: Final = 60.0
 # Of each type, jobs that are served ahead of prices take no more than this part together; one job
 # may take more, if it is the only one.
 _MAX_OVERDUE_SHARE: Final = 0.5
-# Nobody is stopped, resized or moved who was started more often than this: so many times, and so
-# many more for each doubling of the GPU hours that it has had.
-FREE_STARTS: Final = 12.0
-STARTS_A_DOUBLING: Final = 4.0
+# A job keeps what it was given for longer with every start beyond so many, by this factor.
+FREE_STARTS: Final = 8
+KEEP_GROWTH: Final = 1.5
+MOST_STARTS: Final = 20
 
 
 def patience_seconds(
@@ -148,11 +150,12 @@ def _evict_for(given: Assignment, counts: IntArray) -> Placement | None:
     return placement
 
 
-def starts_allowed(jobs: JobTable) -> FloatArray:
-    """By job: how many starts it may have had to be stopped, resized or moved once more."""
-    hours = jobs.attained_gpu_seconds / HOUR_SECONDS
-    allowed: FloatArray = FREE_STARTS + STARTS_A_DOUBLING * np.log2(1.0 + hours)
-    return allowed
+def keep_seconds(jobs: JobTable) -> FloatArray:
+    """By job: how long it keeps what it was given at its last start."""
+    extra = np.maximum(jobs.num_starts - FREE_STARTS, 0).astype(np.float64)
+    kept = KEEP_SECONDS * KEEP_GROWTH ** np.minimum(extra, float(MOST_STARTS))
+    keeps: FloatArray = np.where(jobs.num_starts >= MOST_STARTS, np.inf, kept)
+    return keeps
 
 
 def steady_options(snapshot: Snapshot, speeds: FloatArray) -> FloatArray:
@@ -162,7 +165,7 @@ def steady_options(snapshot: Snapshot, speeds: FloatArray) -> FloatArray:
     everybody's way for as long as it stays.
     """
     jobs = snapshot.jobs
-    rows = (jobs.num_starts + 1 >= starts_allowed(jobs)).nonzero()[0]
+    rows = (jobs.num_starts + 1 >= MOST_STARTS).nonzero()[0]
     if not len(rows) or not speeds.shape[1]:
         return speeds
     num_gpus, can = snapshot.job_num_gpus[rows], speeds[rows] > 0

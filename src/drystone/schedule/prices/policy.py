@@ -33,10 +33,10 @@ from drystone.schedule.limits import Limits, Used, check_limits
 from drystone.schedule.prices.integral import choose
 from drystone.schedule.prices.patience import (
     KEEP_SECONDS,
+    keep_seconds,
     overdue,
     patience_seconds,
     serve_all_overdue,
-    starts_allowed,
     steady_options,
 )
 from drystone.schedule.prices.place import begin_assignment, hand_out
@@ -147,9 +147,10 @@ def decide_by_prices(
     market = make_market(snapshot, worth.values, given.option if is_settled else None, closed)
     settled_value = given.value() if is_settled else 0.0
     solution = solve_prices(market, start)
+    picks = choose(market, solution)
     changes = hand_out(
         given,
-        choose(market, solution),
+        picks,
         solution.prices,
         spread_speed_share=settings.spread_speed_share,
     )
@@ -162,7 +163,7 @@ def decide_by_prices(
         now_seconds=snapshot.now_seconds,
         protected=protected,
         value=given.value(),
-        bound=solution.bound + settled_value,
+        bound=min(picks.bound, solution.bound) + settled_value,
         ratios=view.ratios,
         used=view.limits.used,
         usage=view.usage,
@@ -267,6 +268,9 @@ def _wakes(
         first = float(due.min())
         times.append(first if first > now else now + KEEP_SECONDS)
         times += [float(due[due > now].min(initial=math.inf)), *protected.values()]
+        keeps = keep_seconds(jobs)
+        ends = (jobs.running_since_seconds + keeps)[keeps > KEEP_SECONDS]
+        times.append(float(ends[ends > now].min(initial=math.inf)))
     coming = [time for time in times if now < time < math.inf]
     if not coming:
         return []
@@ -313,7 +317,7 @@ def _pinned(snapshot: Snapshot, worth: Worth, protected: Mapping[str, float]) ->
     """Rows of running jobs that keep what they have, as long as they may have it at all."""
     jobs = snapshot.jobs
     ran = snapshot.now_seconds - jobs.running_since_seconds  # of who waits: not a number
-    stays = jobs.is_running & ((ran < KEEP_SECONDS) | (jobs.num_starts >= starts_allowed(jobs)))
+    stays = jobs.is_running & (ran < keep_seconds(jobs))
     for name in protected:
         stays[jobs.row_of[name]] |= jobs.is_running[jobs.row_of[name]]
     rows = stays.nonzero()[0]

@@ -8,13 +8,12 @@ when no other is protected there. So a job waits longer than its patience and `K
 while protected jobs, or those that have used up their starts, hold GPUs that it needs.
 
 Nobody is started again and again. A job that was started n times keeps its GPUs for
-`KEEP_SECONDS` * `KEEP_GROWTH` ** (n - `FREE_STARTS`), or `KEEP_SECONDS` while that is less, and for
-good once it was started `MOST_STARTS` times. Proof of the bound: every start but the first follows
-a stop, and nobody is stopped, resized or moved after its start number `MOST_STARTS`; so there are
-no more. Nor are there more than logarithmically many in its time: before its start number k it ran
-at least for the sum of what it had to keep after its starts `FREE_STARTS` to k - 1, which is
-120 s * (1.5 ** (k - 8) - 1). What faults, limits and nodes that close take from it comes on top.
-Since who has used up its starts stays, its last start is not a wide one.
+k(n) = `KEEP_SECONDS` * `KEEP_GROWTH` ** (n - `FREE_STARTS`), or `KEEP_SECONDS` while that is less.
+Proof of the bound: every start but the first follows a stop, and after its start number n nobody is
+stopped, resized or moved before k(n) is over. So who has run for T seconds in all (starts counted)
+was started at most `FREE_STARTS` + log(1 + T (g - 1) / `KEEP_SECONDS`) / log(g) times, g being
+`KEEP_GROWTH`, since that many k(n) fit into T. What faults, limits and nodes that close take from
+it comes on top.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _MAX_OVERDUE_SHARE: Final = 0.5
 # A job keeps what it was given for longer with every start beyond so many, by this factor.
 FREE_STARTS: Final = 8
 KEEP_GROWTH: Final = 1.5
-MOST_STARTS: Final = 20
+_MOST_GROWTH: Final = 60  # starts, beyond which it is for ever
 
 
 def patience_seconds(
@@ -152,27 +151,6 @@ def _evict_for(given: Assignment, counts: IntArray) -> Placement | None:
 
 def keep_seconds(jobs: JobTable) -> FloatArray:
     """By job: how long it keeps what it was given at its last start."""
-    extra = np.maximum(jobs.num_starts - FREE_STARTS, 0).astype(np.float64)
-    kept = KEEP_SECONDS * KEEP_GROWTH ** np.minimum(extra, float(MOST_STARTS))
-    keeps: FloatArray = np.where(jobs.num_starts >= MOST_STARTS, np.inf, kept)
+    extra = np.clip(jobs.num_starts - FREE_STARTS, 0, _MOST_GROWTH).astype(np.float64)
+    keeps: FloatArray = KEEP_SECONDS * KEEP_GROWTH**extra
     return keeps
-
-
-def steady_options(snapshot: Snapshot, speeds: FloatArray) -> FloatArray:
-    """Who has one start left before it must stay keeps to options that are not wide.
-
-    Wide is what is above the geometric mean of its least and its most GPUs: it would be in
-    everybody's way for as long as it stays.
-    """
-    jobs = snapshot.jobs
-    rows = (jobs.num_starts + 1 >= MOST_STARTS).nonzero()[0]
-    if not len(rows) or not speeds.shape[1]:
-        return speeds
-    num_gpus, can = snapshot.job_num_gpus[rows], speeds[rows] > 0
-    least = np.where(can, num_gpus, np.iinfo(np.int64).max).min(axis=1, keepdims=True)
-    most = np.where(can, num_gpus, 0).max(axis=1, keepdims=True)
-    is_wide = num_gpus.astype(np.float64) ** 2 > least.astype(np.float64) * most
-    is_wide[np.arange(len(rows)), jobs.option[rows]] &= ~jobs.is_running[rows]
-    steady = speeds.copy()
-    steady[rows] = np.where(is_wide, 0.0, speeds[rows])
-    return steady

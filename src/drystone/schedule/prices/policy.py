@@ -37,7 +37,6 @@ from drystone.schedule.prices.patience import (
     overdue,
     patience_seconds,
     serve_all_overdue,
-    steady_options,
 )
 from drystone.schedule.prices.place import begin_assignment, hand_out
 from drystone.schedule.prices.rent_or_wait import RentMemory, plan_rent, rent_and_release
@@ -189,7 +188,6 @@ def _look(snapshot: Snapshot, before: PricesMemory | None, settings: Settings) -
     )
     if limits.allowed is not None:
         speeds = np.where(limits.allowed, speeds, 0.0)
-    speeds = steady_options(snapshot, speeds)
     weights, usage = snapshot.jobs.weights, {}
     if settings.shares:
         values = type_values(snapshot, speeds, dollars)

@@ -17,6 +17,7 @@ from drystone.describe.model import ModelSpec, QkNorm, Side
 from drystone.describe.option import FloatArray, IntArray
 from drystone.describe.recipe import (
     LOW_PRECISIONS,
+    TRAINED_WEIGHT_BITS,
     WHOLE_MATRIX_OPTIMIZERS,
     Offload,
     Optimizer,
@@ -198,7 +199,8 @@ def _gaps(
         "pure fp16": recipe.precision is Precision.FP16,
         "multiplications in 8 or 4 bit": recipe.precision in LOW_PRECISIONS,
         f"optimizer {Optimizer.LAMB.value}": recipe.optimizer is Optimizer.LAMB,
-        "quantised weights": recipe.tuning is Tuning.QLORA,
+        "quantised weights of other than 4 bits": recipe.tuning is Tuning.QLORA
+        and recipe.weight_bits not in TRAINED_WEIGHT_BITS,
         "offloaded state": recipe.offload in (Offload.OPTIMIZER, Offload.STATE),
         "recomputation of single modules": bool(recipe.recompute.modules),
     }

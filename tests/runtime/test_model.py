@@ -21,7 +21,8 @@ from drystone.describe.model_source import find_model, model_names
 from drystone.describe.trainable import ACTIVATIONS, check_buildable
 from drystone.errors import InvalidSpec
 from drystone.estimate.parameters import count_model
-from drystone.run.train.models.transformer import FeedForward, Transformer, build_model
+from drystone.run.train.models.feed_forward import FeedForward
+from drystone.run.train.models.transformer import Transformer, build_model
 from drystone.run.train.samples import Places
 
 pytestmark = pytest.mark.torch

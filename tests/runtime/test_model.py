@@ -142,7 +142,7 @@ def test_every_activation_that_is_promised_is_there():
 
 
 def test_what_it_cannot_be_is_refused_by_name():
-    experts = a_spec(feed_forward=Experts(num_experts=4, top_k=2, ffn_size=8))
+    experts = a_spec(feed_forward=Experts(num_experts=4, top_k=2, ffn_size=8, shared_ffn_size=8))
 
     with pytest.raises(InvalidSpec, match="experts"):
         build_model(experts)

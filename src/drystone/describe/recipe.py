@@ -88,6 +88,10 @@ OPTIMIZERS = {
 }
 
 
+# Bits of a frozen weight that our runtime keeps under QLoRA, scales included; 0: by `tuning`.
+TRAINED_WEIGHT_BITS = (0.0, 4.5)
+
+
 class StepKernel(StrEnum):
     """How the optimizer walks over the parameters; it decides the temporaries of the step."""
 

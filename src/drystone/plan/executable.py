@@ -18,6 +18,7 @@ from drystone.describe.option import FloatArray, IntArray
 from drystone.describe.recipe import (
     LOW_PRECISIONS,
     OPTIMIZERS,
+    TRAINED_WEIGHT_BITS,
     Offload,
     Optimizer,
     Precision,
@@ -198,7 +199,8 @@ def _gaps(
         "pure fp16": recipe.precision is Precision.FP16,
         "multiplications in 8 or 4 bit": recipe.precision in LOW_PRECISIONS,
         f"optimizer {Optimizer.LAMB.value}": recipe.optimizer is Optimizer.LAMB,
-        "quantised weights": recipe.tuning is Tuning.QLORA,
+        "quantised weights of other than 4 bits": recipe.tuning is Tuning.QLORA
+        and recipe.weight_bits not in TRAINED_WEIGHT_BITS,
         "offloaded state": recipe.offload in (Offload.OPTIMIZER, Offload.STATE),
         "recomputation of single modules": bool(recipe.recompute.modules),
     }

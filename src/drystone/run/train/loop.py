@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TextIO
 import torch
 
 from drystone.describe.model import ModuleSpec
-from drystone.describe.recipe import Offload, Precision, Recipe, Tuning
+from drystone.describe.recipe import TRAINED_WEIGHT_BITS, Offload, Precision, Recipe, Tuning
 from drystone.errors import InvalidSpec
 from drystone.plan.checkpoints import checkpoint_interval
 from drystone.plan.plan import Plan
@@ -241,8 +241,9 @@ def _build(plan: Plan, config: RankConfig) -> Transformer | UserModule:
         return module
     model = build_model(plan.model, seed=config.seed, on_meta=True)
     model.is_packed = config.pack
-    if plan.recipe.tuning is Tuning.LORA:
-        add_adapters(model, plan.recipe.lora, seed=config.seed)
+    if plan.recipe.tuning is not Tuning.FULL:
+        is_quantised = plan.recipe.tuning is Tuning.QLORA
+        add_adapters(model, plan.recipe.lora, seed=config.seed, is_quantised=is_quantised)
     if plan.recipe.compiled:
         model.calls = compiled(model.blocks)
     return model
@@ -254,8 +255,11 @@ def _check_recipe(recipe: Recipe) -> None:
             f"precision {recipe.precision.value} cannot be trained yet",
             hint="Plan with " + " or ".join(one.value for one in DTYPES),
         )
-    if recipe.tuning is Tuning.QLORA:
-        raise InvalidSpec(f"tuning {recipe.tuning.value} cannot be trained yet")
+    if recipe.tuning is Tuning.QLORA and recipe.weight_bits not in TRAINED_WEIGHT_BITS:
+        raise InvalidSpec(
+            f"weights of {recipe.weight_bits:g} bits cannot be trained beside",
+            hint="Plan with --tuning qlora and leave out the bits: 4.5, scales included",
+        )
     if recipe.offload in (Offload.OPTIMIZER, Offload.STATE):
         raise InvalidSpec(
             f"offload {recipe.offload.value} cannot be trained yet",

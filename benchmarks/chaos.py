@@ -27,6 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from drystone.service.client import Client
+from figures import print_figures
 
 TRAINER = Path(__file__).parents[1] / "tests" / "service" / "trainer.py"
 NUM_STEPS = 40
@@ -211,6 +212,15 @@ def main() -> int:
             "seconds": round(time.monotonic() - began),
         }  # fmt: skip
         print(json.dumps(result, indent=1))
+        print_figures(
+            {
+                "jobs": len(states),
+                "missing": system.num_jobs - len(states),
+                "not_done": len(wrong),
+                "problems": len(told),
+                "processes_left": len(left),
+            }
+        )
         time.sleep(2)
     return 1 if wrong or told or left or result["missing"] else 0
 

@@ -15,7 +15,6 @@ from systems import Running, running
 from drystone.describe.files.job import make_job
 from drystone.plan.rivals import plan_words
 from drystone.run.control.notes import Launched, Learned
-from drystone.run.control.options import job_kind
 from drystone.run.events import Interrupted
 from drystone.schedule.decision import Resize, Start
 
@@ -70,26 +69,13 @@ def wait_for(system: Running, job_id: str, step: int) -> None:
     system.until(lambda: max(losses(system, job_id), default=0) >= step, seconds=240)
 
 
-def list_options(system: Running, job_id: str, *wanted: tuple[int, int]) -> None:
-    """Pairs of types that were judged not worth listing are wanted here all the same."""
-    journal = system.controller.journal
-    with journal.lock:
-        job = system.live.jobs[job_id].job
-        journal.options_of(system.controller.find(job_id).spec)
-        for counts in wanted:
-            journal.book.row_of(job, counts)
-            estimated = journal.book._listed[job_kind(job)].estimated
-            estimated[counts] = estimated[counts] or 1.0
-        journal._maker = None
-
-
 def test_a_resized_job_learns_what_an_uninterrupted_one_learns(tmp_path, monkeypatch):
     wanted = Wanted()
     monkeypatch.setattr("drystone.run.control.controller.find_policy", lambda _: wanted)
     with running(tmp_path / "s", CLUSTER, **PATIENT) as system:
         wanted.counts = (2, 0)
-        job = submit(system, 18)
-        list_options(system, job, (2, 2), (2, 1))
+        # Who may not take fewer has all counts listed, also those that fewer GPUs would beat.
+        job = submit(system, 18, gpus={"min": 2})
         for counts, after in (((2, 2), 4), ((2, 1), 10)):
             wait_for(system, job, after)
             wanted.counts = counts
@@ -190,7 +176,6 @@ def test_plans_that_the_estimate_cannot_tell_apart_are_tried_once(tmp_path, monk
     monkeypatch.setattr("drystone.run.control.controller.find_policy", lambda _: wanted)
     with running(tmp_path / "s", CLUSTER, **PATIENT) as system:
         job = submit(system, 1100)
-        list_options(system, job, (2, 0), (1, 0))
         system.until(lambda: kept_of(system, job), seconds=240)
         [learned] = kept_of(system, job)
         measured = {words: seconds for words, _, seconds in learned.trials}

@@ -17,8 +17,8 @@ from drystone.describe.model import ModelSpec, QkNorm, Side
 from drystone.describe.option import FloatArray, IntArray
 from drystone.describe.recipe import (
     LOW_PRECISIONS,
+    OPTIMIZERS,
     TRAINED_WEIGHT_BITS,
-    WHOLE_MATRIX_OPTIMIZERS,
     Offload,
     Optimizer,
     Precision,
@@ -195,7 +195,7 @@ def _gaps(
         "selective recomputation beside adapters": is_selective
         & (recipe.tuning is not Tuning.FULL),
         f"{recipe.optimizer.value} with divided matrices": ((tp > 1) | divides_state)
-        & (recipe.optimizer in WHOLE_MATRIX_OPTIMIZERS),
+        & OPTIMIZERS[recipe.optimizer].needs_whole_matrices,
         "torch.compile with split matrices": (tp > 1) & recipe.compiled,
         "experts with split matrices": (tp > 1) & model.is_moe,
         "adapters on split matrices": (tp > 1) & (recipe.tuning is not Tuning.FULL),

@@ -7,7 +7,7 @@ runs have taught. All of it comes from the log, so a controller that starts agai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,6 +16,7 @@ from drystone.describe.files.cluster import ClusterSpec
 from drystone.describe.job import TrainingJob
 from drystone.errors import DrystoneError
 from drystone.run.control.access import Access, Spending
+from drystone.run.control.changes import Changes
 from drystone.run.control.lesson import Lesson
 from drystone.run.control.notes import (
     ClusterDescribed,
@@ -41,17 +42,10 @@ from drystone.run.events import (
     Failed,
     Finished,
     Interrupted,
-    NodeAdded,
-    NodeJoined,
-    NodeLost,
-    NodeReclaimed,
-    NodeReleased,
-    NodeRemoved,
     Paused,
     PriceChanged,
     Progressed,
     Refused,
-    ReleaseAsked,
     Started,
     StartFailed,
     Stopped,
@@ -120,7 +114,7 @@ class LiveState:
         What is in the log must be foldable for ever, so this comes before writing.
         """
         states: dict[str, JobState] = {}
-        rows = _Rows(self.state)
+        rows = Changes(self.state)
         for event in events:
             job_id = job_of(event)
             if isinstance(event, Note) or not job_id:
@@ -170,6 +164,12 @@ class LiveState:
             except Exception as error:
                 raise log_damage(last, error) from error
         return last
+
+    @property
+    def last_seconds(self) -> float:
+        """When it was written last: what a policy remembers may be newer than all that happened."""
+        noted = self.remembered.time_seconds if self.remembered is not None else 0.0
+        return max(self.state.now_seconds, noted)
 
     def missing_rows(self, cluster: ClusterSpec) -> list[int]:
         """The nodes of the log that are not in a cluster any more."""
@@ -315,47 +315,6 @@ class LiveState:
             now, jobs, active = self.state.now_seconds, self.state.jobs, self.state.active
             self.state = ClusterState(nodes, now_seconds=now, jobs=jobs, active=active)
         self.described = note
-
-
-class _Rows:
-    """Whether nodes may come and go as events say, one after the other."""
-
-    def __init__(self, state: ClusterState) -> None:
-        self._state = state
-        self._num_nodes, self._gone = len(state.nodes), set(state.gone)
-
-    def check(self, event: Event, states: Mapping[str, JobState]) -> None:
-        """Raise if it cannot follow; `states` are those of jobs that earlier events changed."""
-        match event:
-            case NodeAdded(node=row, spec=spec) | NodeJoined(node=row, spec=spec):
-                self._check_row(row, spec)
-            case NodeLost(node=row) | NodeRemoved(node=row) | NodeReleased(node=row):
-                self._check_leaving(row, states, is_lost=isinstance(event, NodeLost))
-            case NodeReclaimed(node=row):
-                self._check_leaving(row, states, is_lost=False)
-            case ReleaseAsked(node=row):
-                self._check_leaving(row, states, is_lost=True)
-                self._state.rentals.check_rented(row)
-            case _:
-                pass
-
-    def _check_row(self, row: int, spec: NodeSpec) -> None:
-        if row == self._num_nodes:
-            self._num_nodes += 1
-        elif row in self._gone and self._state.nodes[row].gpu == spec.gpu:
-            self._gone.remove(row)
-        else:
-            raise DrystoneError(f"node {spec.id} cannot have row {row}")
-
-    def _check_leaving(self, row: int, states: Mapping[str, JobState], *, is_lost: bool) -> None:
-        if row >= self._num_nodes or row in self._gone:
-            raise DrystoneError(f"there is no node in row {row} that could leave")
-        for job_id, record in self._state.active.items():
-            is_there = any(one == row for one, _ in record.placement)
-            if is_there and states.get(job_id, record.state) is JobState.RUNNING:
-                raise DrystoneError(f"node {row} leaves while job {job_id} runs on it")
-        if not is_lost:
-            self._gone.add(row)
 
 
 def _leaves_running(record: JobRecord, event: Event) -> bool:

@@ -306,7 +306,10 @@ class OptionBook:
         uses = counts > 0
         mean = uses @ np.array([factors.get(gpu, other) for gpu in self.types]) / uses.sum(axis=1)
         speeds = np.array([listed.estimated.get(row, 0.0) for row in rows]) * mean
-        for at in np.flatnonzero(speeds > 0).tolist() if lesson.speeds else ():
+        # What was measured has its speed also where it is listed no longer: a job may run on it.
+        # Where memory did not suffice, what is not listed does not fit.
+        known = speeds > 0 if listed.basis.memory_share > 1.0 else np.ones(len(rows), dtype=bool)
+        for at in np.flatnonzero(known).tolist() if lesson.speeds else ():
             speeds[at] = lesson.speeds.get(self.named(rows[at])) or speeds[at]
         return OptionSet(
             counts=counts,

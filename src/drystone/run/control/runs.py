@@ -20,6 +20,7 @@ from drystone.run.control.failures import (
     FaultKind,
     ending_events,
     judge,
+    left_early,
     read_log_ends,
 )
 from drystone.run.control.journal import Journal
@@ -31,7 +32,6 @@ from drystone.run.control.launches import (
     order_launch,
 )
 from drystone.run.control.lessons import pace_lesson, speed_lesson, trial_lesson
-from drystone.run.control.live_state import LiveJob
 from drystone.run.control.notes import Launched, Warned, job_of
 from drystone.run.control.progress import RunProgress
 from drystone.run.control.store import LeaseLost, StoreBusy
@@ -166,8 +166,10 @@ class RunSupervisor:
         run = self._runs[job_id]
         parts = {part.node: part for part in seen.launches.get(run.key, ())}
         if run.has_lock or self._take_lock(run):
+            # A node that was lost may be back, and still run what was there before.
+            is_alone = not _runs_earlier(run.key, seen)
             for node in run.order.requests:
-                if node not in parts and node not in seen.silent:
+                if is_alone and node not in parts and node not in seen.silent:
                     self._launch(run, node)
         self._read_reports(record, run, parts.values())
         self._judge(record, run, parts)
@@ -177,11 +179,7 @@ class RunSupervisor:
     def _find_order(self, record: JobRecord, seen: Observation) -> LaunchOrder | None:
         """Decide once which rank runs where; None while that cannot be decided."""
         job_id, epoch = record.spec.id, record.num_starts
-        for key, parts in seen.launches.items():
-            is_earlier = key[0] == job_id and key[1] != epoch
-            if is_earlier and not all(part.is_over for part in parts):
-                return None  # two launches of one job must never run at the same time
-        if self._may_run_unseen(job_id, epoch, seen):
+        if _runs_earlier((job_id, epoch), seen) or self._may_run_unseen(job_id, epoch, seen):
             return None
         path = self._folder / job_id / f"epoch-{epoch}" / "launch.json"
         order = load_order(path)
@@ -360,21 +358,11 @@ class RunSupervisor:
                 )
 
 
-def left_early(record: JobRecord, progress: RunProgress, live: LiveJob) -> str:
-    """Why a script that ended well has not finished: somebody else asked it to leave.
-
-    A script that ends where it ended before means it, whether it began there or anew: it is done.
-    """
-    batch = record.spec.global_batch
-    num_steps = math.ceil(record.spec.total_samples / batch)
-    is_at_end = progress.step + max(1, progress.largest_stride) >= num_steps
-    has_left_before = live.faults.get(FaultKind.PREEMPTED.value, 0) > 0
-    ends_there_again = has_left_before and progress.step * batch == live.furthest_samples
-    if progress.step <= progress.first_step or is_at_end or ends_there_again:
-        return ""
-    return (
-        f"it left at step {progress.step} of {num_steps}, with exit code 0 and without a report "
-        '{"event": "finished"}'
+def _runs_earlier(key: Key, seen: Observation) -> bool:
+    """Whether another launch of the job is seen to run: two must never run at the same time."""
+    return any(
+        other[0] == key[0] and other != key and not all(part.is_over for part in parts)
+        for other, parts in seen.launches.items()
     )
 
 

@@ -43,7 +43,7 @@ OFFERS = st.builds(
     table(
         "name", "gpu", "num_gpus", "price_dollars_per_hour", "start_delay_seconds", "most_nodes",
         "reclaims_per_hour", "memory_bytes", "price_changes", "instance", "infra", "spot",
-        "emulate",
+        "emulate", "spot_trace",
     ),
 )  # fmt: skip
 MARKETS = st.fixed_dictionaries(

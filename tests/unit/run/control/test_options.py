@@ -128,6 +128,16 @@ def test_memory_that_ran_out_rules_out_what_would_need_as_much(tmp_path):
         book.plan(job, (1, 0))
 
 
+def test_a_job_keeps_its_speed_on_gpus_that_are_listed_no_longer(tmp_path):
+    book, job = OptionBook(CLUSTER), a_job(tmp_path, gpus={"max": 1})
+    book.options(job)
+    book.row_of(job, (2, 2))
+    measured = {((A100, 2), (T4, 2)): 7.0}
+
+    assert by_counts(book, job, Lesson(speeds=measured, paces=((T4, 1, 4.0),)))[2, 2] == 7.0
+    assert by_counts(book, job, Lesson(speeds=measured, memory_share=2.0))[2, 2] == 0.0
+
+
 def test_a_script_follows_the_rates_until_it_is_measured(tmp_path):
     book = OptionBook(CLUSTER)
     job = make_job({"command": "x", "train": {"steps": 5}}, folder=tmp_path)

@@ -157,9 +157,10 @@ def problems_of(lines: list[str]) -> list[str]:
         if what == "twice":
             found.append("two processes at once")
         elif what == "started":
-            if at != saved or int(epoch) <= epochs[-1]:
+            # One that was killed may have saved a step more than it could still write down.
+            if not saved <= at <= step or int(epoch) <= epochs[-1]:
                 found.append(f"launch {epoch} began at step {at}, saved was {saved}")
-            step, epochs = at, [*epochs, int(epoch)]
+            step, saved, epochs = at, at, [*epochs, int(epoch)]
         elif what == "step":
             if int(epoch) != epochs[-1] or at != step + 1:
                 found.append(f"step {at} of launch {epoch} after step {step} of {epochs[-1]}")

@@ -84,6 +84,17 @@ def executable_cells(
     One that splits layers or matrices, or that holds all weights on every GPU. Where weights must
     be divided by data parallelism alone, layer by layer over all micro-batches is the better way.
     """
+    return executed_layouts(model, recipe, machine, counts, most_micro_batch).best()
+
+
+def executed_layouts(
+    model: ModelSpec,
+    recipe: Recipe,
+    machine: Machine,
+    counts: tuple[int, ...],
+    most_micro_batch: int = 0,
+) -> Cells:
+    """Cells of all layouts on so many GPUs that the runtime executes as they are estimated."""
     cells = search_cells(model, recipe, machine, counts, most_micro_batch=most_micro_batch)
     layouts = cells.layouts
     gaps = _gaps(
@@ -99,7 +110,7 @@ def executable_cells(
     )
     is_wanted = (layouts.tp * layouts.pp > 1) | (layouts.sharding <= int(Sharding.ZERO1))
     is_wanted &= has_plain_blocks(model)
-    return cells.take(np.flatnonzero(is_wanted & ~np.any(list(gaps.values()), axis=0))).best()
+    return cells.take(np.flatnonzero(is_wanted & ~np.any(list(gaps.values()), axis=0)))
 
 
 def executes_splits(

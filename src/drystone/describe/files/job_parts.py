@@ -24,7 +24,7 @@ def _check_name(text: str) -> str:
     if not _NAME.fullmatch(text):
         raise Refused(
             InvalidSpec(
-                f"{text[:60]!r} is no name",
+                f"{text[:60]!r} is not a valid name",
                 hint="Use up to 80 letters, digits, spaces and . _ + -, beginning with a letter",
             )
         )

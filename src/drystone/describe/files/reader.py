@@ -164,7 +164,7 @@ def _scalar(node: yaml.Node, place: str) -> Any:
             try:
                 return int(text) if kind == "int" else float(text)
             except ValueError:
-                raise UnreadableFile(f"{text[:40]!r} is no number", where=place) from None
+                raise UnreadableFile(f"{text[:40]!r} is not a number", where=place) from None
     raise UnreadableFile(f"tags such as {node.tag[:40]!r} are not read here", where=place)
 
 

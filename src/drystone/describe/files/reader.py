@@ -229,6 +229,11 @@ def _explained(
 ) -> RequestError:
     """One fault in our words: a misspelt key first, for it explains one that is missing."""
     faults = error.errors(include_url=False)
+    # A list of which every item is at fault is said to be too short as well.
+    beyond = {fault["loc"][:-1] for fault in faults}
+    faults = [
+        fault for fault in faults if fault["type"] != "too_short" or fault["loc"] not in beyond
+    ]
     first = min(faults, key=lambda fault: fault["type"] != "extra_forbidden")
     inner = tuple(first["loc"])
     whole = _key_in(document, (*key, *inner))

@@ -41,6 +41,19 @@ def test_every_optimizer_that_is_trained_can_be_named():
     assert job("model: gpt2\ntrain: {steps: 9, optimizer: adamw-8bit}\n").optimizer == "adam-8bit"
 
 
+def test_a_word_alone_is_a_list_of_it():
+    text = (
+        "model: gpt2\ntrain: {steps: 9}\ntune: {method: lora, targets: TARGETS}\n"
+        "report: REPORT\ngpus: {allow: ALLOW}\n"
+    )
+    for target in ("q_proj", "all-linear"):
+        words = {"TARGETS": target, "REPORT": "wandb", "ALLOW": "T4"}
+        alone = listed = text
+        for name, word in words.items():
+            alone, listed = alone.replace(name, word), listed.replace(name, f"[{word}]")
+        assert job(alone) == job(listed)
+
+
 def test_everything_can_be_said():
     found = job(
         """

@@ -206,7 +206,7 @@ def _with_value(text: str, key: yaml.Node, node: yaml.Node, value: Any) -> str:
 
 def _last_index(node: yaml.Node) -> int:
     """Where what is written ends, before comments and empty lines that follow it."""
-    if isinstance(node, yaml.ScalarNode) or node.flow_style or not node.value:
+    if not isinstance(node, yaml.CollectionNode) or node.flow_style or not node.value:
         return int(node.end_mark.index)
     last = node.value[-1]
     return _last_index(last[1] if isinstance(last, tuple) else last)

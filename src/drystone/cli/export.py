@@ -5,13 +5,16 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from drystone.cli.options import ClusterFile, words
 from drystone.errors import DrystoneError, InvalidSpec, MissingExtra, UnknownName
 from drystone.plan.configs.write import TARGETS
+
+if TYPE_CHECKING:
+    from drystone.run.kubernetes import ExportSettings
 
 _MODEL_FILES = ("huggingface", "peft")
 
@@ -21,14 +24,18 @@ def export(
     to: Annotated[
         str,
         typer.Option(
-            help=f"jobset, kueue or job; {', '.join(TARGETS)}: a config; huggingface or peft: what "
-            "was trained.",
-            autocompletion=words("jobset", "kueue", "job", *TARGETS, *_MODEL_FILES),
+            help=f"jobset, kueue, job or skypilot; {', '.join(TARGETS)}: a config; huggingface or "
+            "peft: what was trained.",
+            autocompletion=words("jobset", "kueue", "job", "skypilot", *TARGETS, *_MODEL_FILES),
         ),
     ] = "jobset",
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="What to write: a file, or a new folder of model files."),
+    ] = None,
+    also: Annotated[
+        list[Path] | None,
+        typer.Option(help="Of skypilot: a plan of the same job for another GPU type; repeatable."),
     ] = None,
     checkpoints: Annotated[
         Path | None,
@@ -55,7 +62,9 @@ def export(
         typer.Option(help="GPU=KEY=VALUE: how nodes of a type are told; else drystone/gpu."),
     ] = None,
     cluster: ClusterFile = None,
-    claim: Annotated[str, typer.Option(help="A volume claim that is there; none: make one.")] = "",
+    claim: Annotated[
+        str, typer.Option(help="A volume claim, or a bucket's address, that is there; none: a new.")
+    ] = "",
     queue: Annotated[str, typer.Option(help="Kueue's queue.")] = "drystone",
     queues: Annotated[bool, typer.Option(help="Make Kueue's flavours and queues too.")] = True,
     max_restarts: Annotated[int, typer.Option(help="From the checkpoint.", min=0)] = 10,
@@ -65,6 +74,9 @@ def export(
 
     One replicated job for each GPU type, torchrun's variables, a volume for checkpoints and the
     plan as a ConfigMap. Nothing is sent to a cluster: kubectl apply -f FILE does that.
+
+    With --to skypilot: one task that takes whichever GPU type is free or cheapest of this plan and
+    those of --also, and runs the plan made for it. `sky launch FILE` starts it.
 
     With --to axolotl, llama-factory, trl, trainer, accelerate or deepspeed: the config that means
     the plan, and how it is started. What the tool cannot express is refused.
@@ -80,15 +92,14 @@ def export(
     if to in TARGETS:
         _write_config(plan, to, out, as_json)
         return
-    from drystone.plan.plan import load_plan
-    from drystone.run.kubernetes import DEFAULT_IMAGE, ExportSettings, Target, export_plan
+    from drystone.run.kubernetes import DEFAULT_IMAGE, ExportSettings, Target
 
     if cluster is not None:
         from drystone.describe.files.gpu_types import load_gpu_types
 
         load_gpu_types(cluster)
-    if to not in list(Target):
-        raise UnknownName("target", to, [*Target, *TARGETS, *_MODEL_FILES])
+    if to not in (*Target, "skypilot"):
+        raise UnknownName("target", to, [*Target, "skypilot", *TARGETS, *_MODEL_FILES])
     if checkpoints is not None:
         raise InvalidSpec("--checkpoints goes with --to huggingface or peft", where="--checkpoints")
     settings = ExportSettings(
@@ -105,17 +116,36 @@ def export(
         max_restarts=max_restarts,
         image=image or DEFAULT_IMAGE,
     )
-    manifests = export_plan(load_plan(plan), Target(to), settings)
+    _write_manifests([plan, *(also or ())], to, settings, out, as_json=as_json)
+    if to == "skypilot" and not (image or command):
+        typer.echo("Its nodes need drystone[runtime]: name an --image that has it", err=True)
+    elif to != "skypilot" and not image:
+        typer.echo(
+            f"The image is {settings.image}, which you have to build: docs/kubernetes.md", err=True
+        )
+
+
+def _write_manifests(
+    paths: Sequence[Path], to: str, settings: ExportSettings, out: Path | None, *, as_json: bool
+) -> None:
+    from drystone.plan.plan import load_plan
+    from drystone.run.kubernetes import Target, export_plan
+
+    plans = [load_plan(path) for path in paths]
+    if to == "skypilot":
+        from drystone.run.skypilot_task import skypilot_task
+
+        manifests, start = [skypilot_task(plans, settings)], "sky launch"
+    elif len(plans) > 1:
+        raise InvalidSpec("--also goes with --to skypilot", where="--also")
+    else:
+        manifests, start = export_plan(plans[0], Target(to), settings), "kubectl apply -f"
     text = _render(manifests, as_json=as_json)
     if out is None:
         print(text, end="")
     else:
         _write_text(out, text)
-        typer.echo(f"Written: {out}. Start it with: kubectl apply -f {out}", err=True)
-    if not image:
-        typer.echo(
-            f"The image is {settings.image}, which you have to build: docs/kubernetes.md", err=True
-        )
+        typer.echo(f"Written: {out}. Start it with: {start} {out}", err=True)
 
 
 def _write_config(plan: Path, to: str, out: Path | None, as_json: bool) -> None:

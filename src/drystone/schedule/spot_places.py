@@ -25,6 +25,7 @@ from drystone.describe.job import JobSpec
 from drystone.describe.market import Offer
 from drystone.schedule.budget.spot import (
     ON_DEMAND,
+    PRIOR_LIFE_HOURS,
     WAIT,
     DeadlineJob,
     PlaceHistory,
@@ -119,21 +120,26 @@ def split(snapshot: Snapshot, places: Sequence[Place]) -> Snapshot:
     )
 
 
-def _spot_place(snapshot: Snapshot, offers: Sequence[Offer]) -> SpotPlace:
-    seen = [snapshot.histories.get(offer.name, PlaceHistory()) for offer in offers]
+def believed_history(
+    histories: Mapping[str, PlaceHistory], offers: Sequence[Offer]
+) -> PlaceHistory:
+    """What was seen of the nodes of some offers, beside what the offers state."""
+    seen = [histories.get(offer.name, PlaceHistory()) for offer in offers]
     rate = max(offer.reclaims_per_hour for offer in offers)
-    history = PlaceHistory(
+    return PlaceHistory(
         watched_hours=sum(one.watched_hours for one in seen),
         available_hours=sum(one.available_hours for one in seen),
         num_losses=sum(one.num_losses for one in seen),
+        prior_life_hours=1 / rate if rate > 0 else PRIOR_LIFE_HOURS,
     )
-    if rate > 0:
-        history = replace(history, prior_life_hours=1 / rate)
+
+
+def _spot_place(snapshot: Snapshot, offers: Sequence[Offer]) -> SpotPlace:
     in_stock = [offer for offer in offers if not offer.is_short] or list(offers)
     return SpotPlace(
         dollars_per_hour=min(gpu_price(offer) for offer in in_stock),
         is_available=any(not offer.is_short and offer.most_nodes for offer in offers),
-        history=history,
+        history=believed_history(snapshot.histories, offers),
     )
 
 

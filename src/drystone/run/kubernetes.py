@@ -365,7 +365,7 @@ def name_of(plan: Plan, settings: ExportSettings) -> str:
     name = settings.name or _slug(plan.model.name)[:40].strip("-")
     if not _NAME.fullmatch(name):
         raise InvalidSpec(
-            f"{name!r} is no name for Kubernetes",
+            f"{name!r} is not a valid name for Kubernetes",
             hint="Use up to 40 small letters, digits and -, with --name",
         )
     return name

@@ -58,7 +58,7 @@ function rentCard(ledger) {
     h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Offers" }, h("table", { class: "plain" },
       h("caption", { class: "hidden" }, "What can be rented"),
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Offer"), h("th", { scope: "col" }, "GPUs of a node"), h("th", { scope: "col", class: "right" }, "An hour"), h("th", { scope: "col" }, "To be had"))),
-      h("tbody", {}, ledger.offers.map((one) => h("tr", {}, h("th", { scope: "row" }, one.name), h("td", {}, `${one.num_gpus} ${one.gpu}`), h("td", { class: "num right" }, dollars(one.dollars_per_hour)), h("td", {}, one.is_short ? "short" : "yes")))))));
+      h("tbody", {}, ledger.offers.map((one) => h("tr", {}, h("th", { scope: "row" }, one.name), h("td", {}, `${one.num_gpus} ${one.gpu}${one.is_spot ? ", spot" : ""}`), h("td", { class: "num right" }, dollars(one.dollars_per_hour)), h("td", {}, one.is_short ? "short" : "yes")))))));
 }
 
 function budgetCard(data) {

@@ -45,8 +45,10 @@ from drystone.schedule.snapshot import (
 )
 from drystone.units import HOUR_SECONDS
 
-# Assumption: what a lost node costs beside the restart, the work since the last checkpoint.
-LOST_SECONDS: Final = 300.0
+# Assumption: what a lost node costs beside the restart, the work since the last checkpoint; on
+# average, and at most (checkpoints every ten minutes).
+MEAN_LOST_SECONDS: Final = 300.0
+MAX_LOST_SECONDS: Final = 600.0
 _TICK_HOURS: Final = 1 / 60
 
 
@@ -151,7 +153,7 @@ def _trained_shares(snapshot: Snapshot, place: Place) -> FloatArray:
     options = snapshot.options
     size = max(snapshot.offers[row].num_gpus for row in place.offers)
     num_nodes = -(-options.num_gpus // size)
-    hours = (options.startup_seconds(snapshot.startup) + LOST_SECONDS) / HOUR_SECONDS
+    hours = (options.startup_seconds(snapshot.startup) + MEAN_LOST_SECONDS) / HOUR_SECONDS
     shares: FloatArray = 1.0 / (1.0 + num_nodes * hours / place.spot.history.life_hours)
     return shares
 
@@ -278,6 +280,8 @@ def _bar_job(seen: Snapshot, places: Sequence[Place], row: int) -> tuple[BoolArr
         for place in places
     ]
     chosen = choose_place(job, spots)
+    if chosen >= 0 and job.place == WAIT and job.slack_hours <= 2 * job.restart_hours + _TICK_HOURS:
+        chosen = ON_DEMAND  # once the spot node had started there would be no time to lose it
     blocks = barred.reshape(1 + len(places), width)
     blocks[1:] = True
     if chosen == WAIT:
@@ -339,7 +343,7 @@ def _deadline_job(
     return DeadlineJob(
         work_hours=max(float(jobs.remaining_samples[row]), 0.0) / speed / HOUR_SECONDS,
         hours_left=(float(jobs.deadline_seconds[row]) - now) / HOUR_SECONDS,
-        restart_hours=(startup + delay + LOST_SECONDS) / HOUR_SECONDS,
+        restart_hours=(startup + delay + MAX_LOST_SECONDS) / HOUR_SECONDS,
         place=place,
         starting_hours=starting / HOUR_SECONDS,
         on_demand_dollars_per_hour=on_demand_dollars,

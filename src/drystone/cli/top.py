@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -22,7 +23,7 @@ _NUM_EVENTS = 8
 _NUM_JOBS = 30  # that run or wait
 _HELP: Final = "q quit   up, down select   s sort   l log   c cancel"
 # By what jobs may be sorted; `state` is as the service lists them: what runs, what waits, what was.
-_ORDERS: Final = MappingProxyType[str, "Callable[[dict[str, Any]], Any]"](
+_ORDERS: Final[Mapping[str, Callable[[dict[str, Any]], Any]]] = MappingProxyType(
     {
         "state": lambda job: 0,
         "cost": lambda job: -job["dollars"],

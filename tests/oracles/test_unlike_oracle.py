@@ -35,7 +35,7 @@ class UnlikeOracle(Oracle):
             recipe = replace(self.recipe, recompute=recompute)
             splits = full_splits(self.model, recipe, group, self.pool.between, sizes, counts)
             single = [row for row in range(len(splits.tp)) if splits.num_stages[row] == 1]
-            for size, number in itertools.product(sizes, counts):
+            for size, number in itertools.product(sizes, counts[1:]):
                 for gpus in compositions(group.count, number):
                     kinds = [
                         [
@@ -94,7 +94,7 @@ def test_a_limit_changes_nothing_but_whether_there_is_an_answer():
     assert plan is not None
 
     above = plan_unlike_stages(
-        model, recipe, pool.groups[0], below_seconds=plan.step_seconds * 1.001
+        model, recipe, pool.groups[0], below_seconds=plan.step_seconds * 1.01
     )
     assert above is not None
     assert above.stages == plan.stages

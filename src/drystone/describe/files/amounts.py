@@ -26,14 +26,15 @@ _MOST_COUNT = 10**18
 def parse_duration(value: str | int | float) -> float:
     """Seconds from `90s`, `1h 30m`, `2 days`, or a plain number of seconds."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        seconds = float(value)
+        seconds = _as_float(value)
     else:
         text = str(value).strip().lower()
         parts = _DURATION_PART.findall(text)
         known = all(unit in _UNIT_SECONDS for _, unit in parts)
         if not parts or not known or _DURATION_PART.sub("", text).strip():
             raise InvalidSpec(
-                f"{str(value)[:60]!r} is no duration", hint="Write it like 90s, 30m, 6h or 1d 12h"
+                f"{str(value)[:60]!r} is not a duration",
+                hint="Write it like 90s, 30m, 6h or 1d 12h",
             )
         seconds = sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts)
     if not 0 < seconds <= _MOST_SECONDS:
@@ -47,16 +48,24 @@ def parse_count(value: str | int | float) -> int:
         match = _COUNT.fullmatch(value.strip())
         if match is None:
             raise InvalidSpec(
-                f"{value[:60]!r} is no count", hint="Write it like 500, 1e9, 500M or 2B"
+                f"{value[:60]!r} is not a count", hint="Write it like 500, 1e9, 500M or 2B"
             )
         number = float(match.group(1)) * _COUNT_UNITS[match.group(2)]
     else:
-        number = float(value) if math.isfinite(value) else -1.0
+        number = _as_float(value)
     if not 1 <= number <= _MOST_COUNT:
         raise InvalidSpec(f"a count of {str(value)[:60]} must be 1 to {_MOST_COUNT:.0e}")
     if number != int(number):
         raise InvalidSpec(f"a count of {str(value)[:60]} must be a whole number")
     return int(number)
+
+
+def _as_float(value: float) -> float:
+    """Also of whole numbers that no float holds: JSON has no limit."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def parse_span(value: str | int | float) -> str:
@@ -65,7 +74,8 @@ def parse_span(value: str | int | float) -> str:
     match = _SPAN.fullmatch(text.strip())
     if match is None or (match.group(1) and float(match.group(1)) > 100):
         raise InvalidSpec(
-            f"{str(value)[:60]!r} is no part of a training", hint="Write it like 100 (steps) or 3%"
+            f"{str(value)[:60]!r} is not a part of a training",
+            hint="Write it like 100 (steps) or 3%",
         )
     return f"{match.group(1)}%" if match.group(1) else match.group(2)
 

@@ -33,6 +33,7 @@ _NUM_SPLITS: Final = {1: 4, 2: 4, 3: 3, 4: 2}
 # By number of groups: counts of each type that are tried, the largest and its halves.
 _NUM_COUNTS: Final = {3: 4, 4: 3, 5: 2}
 _NUM_WORKED_OUT: Final = 6  # of each pool
+_SIMPLER: Final = 0.999  # of two ways that take about the same time, the simpler one
 _MAX_OF_RUNS: Final = 8  # GPUs of one type in one node, as two runs of unlike stages
 _MAX_TYPES: Final = 6  # at once; the sets of more than that are too many
 
@@ -128,6 +129,7 @@ def group_ways(
                 [limits[column][places] for column, places in zip(columns, counts.T, strict=True)],
                 axis=0,
             )
+            limit = limit if number > 1 else _SIMPLER * limit
             best = table.best(columns, counts, [rows[column] for column in columns], limit)
             if best is not None:
                 places, pipelines = best
@@ -168,7 +170,7 @@ def _runs_of_one_type(
             continue
         counts = np.array(pairs, dtype=np.int64)
         total = counts.sum(axis=1) + 2
-        limit = limits[column][total - 1]
+        limit = _SIMPLER * limits[column][total - 1]
         best = table.best((column, column), counts, [rows[column]] * 2, limit)
         if best is None:
             continue
@@ -255,7 +257,10 @@ class _Table:
         held = splits.held_layers[np.arange(len(score)), splits.num_stages]
         chosen = []
         for column, grid in enumerate(self.grids):
-            mine = np.flatnonzero((splits.group_index == column) & (self.setting >= 0))
+            is_mine = (splits.group_index == column) & (self.setting >= 0)
+            if number == 1:  # a single stage is a plain Cell
+                is_mine &= splits.num_stages > 1
+            mine = np.flatnonzero(is_mine)
             key = self.count_place[mine] * num_settings + self.setting[mine]
             found = _fast_and_roomy(key, score[mine], held[mine], len(grid) * num_settings, few)
             rows = np.where(found >= 0, np.append(mine, -1)[found], -1)

@@ -1,4 +1,4 @@
-"""What does a run teach about its kind of work? Speeds, paces of ranks, memory too small."""
+"""What does a run teach about its kind of work? Speeds, paces, plans tried, memory too small."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from drystone.run.state import JobRecord
 
 # A speed that differs by less from the known one is not worth an event.
 _LEAST_DIFFERENCE: Final = 0.1
+# Nor is memory above what was expected, by less than this share of what there is.
+_LEAST_MEMORY_SHARE: Final = 0.02
 # After memory ran out, estimates are raised to what was there and this much beyond; but not by more
 # than this at once: a plan that should have left half of the memory free may have had company.
 _MEMORY_STEP: Final = 1.1
@@ -47,6 +49,29 @@ def speed_lesson(journal: Journal, record: JobRecord, samples_per_second: float)
             gpus=book.named(counts),
             estimated_samples_per_second=estimated,
             measured_samples_per_second=samples_per_second,
+        )
+    ]
+
+
+def trial_lesson(journal: Journal, record: JobRecord, progress: RunProgress) -> list[Event]:
+    """Which of the plans that the launch tried is the fastest, if that is new."""
+    job_id = record.spec.id
+    if not progress.kept or job_id in journal.unplannable.by_job:
+        return []
+    book, job = journal.book, journal.live.jobs[job_id].job
+    counts = book.counts_of(job, record.option)
+    gpus = book.named(counts)
+    if book.lesson(job).kept.get(gpus) == progress.kept:
+        return []
+    return [
+        Learned(
+            time_seconds=journal.now(),
+            job_id=job_id,
+            work=work_of(job),
+            gpus=gpus,
+            estimated_samples_per_second=max(book.estimated_speed(job, counts), 1e-9),
+            trials=progress.trials,
+            kept=progress.kept,
         )
     ]
 
@@ -102,6 +127,36 @@ def _paces(
         size = max(1, *(shares[rank].micro_batch for rank in mine))
         found.append((gpu, size, measured / estimated))
     return tuple(found)
+
+
+def peak_lesson(journal: Journal, record: JobRecord, progress: RunProgress) -> list[Event]:
+    """It took more memory than was estimated, though it fitted: others of its kind may not.
+
+    A peak is of the bytes of tensors, on GPUs and on emulated devices.
+    """
+    job_id, peak = record.spec.id, progress.peak_memory_bytes
+    if not peak or job_id in journal.unplannable.by_job:
+        return []
+    plan = journal.plan_of(record.spec, record.option)
+    if plan is None:
+        return []
+    job = journal.live.jobs[job_id].job
+    expected = max(need.high_bytes for need in plan.needs)
+    room = min(journal.cluster.gpu(gpu).usable_bytes for gpu in plan.gpus)
+    known = journal.book.lesson(job).memory_share
+    if peak - known * expected <= _LEAST_MEMORY_SHARE * room:
+        return []
+    counts = journal.book.counts_of(job, record.option)
+    return [
+        Learned(
+            time_seconds=journal.now(),
+            job_id=job_id,
+            work=work_of(job),
+            gpus=journal.book.named(counts),
+            estimated_samples_per_second=max(journal.book.estimated_speed(job, counts), 1e-9),
+            memory_share=peak / expected,
+        )
+    ]
 
 
 def memory_lesson(journal: Journal, record: JobRecord) -> list[Event]:

@@ -7,8 +7,8 @@ runs have taught. All of it comes from the log, so a controller that starts agai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from drystone.describe.cluster import NodeSpec
@@ -17,6 +17,7 @@ from drystone.describe.job import TrainingJob
 from drystone.errors import DrystoneError
 from drystone.run.control.access import Access, Spending
 from drystone.run.control.changes import Changes
+from drystone.run.control.lesson import Lesson
 from drystone.run.control.notes import (
     ClusterDescribed,
     Decided,
@@ -86,16 +87,6 @@ class LiveJob:
     def num_blamed(self) -> int:
         """Faults since it last got further that count against it."""
         return sum(count for kind, count in self.faults.items() if kind not in BLAMELESS)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lesson:
-    """What is known about one kind of work."""
-
-    speeds: Mapping[tuple[tuple[str, int], ...], float] = field(default_factory=dict)  # measured
-    factors: Mapping[tuple[tuple[str, int], ...], float] = field(default_factory=dict)
-    memory_share: float = 1.0  # true need over estimate, at least
-    paces: tuple[tuple[str, int, float], ...] = ()  # as in `Learned`; plans are made with them
 
 
 class LiveState:
@@ -291,7 +282,7 @@ class LiveState:
             case Launched() | Decided() | Warned():
                 _note_of_job(self.jobs[note.job_id], note)
             case Learned():
-                self._learn(note)
+                self.lessons[note.work] = self.lessons.get(note.work, Lesson()).after(note)
             case FilesKept(folder_id=folder_id):
                 self.folder_id = folder_id
             case Remembered():
@@ -324,21 +315,6 @@ class LiveState:
             now, jobs, active = self.state.now_seconds, self.state.jobs, self.state.active
             self.state = ClusterState(nodes, now_seconds=now, jobs=jobs, active=active)
         self.described = note
-
-    def _learn(self, note: Learned) -> None:
-        lesson = self.lessons.get(note.work, Lesson())
-        if note.measured_samples_per_second > 0:
-            factor = note.measured_samples_per_second / note.estimated_samples_per_second
-            lesson = replace(
-                lesson,
-                speeds={**lesson.speeds, note.gpus: note.measured_samples_per_second},
-                factors={**lesson.factors, note.gpus: factor},
-            )
-        if note.memory_share > 0:
-            lesson = replace(lesson, memory_share=max(lesson.memory_share, note.memory_share))
-        if note.paces:  # estimates have them from now on: factors of earlier ones say nothing
-            lesson = replace(lesson, paces=note.paces, factors={})
-        self.lessons[note.work] = lesson
 
 
 def _leaves_running(record: JobRecord, event: Event) -> bool:

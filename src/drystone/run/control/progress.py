@@ -36,6 +36,8 @@ class RunProgress:
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
     by_rank: deque[Report] = field(default_factory=lambda: deque(maxlen=_RANK_STEPS))
     curve: list[tuple[int, float, float]] = field(default_factory=list)  # step, loss, seconds
+    trials: tuple[tuple[str, float, float], ...] = ()  # plans that were tried at the launch
+    kept: str = ""  # the one that goes on
     has_curve: bool = True  # else it is to be read from the launch's file
 
     def drop_curve(self) -> None:
@@ -75,6 +77,8 @@ class RunProgress:
         if step < 0:
             return
         match report.event:
+            case "tried":
+                self.trials, self.kept = report.trials, report.kept
             case "started":
                 self.step = self.first_step = step
             case "step":

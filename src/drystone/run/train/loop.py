@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, TextIO
 
 import torch
@@ -20,7 +20,13 @@ from drystone.run.train.cells.layout import cell_layout, is_cell
 from drystone.run.train.collectives import Wire
 from drystone.run.train.config import RankConfig
 from drystone.run.train.data import DataRequest, open_source, rank_works
-from drystone.run.train.emulate import VARIABLE, EmulatedDevice, rank_gpus, read_emulation
+from drystone.run.train.emulate import (
+    VARIABLE,
+    EmulatedDevice,
+    Emulation,
+    rank_gpus,
+    read_emulation,
+)
 from drystone.run.train.export import check_export, export_at_end
 from drystone.run.train.judgement import Evaluation, LossWatch, keep_best
 from drystone.run.train.models.layered import compiled
@@ -43,13 +49,21 @@ DTYPES = {
 def train(plan: Plan, config: RankConfig, wire: Wire, stream: TextIO) -> Ending:
     """Train to the last step, or until asked to leave; rank 0 writes a line for each step."""
     emulation = read_emulation(os.environ.get(VARIABLE, ""), plan)
+    with prepared(plan, emulation, config, wire) as trainer:
+        return _Training(trainer, plan, config, stream).run()
+
+
+@contextmanager
+def prepared(
+    plan: Plan, emulation: Emulation | None, config: RankConfig, wire: Wire
+) -> Iterator[Trainer]:
+    """Everything that the plan says, on this rank's device or on what it pretends to be."""
     device = None
     if emulation is not None:
         device = emulation.device_of(wire.rank, rank_gpus(plan)[wire.rank])
     with (device.make_ledger() if device else None) or nullcontext():
         seconds = emulation.seconds if emulation else {}
-        trainer = prepare(plan, config, wire, emulated=device, section_seconds=seconds)
-        return _Training(trainer, plan, config, stream).run()
+        yield prepare(plan, config, wire, emulated=device, section_seconds=seconds)
 
 
 def end(ending: Ending, plan: Plan, config: RankConfig, stream: TextIO) -> None:

@@ -6,7 +6,8 @@ from drystone.describe.job import JobSpec, TrainingJob
 from drystone.errors import DrystoneError
 from drystone.run.control.admission import spent_since
 from drystone.run.control.journal import Journal
-from drystone.run.control.live_state import Lesson, LiveState
+from drystone.run.control.lesson import Lesson
+from drystone.run.control.live_state import LiveState
 from drystone.run.control.notes import ClusterDescribed, Described, Drained, Learned
 from drystone.run.control.options import type_factors
 from drystone.run.control.store import Store

@@ -31,7 +31,7 @@ from drystone.run.control.launches import (
     load_order,
     order_launch,
 )
-from drystone.run.control.lessons import pace_lesson, speed_lesson, trial_lesson
+from drystone.run.control.lessons import pace_lesson, peak_lesson, speed_lesson, trial_lesson
 from drystone.run.control.notes import Launched, Warned, job_of
 from drystone.run.control.progress import RunProgress
 from drystone.run.control.store import LeaseLost, StoreBusy
@@ -299,6 +299,7 @@ class RunSupervisor:
         lesson = speed_lesson(self._journal, record, speed if seconds > 0 else 0.0)
         lesson += pace_lesson(self._journal, record, progress)
         lesson += trial_lesson(self._journal, record, progress)
+        lesson += peak_lesson(self._journal, record, progress)
         progressed = Progressed(
             time_seconds=now, job_id=job_id, done_samples=done, samples_per_second=speed
         )

@@ -37,6 +37,10 @@ def export(
         list[Path] | None,
         typer.Option(help="Of skypilot: a plan of the same job for another GPU type; repeatable."),
     ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="A config of that tool: only what the plan changes of it is written."),
+    ] = None,
     checkpoints: Annotated[
         Path | None,
         typer.Option(help="Of model files: a checkpoint, or the folder that holds them."),
@@ -79,7 +83,8 @@ def export(
     those of --also, and runs the plan made for it. `sky launch FILE` starts it.
 
     With --to axolotl, llama-factory, trl, trainer, accelerate or deepspeed: the config that means
-    the plan, and how it is started. What the tool cannot express is refused.
+    the plan, and how it is started. What the tool cannot express is refused. With --config
+    FILE: that file with the plan in it, comments and order kept, shown as a diff; -o writes it.
 
     With --to huggingface: weights, configuration and tokenizer in a folder that transformers loads,
     adapters added in. With --to peft: the adapter alone.
@@ -89,9 +94,14 @@ def export(
     if to in _MODEL_FILES:
         _write_model(plan, to, checkpoints, out, dtype)
         return
+    if to in TARGETS and config is not None:
+        _edit_config(plan, to, config, out)
+        return
     if to in TARGETS:
         _write_config(plan, to, out, as_json)
         return
+    if config is not None:
+        raise InvalidSpec(f"there is no config for {to}", where="--config")
     from drystone.run.kubernetes import DEFAULT_IMAGE, ExportSettings, Target
 
     if cluster is not None:
@@ -169,6 +179,24 @@ def _write_config(plan: Path, to: str, out: Path | None, as_json: bool) -> None:
         _write_text(out, text)
     file = str(out) if out else "FILE"
     typer.echo(launch_words(setup, to, file), err=True)
+
+
+def _edit_config(plan: Path, to: str, config: Path, out: Path | None) -> None:
+    from drystone.plan.configs.edit import edit_config
+    from drystone.plan.configs.write import launch_words, setup_of
+    from drystone.plan.plan import load_plan
+
+    setup = setup_of(load_plan(plan), to)
+    text, difference = edit_config(config, setup, to)
+    print(difference, end="")
+    if not difference:
+        typer.echo("The config means the plan already.", err=True)
+    if out is None:
+        typer.echo(f"Nothing was written: -o {config} changes the file itself.", err=True)
+    else:
+        _write_text(out, text)
+        typer.echo(f"Written: {out}", err=True)
+    typer.echo(launch_words(setup, to, str(out or config)), err=True)
 
 
 def _write_text(path: Path, text: str) -> None:

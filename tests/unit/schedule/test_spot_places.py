@@ -193,12 +193,11 @@ def test_whatever_is_out_when_no_deadline_is_missed_that_nodes_on_demand_keep(se
         )
         for row in range(6)
     ]
-    # `prices` may take a node from one job for another, so there each job is alone.
-    for policy, together in (("budget", [jobs]), ("prices", [[one] for one in jobs[:3]])):
-        for some in together:
-            found = run(world(some, tuple(offers), checkpoint_seconds=600.0), policy)
-            ends = {one.id: ended_hours(found, one.id) * HOUR for one in some}
-            assert [one.id for one in some if ends[one.id] > one.deadline_seconds + 1] == []
+    for policy in ("budget", "prices"):
+        found = run(world(jobs, tuple(offers), checkpoint_seconds=600.0), policy)
+        ends = {one.id: ended_hours(found, one.id) * HOUR for one in jobs}
+        late = [one.id for one in jobs if ends[one.id] > one.deadline_seconds + 1]
+        assert late == [], policy
 
 
 def test_without_deadlines_spot_nodes_are_taken_and_on_demand_ones_where_there_are_none():

@@ -75,7 +75,7 @@ function budgetRow(one, now) {
   const passed = length && one.period_start_seconds ? Math.min(1, (now - one.period_start_seconds) / length) : null;
   const tone = share === null ? "" : share >= 1 ? "over" : passed !== null && share > passed + 0.05 ? "fast" : "fine";
   const words = { over: "over its budget: its jobs wait", fast: "faster than the period passes", fine: "within its budget" };
-  const left = share !== null && share < 1 && one.dollars_per_hour > 0 ? `, ${duration(((one.budget_dollars - one.spent_dollars) / one.dollars_per_hour) * 3600)} left at this pace` : "";
+  const left = share !== null && share < 1 && one.dollars_per_hour > 0 ? `, ${duration(((one.budget_dollars - one.spent_dollars) / one.dollars_per_hour) * 3600)} until it is used up at this pace` : "";
   return h("li", { "data-key": one.team || "-" },
     h("div", { class: "budget-head" }, h("b", {}, nameOf(one.team)), h("span", { class: "num" }, dollars(one.spent_dollars), one.budget_dollars !== null && h("span", { class: "soft" }, ` of ${dollars(one.budget_dollars)} ${PERIODS[one.budget_period] || ""}`))),
     share !== null && h("div", { class: "budget-bar", role: "img", "aria-label": `${percent(share)} of the budget` },

@@ -42,7 +42,7 @@ NUM_JOBS, BAD_ROUNDS, MAX_ROUNDS = 5, 40, 600
 CONTROL = "drystone.run.control."
 SEEDS = range(*map(int, os.environ.get("DRYSTONE_FAULT_SEEDS", "8:200").split(":")))
 # Each of these once showed a fault that is mended now.
-FOUND = (23, 48)
+FOUND = (23, 48, 45, 156)
 IN_MEMORY = Path("/dev/shm")  # where there is one: a seed is hundreds of commits
 
 
@@ -71,7 +71,7 @@ class Simulation:
         self.faults, self.folder = Faults(seed), folder
         self.agents = SimulatedAgents(self.faults, [node.id for node in CLUSTER.nodes])
         clock = SimpleNamespace(monotonic=lambda: self.agents.now, sleep=lambda seconds: None)
-        for module in ("reconcile", "runs", "nodes", "world"):
+        for module in ("reconcile", "runs", "nodes", "world", "handover"):
             monkeypatch.setattr(f"{CONTROL}{module}.time", clock)
         LossyStore.faults = self.faults
         monkeypatch.setattr(f"{CONTROL}controller.Store", LossyStore)
@@ -132,7 +132,7 @@ class Simulation:
         snapshot = world.observe()
         decisions, self.memory = self.policy(snapshot, self.memory)
         assert not check_decisions(snapshot, decisions)
-        decisions = self.exchange(snapshot) or decisions
+        decisions = self.exchange(snapshot) or self.move_on(snapshot) or decisions
         apply(decisions, world, snapshot)
         world.tick()
         troubles = self.controller.reconciler.troubles.by_job
@@ -156,14 +156,36 @@ class Simulation:
                 return swapped
         return []
 
+    def move_on(self, snapshot) -> list:
+        """A job goes elsewhere, for no reason."""
+        if not self.faults.strike(0.2):
+            return []
+        active = self.controller.journal.live.state.active
+        running = [job for job in active.values() if job.state is JobState.RUNNING]
+        self.faults.random.shuffle(running)
+        for job in running:
+            [(row, count), *others] = job.placement
+            for node in (1, 2):
+                move = Move(
+                    job_id=job.spec.id, placement=((node, count), *others), reason="elsewhere"
+                )
+                if not others and node != row and not check_decisions(snapshot, [move]):
+                    return [move]
+        return []
+
     def ask_for_things(self) -> None:
         """Submit the next job, with its key until that is answered; take some back."""
         if len(self.wanted) < NUM_JOBS:
             number = len(self.wanted)
+            gpus = {"max": 1 + number % 3}
             table = {
-                "name": f"job{number}", "command": "true",
-                "train": {"steps": 7 + 11 * number, "batch": 4}, "gpus": {"max": 1 + number % 3},
+                "name": f"job{number}", "train": {"steps": 7 + 11 * number, "batch": 4},
+                "command": "true", "gpus": gpus,
             }  # fmt: skip
+            if number % 2:  # what hands over when it moves
+                del table["command"]
+                table |= {"model": "mini-gpt", "gpus": gpus | {"allow": ["T4"]}}
+                table["train"]["steps"] += 100
             job = make_job(table, folder=self.folder)
             job_id, _ = self.controller.submit(job, client_key=f"key{number}")
             self.wanted[f"key{number}"] = job_id
@@ -238,7 +260,9 @@ class Simulation:
             ]
             assert len(ends) == (not is_cancelled)
             if not is_cancelled:
-                self.check_steps(job_id, int(record.spec.total_samples) // 4)
+                self.check_steps(
+                    job_id, round(record.spec.total_samples / record.spec.global_batch)
+                )
         folded = LiveState(CLUSTER)
         folded.record_all(self.controller.store.read())
         assert _essence(folded) == _essence(live)

@@ -87,6 +87,7 @@ class SimulatedAgents:
         self._faults, self.now = faults, 1000.0
         self.nodes: dict[str, dict[tuple[str, int], Part]] = {node: {} for node in nodes}
         self._silent_until = dict.fromkeys(nodes, 0.0)
+        self._unheard: set[str] = set()  # nodes of which the last poll heard nothing
         self.jobs: dict[str, Training] = {}
         self.controller = 0
 
@@ -111,7 +112,7 @@ class SimulatedAgents:
     def poll(self, offsets, renew, lease_seconds) -> Poll:
         self._faults.maybe_kill()
         silent = {node for node in self.nodes if self.is_silent(node) or self._faults.strike(0.03)}
-        seen = []
+        self._unheard, seen = silent, []
         for node in sorted(self.nodes.keys() - silent):
             for key, part in self.nodes[node].items():
                 if key in renew:
@@ -180,7 +181,8 @@ class SimulatedAgents:
                 part for (one, number), part in parts.items() if one == job_id and number < epoch
             ]
             running = [part for part in older if not part.is_over]
-            assert not running or self.is_silent(node), f"job {job_id} runs twice"
+            is_known = not self.is_silent(node) and node not in self._unheard
+            assert not (running and is_known), f"job {job_id} runs twice"
         self.jobs[job_id].fence, self.jobs[job_id].is_begun = epoch, False
 
     def _stop(self, node: str, *, job_id, epoch, grace_seconds, note) -> dict:

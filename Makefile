@@ -81,8 +81,8 @@ lock:  ## write locks/ anew with the newest releases allowed, and say what chang
 	@$(PYTHON) locks/renew.py
 
 # SEEDS=0:10000 takes hours on two cores: a night. A seed that fails goes into FOUND of the test.
-faults: setup  ## the controller with faults by seed: SEEDS=0:1000
-	DRYSTONE_FAULT_SEEDS=$(or $(SEEDS),0:10000) $(BIN)/python -m pytest -n auto -q tests/unit/run/control/test_simulated_faults.py
+faults: setup  ## the controller, also one that rents, with faults by seed: SEEDS=0:1000
+	DRYSTONE_FAULT_SEEDS=$(or $(SEEDS),0:10000) $(BIN)/python -m pytest -n auto -q tests/unit/run/control/test_simulated_*.py
 
 # ARGS="--number 20 --seed 7 --only schedule/prices": others. Takes an hour on two cores: every mutant runs tests.
 mutants: setup  ## change the pure stages a little, 200 times, and see that the fast tests notice

@@ -14,8 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
+from drystone.describe.job import JobSpec
+from drystone.describe.market import Offer
+from drystone.describe.option import OptionSet
 from drystone.describe.traces.spot import SpotTrace, load_spot_trace
+from drystone.observe.simulation import Scenario, run_policy
 from drystone.observe.spot import SpotTask, least_dollars, replay, rules_for
+from drystone.schedule.snapshot import StartupCost
 from figures import print_figures
 
 SHIPPED = Path(__file__).with_name("data") / "spot_v100_aws.csv"
@@ -44,13 +49,104 @@ def costs(
     return found, missed
 
 
+def scenario(window: SpotTrace) -> Scenario:
+    """The job alone on the zones of a window, with more money than it needs."""
+    offers = []
+    for zone in window.zones:
+        first, *later = window.price_changes(zone)
+        offers.append(
+            Offer(
+                name=zone,
+                gpu="V100",
+                num_gpus=1,
+                price_dollars_per_hour=first.price_dollars_per_hour,
+                price_changes=tuple(later),
+                outages=window.outages(zone),
+                is_spot=True,
+            )
+        )
+    on_demand = TASK.on_demand_dollars_per_hour
+    offers.append(Offer(name="on-demand", gpu="V100", num_gpus=1, price_dollars_per_hour=on_demand))
+    job = JobSpec(
+        id="job",
+        submit_seconds=0.0,
+        model="one",
+        total_samples=TASK.work_hours * 3600,
+        deadline_seconds=window.seconds,
+    )
+    options = OptionSet(
+        counts=np.array([[1]]), samples_per_second=np.ones(1), memory_bytes=np.zeros(1)
+    )
+    restart_seconds = TASK.restart_hours * 3600
+    return Scenario(
+        jobs=(job,),
+        nodes=(),
+        options_of=lambda _job: options,
+        startup=StartupCost(seconds_per_gpu=restart_seconds, most_seconds=restart_seconds),
+        offers=tuple(offers),
+        budget_dollars_per_hour=50.0,
+    )
+
+
+def in_scheduler(
+    trace: SpotTrace, zones: tuple[str, ...], starts: tuple[float, ...], ratio: float
+) -> tuple[dict[str, list[float]], int]:
+    """Dollars by policy and window beside those of rules; deadlines missed by our policies."""
+    found, missed = costs(trace, zones, starts, ratio)
+    num_missed = missed["on demand"]
+    for start in starts:
+        here = scenario(trace.window(zones, start * 3600, TASK.work_hours * ratio * 3600))
+        for policy in ("budget", "prices"):
+            report = run_policy(here, policy).report
+            found.setdefault(policy, []).append(report.spent_dollars)
+            is_late = report.mean_completion_seconds > here.jobs[0].deadline_seconds
+            num_missed += is_late or report.num_done < 1
+    return found, num_missed
+
+
+def _sweep_scheduler(trace: SpotTrace) -> None:
+    names = ("budget", "prices", "spot", "uniform progress", "spot with fallback", "on demand")
+    ratios: dict[str, list[float]] = {name: [] for name in names}
+    num_missed = 0
+    print(f"times the optimum in the scheduler: {', '.join(names)}")
+    for zones in [(zone,) for zone in trace.zones] + [SKY_ZONES]:
+        for ratio in RATIOS:
+            found, missed = in_scheduler(trace, zones, (*EARLY, *LATE), ratio)
+            num_missed += missed
+            for name in names:
+                ratios[name].append(sum(found[name]) / sum(found["optimum"]))
+            label = zones[0] if len(zones) == 1 else f"{len(zones)} zones from {zones[0]}"
+            shown = "  ".join(f"{ratios[name][-1]:.3f}" for name in names)
+            print(f"  {label:28} deadline x{ratio:<5} {shown}  missed {missed}", flush=True)
+    means = {name: float(np.mean(values)) for name, values in ratios.items()}
+    print(f"  {'mean':41} " + "  ".join(f"{means[name]:.3f}" for name in names))
+    published, missed = in_scheduler(trace, SKY_ZONES, tuple(SKY_STARTS), 1.5)
+    print_figures(
+        {
+            "budget_of_optimum": means["budget"],
+            "prices_of_optimum": means["prices"],
+            "uniform_of_optimum": means["uniform progress"],
+            "worst_of_uniform": max(
+                mine / theirs
+                for mine, theirs in zip(ratios["budget"], ratios["uniform progress"], strict=True)
+            ),
+            "published_dollars": float(np.mean(published["budget"])),
+            "num_missed": num_missed + missed,
+        }
+    )
+
+
 def main() -> None:
     """Print both comparisons."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, help="a folder with spot/v100_aws_2023.csv")
     parser.add_argument("--quick", action="store_true", help="the published setting only")
+    parser.add_argument("--scheduler", action="store_true", help="by `budget` and `prices`")
     given = parser.parse_args()
     trace = load_spot_trace(given.data / "spot/v100_aws_2023.csv" if given.data else SHIPPED)
+    if given.scheduler:
+        _sweep_scheduler(trace)
+        return
     found, missed = costs(trace, SKY_ZONES, tuple(SKY_STARTS), 1.5)
     print("SkyNomad's setting (its authors: $41.73, optimum $37.37, UP(S) $47.02):")
     for name, dollars in found.items():

@@ -231,6 +231,8 @@ def market_file_page() -> Iterator[str]:
     yield ""
     yield from ("## `price_changes`, each", "")
     yield from _key_table(market_file._ChangePart)
+    yield from ("## `spot_trace`", "")
+    yield from _key_table(market_file._SpotTracePart)
     yield from ("## `emulate`", "")
     yield from _key_table(EmulatePart)
 

@@ -50,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     data = given.data.resolve() if given.data is not None else None
     results = load_results(describe_machine())
     if given.render:
+        save_results(results)
         return _write(console, results)
     commit = source_version(ROOT)
     verdicts: list[Verdict] = []

@@ -20,8 +20,13 @@ def describe_machine() -> dict[str, str]:
         "GPUs": "none",
         "system": platform.system(),
         "Python": platform.python_version(),
-        "packages": ", ".join(f"{name} {found}" for name in PACKAGES if (found := _version(name))),
+        "packages": packages(),
     } | ({"GPUs": gpus} if (gpus := _gpus()) else {})
+
+
+def packages() -> str:
+    """Versions of what figures depend on."""
+    return ", ".join(f"{name} {found}" for name in PACKAGES if (found := _version(name)))
 
 
 def source_version(root: Path) -> str:

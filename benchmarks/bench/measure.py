@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from bench.machine import packages
 from bench.spec import Benchmark
 from figures import Figures, read_figures, read_skip
 
@@ -35,6 +36,7 @@ class Record:
     seconds: float = 0.0
     load: tuple[float, float] = (0.0, 0.0)  # average of a minute, before and after
     commit: str = ""
+    packages: str = ""  # the versions that it was measured with, as the machine states them
 
     def to_json(self) -> dict[str, Any]:
         """As it is kept."""
@@ -65,7 +67,7 @@ def measure(
     shown = "python " + " ".join(benchmark.command(is_quick=is_quick))
     words = benchmark.command(data=str(data), is_quick=is_quick)
     kept: dict[str, Any] = {
-        "name": benchmark.name, "command": shown, "commit": commit,
+        "name": benchmark.name, "command": shown, "commit": commit, "packages": packages(),
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
     }  # fmt: skip
     load, began = os.getloadavg()[0], time.monotonic()

@@ -18,8 +18,9 @@ Written by `make bench` on {dates}. Every figure comes from the command above it
 Each benchmark is a process of its own, with a time limit; what is compared is measured in the same
 run, as a ratio. Figures marked ⏱ are by the clock, so that other work on the machine adds to them:
 read the load average beside them (of a minute, before and after, on {cores} cores). The others are
-CPU time, counts or simulated time, which other work hardly touches. Ranges and their sources stand
-in `benchmarks/bench/table.py` and `table_running.py`; a range is never moved to fit a figure.
+CPU time, counts or simulated time, which other work hardly touches. A figure measured with other
+versions than those of the table says so. Ranges and their sources stand in
+`benchmarks/bench/table.py` and `table_running.py`; a range is never moved to fit a figure.
 """
 WITHOUT_GPUS = """## What cannot be measured without GPUs
 
@@ -109,6 +110,12 @@ def _part(part: Part, results: Results) -> Iterator[str]:
         yield from _benchmark(benchmark, results)
 
 
+def _other_versions(packages: str, now: str) -> str:
+    """`; with torch 2.12.0`: what differs from the versions of the machine; empty where nothing."""
+    differing = [one for one in packages.split(", ") if one and one not in now.split(", ")]
+    return f"; with {', '.join(differing)}" if differing else ""
+
+
 def _benchmark(benchmark: Benchmark, results: Results) -> Iterator[str]:
     command = "python " + " ".join(benchmark.command())
     record = results.records.get(benchmark.name)
@@ -121,7 +128,7 @@ def _benchmark(benchmark: Benchmark, results: Results) -> Iterator[str]:
     before, after = record.load
     yield (
         f"`{command}`, {record.date}, {record.seconds:.0f} s, load {before:.1f} before and "
-        f"{after:.1f} after"
+        f"{after:.1f} after{_other_versions(record.packages, results.machine.get('packages', ''))}"
     )
     yield from ("", "| figure | found | range | inside | source of the range |")
     yield "|---|---:|---|---|---|"

@@ -31,13 +31,21 @@ class Results:
 
 
 def load_results(machine: dict[str, str], path: Path = STORE) -> Results:
-    """What the file holds; figures of another machine or of other versions are not mixed in."""
+    """What the file holds; figures of another machine are not mixed in.
+
+    Those of other versions are kept until they are measured again: each says its own.
+    """
     if not path.is_file():
         return Results(machine)
     table = json.loads(path.read_text(encoding="utf-8"))
-    if table["machine"] != machine:
+    kept_packages = table["machine"].get("packages", "")
+    if table["machine"] | {"packages": ""} != machine | {"packages": ""}:
         return Results(machine)
-    return Results(machine, {one["name"]: Record.from_json(one) for one in table["records"]})
+    records = [
+        Record.from_json(row | {"packages": row.get("packages") or kept_packages})
+        for row in table["records"]
+    ]
+    return Results(machine, {record.name: record for record in records})
 
 
 def save_results(results: Results, path: Path = STORE) -> None:

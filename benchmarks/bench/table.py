@@ -299,6 +299,31 @@ POLICIES = Part(
                 shown("prices_seconds", "mean completion under `prices`", "s"),
             ),
         ),
+        Benchmark(
+            name="decisions",
+            about="Do decisions stay good when little is known? Generated loads, lengths not told",
+            script="decisions.py",
+            arguments="--loads bursts,stream,equal,wide,whole,heavy --told known,unknown "
+            "--policy prices,sia-freed,cells",
+            limit_seconds=1800, needs=("highspy",),
+            figures=tuple(
+                shown(f"{load} {told} {policy} hours", f"{load}, lengths {told}: `{policy}`", "h")
+                for load in ("bursts", "stream", "heavy", "wide", "whole")
+                for told in ("known", "unknown")
+                for policy in ("prices", "sia-freed", "cells")
+            ),
+        ),
+        Benchmark(
+            name="frenzy",
+            about="What becomes of Frenzy's two claims, against Sia's programme?",
+            script="frenzy.py", limit_seconds=900, needs=("highspy",),
+            figures=(
+                at_most("largest_overhead_share", "overhead of a decision, of Sia's", 0.1, "x",
+                        "arXiv:2412.14479"),
+                shown("best_completion_change", "mean completion against Sia's, best load", "%"),
+                shown("worst_completion_change", "the same, worst load", "%"),
+            ),
+        ),
     ),
 )  # fmt: skip
 
@@ -343,6 +368,19 @@ MONEY = Part(
                 at_least("least_ratio", "times earlier, worst of three utilities", 1.6, "x",
                          "aim", known="docs/simulate.md, Money"),
                 shown("ideal_ratio", "without any limit on money, on nodes that come at once", "x"),
+            ),
+        ),
+        Benchmark(
+            name="money",
+            about="How early does `budget` finish jobs, against everybody else at equal money?",
+            script="money.py", arguments="--seeds 3", limit_seconds=3600,
+            figures=(
+                at_most("worst_of_best", "`budget`, of the best other, at worst", 1.05, "x", AIM),
+                at_most("median_of_best", "the same, in the median", 0.85, "x", AIM),
+                at_most("mean_of_steady", "of the best constant multiplier, in the mean", 1.1, "x",
+                        AIM),
+                at_most("worst_of_steady", "the same, at worst", 1.2, "x", AIM),
+                within("num_not_all_done", "runs that left jobs undone", 0, 0, "", AIM),
             ),
         ),
         Benchmark(

@@ -131,6 +131,17 @@ RUNTIME = Part(
                       clock=True),
             ),
         ),
+        Benchmark(
+            name="runtime_every_plan",
+            about="Does every plan in the planner's space run to the end under NCCL's rules?",
+            script="runtime_every_plan.py", arguments="--most 20", limit_seconds=3600,
+            needs=("torch",),
+            figures=(
+                shown("plans", "plans in the space of three small models on 2, 4 and 8 GPUs", ""),
+                shown("run", "of which run, chosen by a seed", ""),
+                within("problems", "hangs, errors, other losses", 0, 0, "", AIM),
+            ),
+        ),
     ),
 )  # fmt: skip
 
@@ -186,6 +197,19 @@ SERVICE = Part(
             script="agents_load.py", quick="--nodes 100 --seconds 5", limit_seconds=600,
             figures=(
                 at_most("core_share", "of a core, CPU time at five looks a second", 0.5, "%", AIM),
+            ),
+        ),
+        Benchmark(
+            name="chaos",
+            about="Is a job lost, or run twice, whatever is killed?",
+            script="chaos.py", arguments="--runs 50", quick="--runs 5", limit_seconds=3600,
+            figures=(
+                shown("jobs", "jobs submitted", ""),
+                within("missing", "jobs lost", 0, 0, "", AIM),
+                within("not_done", "jobs not done in the end", 0, 0, "", AIM),
+                within("problems", "jobs run twice, or with steps missing or repeated", 0, 0, "",
+                       AIM),
+                within("processes_left", "processes left", 0, 0, "", AIM),
             ),
         ),
     ),

@@ -80,6 +80,30 @@ def test_changes_are_asked_about_and_then_made(busy, look):
     assert page.get_by_role("button", name="Cancel").count() == 0
 
 
+def test_an_answer_that_breaks_off_is_no_answer(empty, look):
+    page = look(empty)
+    page.wait_for_selector(LIVE)
+    found = page.evaluate(
+        """async () => {
+          const { get } = await import("/page/api.js");
+          const fetched = window.fetch;
+          const broken = () => new ReadableStream({
+            pull(body) { body.error(new TypeError("gone")); },
+          });
+          window.fetch = async () => new Response(broken());
+          try {
+            return JSON.stringify(await get("/v1/jobs"));
+          } catch (error) {
+            return String(error.name || error);
+          } finally {
+            window.fetch = fetched;
+          }
+        }"""
+    )
+
+    assert found == "TypeError"
+
+
 def test_an_admin_drains_a_node(busy, look):
     page = look(busy)
     page.wait_for_selector(LIVE)

@@ -1,5 +1,6 @@
 """Plans of the planner with tensor parallelism and pipelines, executed from their files."""
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from drystone.describe.recipe import Lora, Precision, Recipe, Tuning
 from drystone.plan.cells.search import cell_plan, search_cells
 from drystone.plan.groups.pipelines import plan_groups
 from drystone.plan.plan import Plan, Way, save_plan
+from drystone.plan.rivals import plan_words
 from drystone.plan.search import plan_job
 from drystone.run.train.__main__ import main
 from drystone.run.train.cells.layout import cell_layout, is_cell
@@ -141,3 +143,42 @@ def test_equal_ranks_whose_batches_do_not_divide_have_less_at_the_end():
     assert [len(run) for seat in range(4) for run in layout.samples(layout.seat(seat), 0)] == [
         1, 1, 1, 1, 1, 1, 0, 0,
     ]  # fmt: skip
+
+
+def paced(plan: Plan, seconds: float) -> str:
+    """What devices are told that take so long for a section of a sample."""
+    devices = {gpu: {"speed": 1.0} for gpu in plan.gpus}
+    sections = dict.fromkeys(("forward", "backward", "head"), seconds)
+    return json.dumps({"gpus": devices, "seconds": sections})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_rival_faster", [True, False])
+def test_the_launch_tries_rivals_and_trains_the_fastest_as_if_nothing_had_been(
+    tmp_path: Path, is_rival_faster
+):
+    """The estimate prefers the first plan; the devices that are there may not."""
+    first, rival = planned_cell("dp=2,micro=1,zero=1"), planned_cell("pp=2,micro=1")
+    slow, fast = paced(first, 0.02), paced(first, 0.001)
+    rivals = tmp_path / "rivals"
+    rivals.mkdir()
+    save_plan(first, tmp_path / "plan.json")
+    save_plan(rival, rivals / "1.json")
+    (rivals / "1.emulate").write_text(fast if is_rival_faster else slow, encoding="utf-8")
+    given = [str(tmp_path / "plan.json"), "--steps", "3", "--lr", "0.003"]
+
+    more = ["--rivals", str(rivals), "--checkpoints", str(tmp_path / "saved")]
+    pace = slow if is_rival_faster else fast
+    assert join(fork([*given, *more], 2, tmp_path, DRYSTONE_EMULATE=pace)) == [0, 0]
+    tried, *found = events((tmp_path / "0.out").read_text())
+    expected = run_forked(given, 2, tmp_path)
+
+    kept = rival if is_rival_faster else first
+    assert (tried["event"], tried["kept"]) == ("tried", plan_words(kept))
+    assert [words for words, _, _ in tried["trials"]] == [plan_words(first), plan_words(rival)]
+    times = {words: (estimated, taken) for words, estimated, taken in tried["trials"]}
+    assert times[plan_words(first)][0] == first.step_seconds
+    assert min(times.values(), key=lambda pair: pair[1]) == times[plan_words(kept)]
+    assert found[0] == {"event": "started", "step": 0, "ranks": 2}
+    assert losses_of(found) == pytest.approx(losses_of(expected), abs=1e-5)
+    assert [one["step"] for one in found if one["event"] == "checkpoint"] == [3]

@@ -126,7 +126,7 @@ def test_a_plan_for_other_ranks_or_beyond_the_runtime_is_refused(tmp_path: Path,
         prepare(a_plan([(1, 1, 0.5), (1, 1, 0.5)]), RankConfig(), Wire())
     for wrong in (
         {"precision": Precision.FP8_MIXED},
-        {"tuning": Tuning.QLORA},
+        {"tuning": Tuning.QLORA, "weight_bits": 8.0},
         {"optimizer": Optimizer.LAMB},
         {"recompute": Recompute.parse("selective[mlp]")},
         {"dropout": 0.1},

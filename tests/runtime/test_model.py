@@ -21,7 +21,8 @@ from drystone.describe.model_source import find_model, model_names
 from drystone.describe.trainable import ACTIVATIONS, check_buildable
 from drystone.errors import InvalidSpec
 from drystone.estimate.parameters import count_model
-from drystone.run.train.models.transformer import FeedForward, Transformer, build_model
+from drystone.run.train.models.feed_forward import FeedForward
+from drystone.run.train.models.transformer import Transformer, build_model
 from drystone.run.train.samples import Places
 
 pytestmark = pytest.mark.torch
@@ -141,7 +142,7 @@ def test_every_activation_that_is_promised_is_there():
 
 
 def test_what_it_cannot_be_is_refused_by_name():
-    experts = a_spec(feed_forward=Experts(num_experts=4, top_k=2, ffn_size=8))
+    experts = a_spec(feed_forward=Experts(num_experts=4, top_k=2, ffn_size=8, shared_ffn_size=8))
 
     with pytest.raises(InvalidSpec, match="experts"):
         build_model(experts)

@@ -224,3 +224,25 @@ def test_what_cannot_be_written_of_one_job_does_not_take_the_others_reports_with
         assert "Progressed" not in system.kinds(bad)
         assert system.controller.last_error == ""
         assert system.controller.reconciler.troubles.num_in_all
+
+
+@pytest.mark.parametrize("way", ["os.mkfifo(path)", "path.symlink_to('/dev/zero')"])
+def test_an_order_that_a_job_has_put_there_for_itself_is_not_waited_for(tmp_path, way):
+    """The next launch of the job finds it where its own order should be."""
+    script = tmp_path / "evil.py"
+    script.write_text(
+        "import os, pathlib, signal\n"
+        "if os.environ['DRYSTONE_EPOCH'] == '1':\n"
+        "    folder = pathlib.Path(os.environ['DRYSTONE_CHECKPOINTS']).parent / 'epoch-2'\n"
+        "    folder.mkdir()\n"
+        "    for path in (folder / 'launch.json', folder / '.launch.json.part'):\n"
+        f"        {way}\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    with running(tmp_path / "s") as system:
+        evil = system.submit(command=f"python {script}")
+        decent = system.submit(steps=20, seconds=0.05)
+
+        assert system.wait_over(decent, seconds=60) == ["done"]
+        system.until(lambda: system.live.state.jobs[evil].num_starts >= 2, seconds=60)
+        assert system.wait_over(evil, seconds=60) == ["done"]

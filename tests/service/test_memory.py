@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
 
 def test_a_job_that_ran_out_of_memory_is_planned_anew(tmp_path, monkeypatch):
-    honest, calls = launching._emulation, []
+    honest, calls = launching.emulation, []
 
     def first_too_small(plan, cluster):
         """The device has less memory than everybody thinks, once."""
@@ -30,7 +30,7 @@ def test_a_job_that_ran_out_of_memory_is_planned_anew(tmp_path, monkeypatch):
             variables["DRYSTONE_EMULATE"] = json.dumps(told)
         return variables
 
-    monkeypatch.setattr(launching, "_emulation", first_too_small)
+    monkeypatch.setattr(launching, "emulation", first_too_small)
     patience = {"hang_seconds": 120.0, "start_seconds": 240.0}
     cluster = "nodes: [{gpu: A100, gpus_per_node: 2, emulate: {speed: 0.002, memory: 4GiB}}]"
     with running(tmp_path / "s", cluster, **patience) as system:

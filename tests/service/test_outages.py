@@ -12,9 +12,9 @@ from services import serving
 from systems import running
 
 from drystone.errors import DrystoneError
+from drystone.run.control.failures import left_early
 from drystone.run.control.health import FAILING_SECONDS, STUCK_SECONDS, Health
 from drystone.run.control.progress import RunProgress
-from drystone.run.control.runs import left_early
 from drystone.run.control.steady_clock import SteadyClock
 from drystone.run.control.store import Store
 from drystone.run.engines.agent import launches

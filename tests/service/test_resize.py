@@ -9,22 +9,22 @@ pytest.importorskip("torch")
 
 from systems import Running, running
 from test_kill import Controllers
-from test_training import Wanted, list_options, losses, submit, wait_for
+from test_training import Wanted, losses, submit, wait_for
 
 from drystone.run.control.notes import Launched
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
-# A step takes a tenth of a second: the next launch comes up within some of them.
+# A step takes a fifth of a second: the next launch comes up within some of them.
 CLUSTER = """
 nodes:
-  - {gpu: A100, gpus_per_node: 2, emulate: {speed: 0.0003, memory: 4GiB}}
-  - {gpu: T4, gpus_per_node: 2, emulate: {speed: 0.0003, memory: 4GiB}}
+  - {gpu: A100, gpus_per_node: 2, emulate: {speed: 0.00015, memory: 4GiB}}
+  - {gpu: T4, gpus_per_node: 2, emulate: {speed: 0.00015, memory: 4GiB}}
 """
 PATIENT = {"hang_seconds": 120.0, "start_seconds": 240.0, "grace_seconds": 60.0}
 NUM_KILLS = int(os.environ.get("DRYSTONE_NUM_RESIZE_KILLS", "6"))
 FIRST_SEED = int(os.environ.get("DRYSTONE_FIRST_SEED", "1"))
-MANY = 2000  # steps: nobody waits for the last one
+MANY = 990  # steps: nobody waits for the last one, and no other plans are tried
 
 
 @pytest.fixture
@@ -68,7 +68,6 @@ def test_ranks_hand_over_to_more_and_to_fewer_and_no_step_is_done_twice(tmp_path
     with running(tmp_path / "s", CLUSTER, **PATIENT) as system:
         wanted.counts = (2, 0)
         job = submit(system, MANY, checkpoint_every=MANY)
-        list_options(system, job, (2, 2), (0, 2))
         for number, counts in enumerate(((2, 2), (0, 2)), start=2):
             before = wait_started(system, job, number - 1)
             wait_for(system, job, before + 3)

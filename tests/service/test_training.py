@@ -13,8 +13,8 @@ pytest.importorskip("torch")
 from systems import Running, running
 
 from drystone.describe.files.job import make_job
+from drystone.plan.rivals import plan_words
 from drystone.run.control.notes import Launched, Learned
-from drystone.run.control.options import job_kind
 from drystone.run.events import Interrupted
 from drystone.schedule.decision import Resize, Start
 
@@ -69,26 +69,13 @@ def wait_for(system: Running, job_id: str, step: int) -> None:
     system.until(lambda: max(losses(system, job_id), default=0) >= step, seconds=240)
 
 
-def list_options(system: Running, job_id: str, *wanted: tuple[int, int]) -> None:
-    """Pairs of types that were judged not worth listing are wanted here all the same."""
-    journal = system.controller.journal
-    with journal.lock:
-        job = system.live.jobs[job_id].job
-        journal.options_of(system.controller.find(job_id).spec)
-        for counts in wanted:
-            journal.book.row_of(job, counts)
-            estimated = journal.book._listed[job_kind(job)].estimated
-            estimated[counts] = estimated[counts] or 1.0
-        journal._maker = None
-
-
 def test_a_resized_job_learns_what_an_uninterrupted_one_learns(tmp_path, monkeypatch):
     wanted = Wanted()
     monkeypatch.setattr("drystone.run.control.controller.find_policy", lambda _: wanted)
     with running(tmp_path / "s", CLUSTER, **PATIENT) as system:
         wanted.counts = (2, 0)
-        job = submit(system, 18)
-        list_options(system, job, (2, 2), (2, 1))
+        # Who may not take fewer has all counts listed, also those that fewer GPUs would beat.
+        job = submit(system, 18, gpus={"min": 2})
         for counts, after in (((2, 2), 4), ((2, 1), 10)):
             wait_for(system, job, after)
             wanted.counts = counts
@@ -181,6 +168,43 @@ def test_a_killed_worker_of_a_gang_restarts_all_of_it_and_speeds_are_learned(tmp
         assert "rank 1: died of SIGKILL" in fault.reason
         assert noticed < 30
         assert [one for one in system.events(job) if isinstance(one, Learned)]
+
+
+def test_plans_that_the_estimate_cannot_tell_apart_are_tried_once(tmp_path, monkeypatch):
+    wanted = Wanted()
+    wanted.counts = (2, 0)
+    monkeypatch.setattr("drystone.run.control.controller.find_policy", lambda _: wanted)
+    with running(tmp_path / "s", CLUSTER, **PATIENT) as system:
+        job = submit(system, 1100)
+        system.until(lambda: kept_of(system, job), seconds=240)
+        [learned] = kept_of(system, job)
+        measured = {words: seconds for words, _, seconds in learned.trials}
+        assert len(measured) >= 2
+        assert learned.kept == min(measured, key=measured.get)
+        journal = system.controller.journal
+        with journal.lock:
+            plan = journal.book.plan(system.live.jobs[job].job, (2, 0))
+        assert plan_words(plan) == learned.kept
+        wait_for(system, job, 2)
+        assert min(losses(system, job)) == 1  # what was tried is no step of the job
+
+        for counts in ((1, 0), (2, 0)):
+            step = max(losses(system, job))
+            wanted.counts = counts
+            journal.wake()
+            system.until(lambda n=counts[0]: num_devices(system, job) == n, seconds=240)
+            wait_for(system, job, step + 2)
+        assert [report["event"] for report in system.reports(job)].count("tried") <= 1
+        assert len(kept_of(system, job)) == 1
+        system.controller.cancel(job)
+
+
+def num_devices(system: Running, job_id: str) -> int:
+    return [len(one.devices) for one in system.events(job_id) if isinstance(one, Launched)][-1]
+
+
+def kept_of(system: Running, job_id: str) -> list[Learned]:
+    return [one for one in system.events(job_id) if isinstance(one, Learned) and one.kept]
 
 
 def damage(path: Path) -> None:

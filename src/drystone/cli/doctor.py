@@ -39,6 +39,7 @@ FEATURES: Final = (
     Feature(name="plots", commands="--plot", extra="plots"),
     Feature(name="training", commands="jobs that run, profile, traced modules", extra="runtime"),
     Feature(name="solver", commands="policies sia and gavel*, exact prices", extra="solver"),
+    Feature(name="mcp", commands="mcp: answers for assistants", extra="mcp"),
     Feature(name="PostgreSQL", commands="serve --database postgresql+psycopg://", extra="postgres"),
     Feature(name="Ray", commands="serve --engine ray", extra="ray"),
     Feature(

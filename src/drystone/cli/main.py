@@ -56,6 +56,7 @@ VERBS: Final = MappingProxyType(
         "token": "Make, list and revoke tokens for a service.",
         "login": "Talk to a service over the network from now on.",
         "team": "Make teams, list them, set their quotas and budgets.",
+        "mcp": "Answer assistants over standard input and output (MCP).",
         "log": "Check, repair, compact and back up the log.",
         "gpus": "List the GPU types: memory, rates, links, prices.",
         "models": "List the models known by name: shapes and parameters.",

@@ -68,6 +68,14 @@ def simulate(
     unknown_lengths: Annotated[
         bool, typer.Option("--unknown-lengths", help="Policies do not see how long jobs are.")
     ] = False,
+    bound: Annotated[
+        bool,
+        typer.Option(
+            "--bound",
+            help="Also work out a lower bound that knows that jobs share the GPUs: some seconds, "
+            "minutes for a thousand jobs.",
+        ),
+    ] = False,
     save_log: Annotated[
         Path | None, typer.Option(help="Write the events of each policy to FILE.<policy>.jsonl.")
     ] = None,
@@ -86,7 +94,8 @@ def simulate(
     """Run scheduling policies on a trace of jobs and compare them.
 
     All policies get the same jobs, speeds, lengths and faults. Jobs that were not done are counted
-    as unfinished or refused. The lower bound is each job alone on its fastest option.
+    as unfinished or refused. The lower bound is each job alone on its fastest option; with --bound
+    there is a second one, which knows that jobs share the GPUs.
 
     With --json: {trace, format, cluster, market, num_jobs, num_gpus, settings, notes,
     information: {policy: ...}, reports: [...]}.
@@ -117,6 +126,8 @@ def simulate(
     )
     setup = set_up(request)
     runs = _run(setup, names, save_log=save_log, timeline=timeline)
+    if bound:
+        runs = _with_bound(setup, runs)
     if report is not None:
         _save_report(report, request, setup, runs)
     if as_json:
@@ -164,6 +175,17 @@ def _run(
                 timeline if is_only else timeline.with_name(f"{stem}.{name}.json"), setup, run
             )
     return runs
+
+
+def _with_bound(setup: Setup, runs: list[PolicyRun]) -> list[PolicyRun]:
+    from drystone.observe.lower_bound import with_shared_bound
+
+    if setup.scenario.offers or setup.scenario.faults.speed_error_share:
+        raise InvalidSpec(
+            "there is no bound for GPUs that can be rented, or speeds that nobody sees",
+            hint="Leave out --bound, or --market and --speed-error.",
+        )
+    return with_shared_bound(setup.scenario, runs)
 
 
 def _title(request: Request, setup: Setup) -> str:

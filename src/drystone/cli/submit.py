@@ -166,18 +166,20 @@ def _range(text: str) -> tuple[int, int]:
 
 def _from_config(paths: list[Path], given: dict[str, Any]) -> dict[str, Any]:
     """What another trainer's config says of a job; options of the command line count for it."""
-    from drystone.describe.recipe import Tuning
+    from drystone.describe.recipe import TRAINED_WEIGHT_BITS, Tuning
     from drystone.errors import InvalidSpec
     from drystone.plan.configs.read import read_configs
 
     asked = read_configs(paths)
     setup = asked.setup
-    if setup.tuning is Tuning.QLORA or setup.offload.value != "none":
-        what = "4-bit weights" if setup.tuning is Tuning.QLORA else f"offload {setup.offload.value}"
+    is_packed = setup.weight_bits not in TRAINED_WEIGHT_BITS
+    if is_packed or setup.offload.value != "none":
+        what = f"weights of {setup.weight_bits:g} bits"
+        what = what if is_packed else f"offload {setup.offload.value}"
         raise InvalidSpec(f"asks for {what}, which our runtime does not do", where=str(paths[0]))
     said: dict[str, Any] = {"model": setup.model} if setup.model else {}
-    if setup.tuning is Tuning.LORA:
-        said["tune"] = {"method": "lora", "rank": setup.lora_rank}
+    if setup.tuning is not Tuning.FULL:
+        said["tune"] = {"method": setup.tuning.value, "rank": setup.lora_rank}
     train = {"batch": setup.global_batch()} | _given({"sequence": setup.seq_len})
     told = f"{train['batch']} sequences a step" + ("" if setup.num_gpus else ", as on one GPU")
     typer.echo(f"From the config: {setup.model or 'no model'}, {told}", err=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -25,6 +26,18 @@ class PriceChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Outage:
+    """While this lasts an offer has no nodes, and takes back those that it had."""
+
+    from_seconds: float
+    until_seconds: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.from_seconds < self.until_seconds:
+            raise InvalidSpec(f"an outage needs a time from 0 on and a later one: {self}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
     """A kind of node that can be rented."""
 
@@ -37,9 +50,10 @@ class Offer:
     reclaims_per_hour: float = 0.0  # spot: how often the owner takes a node back
     memory_bytes: float = 0.0  # of each GPU; 0: not stated, not checked
     price_changes: tuple[PriceChange, ...] = ()  # ascending in time; policies do not see them
+    outages: tuple[Outage, ...] = ()  # ascending in time; policies do not see them
     instance: str = ""  # what its provider calls it, e.g. p4d.24xlarge
     infra: str = ""  # where, e.g. aws/us-east-1
-    is_spot: bool = False
+    is_spot: bool = False  # cheaper, and its nodes can be taken back
     emulation: Emulation | None = None  # of a simulated cloud: how its GPUs are emulated
     is_short: bool = False  # it was out of stock of late: nothing is asked of it for now
 
@@ -59,6 +73,10 @@ class Offer:
         times = [change.at_seconds for change in self.price_changes]
         if any(later <= before for before, later in pairwise(times)):
             raise InvalidSpec(f"offer {self.name}: price changes must ascend in time")
+        if any(
+            later.from_seconds < before.until_seconds for before, later in pairwise(self.outages)
+        ):
+            raise InvalidSpec(f"offer {self.name}: outages must ascend in time")
 
     def node(self, node_id: str) -> NodeSpec:
         """A node of this offer, by this name."""
@@ -68,4 +86,11 @@ class Offer:
 
     def seen_at(self, price_dollars_per_hour: float) -> Offer:
         """The offer as somebody sees it who does not know the future."""
-        return replace(self, price_dollars_per_hour=price_dollars_per_hour, price_changes=())
+        return replace(
+            self, price_dollars_per_hour=price_dollars_per_hour, price_changes=(), outages=()
+        )
+
+    def is_out_at(self, seconds: float) -> bool:
+        """Whether an outage lasts at this time."""
+        row = bisect_right(self.outages, seconds, key=lambda outage: outage.from_seconds) - 1
+        return row >= 0 and seconds < self.outages[row].until_seconds

@@ -134,6 +134,8 @@ class RunReport:
     spent_dollars_per_hour: float = 0.0  # over the makespan
     budget_dollars_per_hour: float = math.inf
     gpu_hours: Mapping[str, float] | None = None  # held, by GPU type
+    # Mean completion over a bound that knows that jobs share the GPUs; nan where nobody asked.
+    shared_bound_ratio: float = math.nan
 
 
 def summarise_run(

@@ -17,7 +17,8 @@ from drystone.describe.model import ModelSpec, QkNorm, Side
 from drystone.describe.option import FloatArray, IntArray
 from drystone.describe.recipe import (
     LOW_PRECISIONS,
-    WHOLE_MATRIX_OPTIMIZERS,
+    OPTIMIZERS,
+    TRAINED_WEIGHT_BITS,
     Offload,
     Optimizer,
     Precision,
@@ -83,6 +84,17 @@ def executable_cells(
     One that splits layers or matrices, or that holds all weights on every GPU. Where weights must
     be divided by data parallelism alone, layer by layer over all micro-batches is the better way.
     """
+    return executed_layouts(model, recipe, machine, counts, most_micro_batch).best()
+
+
+def executed_layouts(
+    model: ModelSpec,
+    recipe: Recipe,
+    machine: Machine,
+    counts: tuple[int, ...],
+    most_micro_batch: int = 0,
+) -> Cells:
+    """Cells of all layouts on so many GPUs that the runtime executes as they are estimated."""
     cells = search_cells(model, recipe, machine, counts, most_micro_batch=most_micro_batch)
     layouts = cells.layouts
     gaps = _gaps(
@@ -98,7 +110,7 @@ def executable_cells(
     )
     is_wanted = (layouts.tp * layouts.pp > 1) | (layouts.sharding <= int(Sharding.ZERO1))
     is_wanted &= has_plain_blocks(model)
-    return cells.take(np.flatnonzero(is_wanted & ~np.any(list(gaps.values()), axis=0))).best()
+    return cells.take(np.flatnonzero(is_wanted & ~np.any(list(gaps.values()), axis=0)))
 
 
 def executes_splits(
@@ -183,7 +195,7 @@ def _gaps(
         "selective recomputation beside adapters": is_selective
         & (recipe.tuning is not Tuning.FULL),
         f"{recipe.optimizer.value} with divided matrices": ((tp > 1) | divides_state)
-        & (recipe.optimizer in WHOLE_MATRIX_OPTIMIZERS),
+        & OPTIMIZERS[recipe.optimizer].needs_whole_matrices,
         "torch.compile with split matrices": (tp > 1) & recipe.compiled,
         "experts with split matrices": (tp > 1) & model.is_moe,
         "adapters on split matrices": (tp > 1) & (recipe.tuning is not Tuning.FULL),
@@ -198,7 +210,8 @@ def _gaps(
         "pure fp16": recipe.precision is Precision.FP16,
         "multiplications in 8 or 4 bit": recipe.precision in LOW_PRECISIONS,
         f"optimizer {Optimizer.LAMB.value}": recipe.optimizer is Optimizer.LAMB,
-        "quantised weights": recipe.tuning is Tuning.QLORA,
+        "quantised weights of other than 4 bits": recipe.tuning is Tuning.QLORA
+        and recipe.weight_bits not in TRAINED_WEIGHT_BITS,
         "offloaded state": recipe.offload in (Offload.OPTIMIZER, Offload.STATE),
         "recomputation of single modules": bool(recipe.recompute.modules),
     }

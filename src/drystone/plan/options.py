@@ -1,8 +1,8 @@
 """The option table of one job: resources against speed as arrays, the plan of each row beside it.
 
-The best Cell of each type and count comes from one array search per type. Several types together
-are estimated for a grid of counts at once: two of them data parallel (`uneven/pairs`), two or more
-as a pipeline over groups (`groups/grid`), whichever is faster. What another option beats in
+The best Cell of each type and count comes from one array search per type. For a grid of counts at
+once are estimated: two types data parallel (`uneven/pairs`), and pipelines over groups of one type
+or more (`groups/grid`), whichever is faster. What another option beats in
 everything is left out. The parts are cached by job and hardware.
 
 A row knows how it is carried out: a Cell by its place in the search, a division of a module as the
@@ -30,10 +30,11 @@ from drystone.describe.recipe import (
 )
 from drystone.errors import NothingFits
 from drystone.plan.cells.search import Cells, cell_plan, search_cells
+from drystone.plan.cells.unlike import plan_unlike_stages
 from drystone.plan.executable import EqualWays, equal_ways, marked
-from drystone.plan.groups.grid import GroupWays, group_ways, part_of
+from drystone.plan.groups.grid import GroupWays, group_ways, pair_grid, part_of, run_grid
 from drystone.plan.groups.pipelines import plan_groups
-from drystone.plan.plan import Plan
+from drystone.plan.plan import Plan, Way
 from drystone.plan.uneven.data_parallel import plan_uneven
 from drystone.plan.uneven.modules import plan_module_grid
 from drystone.plan.uneven.pairs import pair_speeds
@@ -73,15 +74,25 @@ class JobOptions:
 
     def _make_plan(self, model: ModelSpec, row: int) -> Plan:
         some = part_of(self.pool, self.table.counts[row].tolist())
+        plan = self._make_listed(model, row, some)
+        if len(some.groups) == 1 and (self.is_for_runtime or plan.way is Way.GROUPS):
+            [group] = some.groups
+            seconds = plan.step_seconds
+            return plan_unlike_stages(model, self.recipe, group, below_seconds=seconds) or plan
+        return plan
+
+    def _make_listed(self, model: ModelSpec, row: int, some: Pool) -> Plan:
+        """The plan that the speed of the row was estimated from, or a faster one."""
         if self.cell[row] >= 0:
             cells = self.cells[int(self.table.counts[row].argmax())]
             return cell_plan(model, cells, int(self.cell[row]), some.groups[0])
         if self.groups is not None and self.piped is not None and self.piped[row] >= 0:
-            return self._make_pipeline(model, some, self.groups.plan(int(self.piped[row])))
-        found = plan_uneven(model, self.recipe, some)
-        if not isinstance(found, Plan):
-            raise NothingFits(f"{model.name} does not fit on {some}: {found}")
-        return found
+            found = self.groups.plan(int(self.piped[row]))
+            return found if len(some.groups) == 1 else self._make_pipeline(model, some, found)
+        uneven = plan_uneven(model, self.recipe, some)
+        if not isinstance(uneven, Plan):
+            raise NothingFits(f"{model.name} does not fit on {some}: {uneven}")
+        return uneven
 
     def _make_pipeline(self, model: ModelSpec, pool: Pool, found: Plan) -> Plan:
         """The fastest pipeline over all GPUs of a pool: at least as fast as the one found."""
@@ -162,7 +173,7 @@ def _pipelines(
 ) -> GroupWays | None:
     """Pipelines over groups that are faster than each of their types alone."""
     find = _executed if is_for_runtime else _best_cells
-    grids = [pair_grid(group.count) for group in pool.groups]
+    grids = [run_grid(group.count) for group in pool.groups]
     limits = []
     for group, grid in zip(pool.groups, grids, strict=True):
         way = find(model, recipe, group.machine, group.count)
@@ -296,15 +307,3 @@ def count_grid(most: int) -> tuple[int, ...]:
             step *= 2
         counts.append(min(most, counts[-1] + step))
     return tuple(counts)
-
-
-def pair_grid(most: int) -> tuple[int, ...]:
-    """Counts tried beside another type: powers of two, half-way between from four on, `most`."""
-    counts = {most}
-    power = 1
-    while power <= most:
-        counts.add(power)
-        if power >= 4 and power * 3 // 2 <= most:
-            counts.add(power * 3 // 2)
-        power *= 2
-    return tuple(sorted(counts))

@@ -1,9 +1,9 @@
 """What are the best ways to run one job on these GPUs? All ways, ranked, with reasons.
 
-Every type alone (Cells), and all of them at once both ways: data parallel with uneven shares, and a
-pipeline over groups. Slow types can be a burden, so the mixed ways are tried over the fastest two
-types, three, and so on. When nothing fits, the answer is a `Refusal`: how near it was, and what to
-change.
+Every type alone (Cells, of like and of unlike stages), and all of them at once both ways: data
+parallel with uneven shares, and a pipeline over groups. Slow types can be a burden, so the mixed
+ways are tried over the fastest two types, three, and so on. When nothing fits, the answer is a
+`Refusal`: how near it was, and what to change.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from drystone.describe.model import ModelSpec
 from drystone.describe.pool import GpuGroup, Pool, make_pool
 from drystone.describe.recipe import Recipe, Recompute, auto_precision
 from drystone.plan.cells.search import RECOMPUTES, Cells, NearestMiss, cell_plan, search_cells
+from drystone.plan.cells.unlike import plan_unlike_stages
 from drystone.plan.executable import executable_cells, marked
 from drystone.plan.groups.pipelines import plan_groups
 from drystone.plan.options import count_grid
@@ -71,6 +72,11 @@ def plan_job(
         elif cells.nearest is not None:
             misses.append(Miss(gpu=group.gpu.name, miss=cells.nearest))
         plans += found
+        alone = best_alone.get(group.gpu.name)
+        below = alone.step_seconds if alone else float("inf")
+        if unlike := plan_unlike_stages(model, mine, group, below_seconds=below):
+            plans.append(unlike)
+            best_alone[group.gpu.name] = unlike
     shortfall = None
     for some in _subpools(pool, best_alone):
         mine = _with_precision(recipe, some.groups) if chooses_precision else recipe
@@ -141,16 +147,18 @@ def plan_some_cells(
 def plan_executable(model: ModelSpec, recipe: Recipe, pool: Pool) -> Plan | AssignmentShortfall:
     """The fastest plan on all GPUs of the pool that the runtime executes.
 
-    Data parallel, layer by layer or with whole weights; or, on equal GPUs, a Cell.
+    Data parallel, layer by layer or with whole weights; or, on equal GPUs, a Cell of like or unlike
+    stages.
     """
     best = plan_uneven(model, recipe, pool)
     if len(pool.groups) > 1:
         return best
     [group] = pool.groups
     cells = executable_cells(model, recipe, group.machine, (group.count,))
-    if not len(cells) or (isinstance(best, Plan) and cells.step_seconds[0] >= best.step_seconds):
-        return best
-    return cell_plan(model, cells, 0, group)
+    seconds = best.step_seconds if isinstance(best, Plan) else float("inf")
+    if len(cells) and cells.step_seconds[0] < seconds:
+        best, seconds = cell_plan(model, cells, 0, group), float(cells.step_seconds[0])
+    return plan_unlike_stages(model, recipe, group, below_seconds=seconds) or best
 
 
 def _with_precision(recipe: Recipe, groups: Sequence[GpuGroup]) -> Recipe:

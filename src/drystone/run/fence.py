@@ -62,7 +62,8 @@ def write_lease(path: Path, epoch: int, lease_seconds: float) -> None:
     expires = time.monotonic() + lease_seconds
     table = {"epoch": epoch, _EXPIRES: round(expires, 3)}
     text = json.dumps(table).ljust(_LEASE_BYTES).encode()
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+    # What a job may have put there instead must neither block us nor lead us elsewhere.
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW, 0o644)
     try:
         os.pwrite(handle, text, 0)
     except OSError as error:

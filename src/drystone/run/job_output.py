@@ -19,6 +19,8 @@ _MAX_STEP: Final = 10**12
 _MIN_STEP_SECONDS: Final = 1e-6
 _MAX_STEP_SECONDS: Final = 1e9
 _MAX_MEMORY_BYTES: Final = 2**60
+_MAX_TRIALS: Final = 8
+_MAX_WORDS: Final = 4096
 _TERMINAL_SEQUENCE: Final = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])"  # ECMA-48: CSI, OSC, C1
 )
@@ -41,6 +43,8 @@ class Report:
     peak_memory_bytes: int = 0
     batches: tuple[int, ...] = ()  # samples by rank
     compute_seconds: tuple[float, ...] = ()  # by rank; as many, or none
+    trials: tuple[tuple[str, float, float], ...] = ()  # plans tried: words, estimated, measured
+    kept: str = ""  # the words of the one that was kept
 
 
 def clean_text(text: str, max_chars: int | None = None) -> str:
@@ -83,7 +87,24 @@ def parse_report(line: str) -> Report:
         step_seconds=seconds if is_possible else math.nan,
         peak_memory_bytes=_largest(table.get("peak_memory_bytes")),
         **_by_rank(table.get("batches"), table.get("compute_seconds")),
+        **_tried(table.get("trials"), table.get("kept")),
     )
+
+
+def _tried(trials: Any, kept: Any) -> dict[str, Any]:
+    """Plans that were tried at the launch, where each has possible times."""
+    if not isinstance(trials, list) or not 1 <= len(trials) <= _MAX_TRIALS:
+        return {}
+    found = []
+    for row in trials:
+        if not isinstance(row, list) or len(row) != 3 or not isinstance(row[0], str):
+            return {}
+        times = [finite_number(value) for value in row[1:]]
+        if not all(_MIN_STEP_SECONDS <= value <= _MAX_STEP_SECONDS for value in times):
+            return {}
+        found.append((clean_text(row[0], _MAX_WORDS), *times))
+    is_one = isinstance(kept, str) and kept in [words for words, *_ in found]
+    return {"trials": tuple(found), "kept": kept} if is_one else {}
 
 
 def _by_rank(batches: Any, seconds: Any) -> dict[str, Any]:

@@ -9,6 +9,9 @@ provider says in the end what it billed (`BillSettled`), that is what the node c
 An offer that was out of stock is remembered as short: every failure adds 1 to its shortage, which
 halves every `SHORTAGE_HALF_LIFE_SECONDS`; above `SHORT` nothing more is asked of it. One failure
 is forgotten after one half-life, eight at once after four; a node that comes ends it at once.
+
+How long nodes of an offer were kept, how often they were taken back, and how long there were none
+is counted for policies that choose between spot and on-demand nodes (`histories`).
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from typing import Final
 
 from drystone.errors import DrystoneError
 from drystone.run.events import BillSettled, NodeJoined, PriceChanged, RentalAsked, RentalFailed
+from drystone.schedule.budget.spot import PlaceHistory
 from drystone.units import HOUR_SECONDS
 
 MICRO_DOLLARS: Final = 1_000_000
@@ -87,6 +91,22 @@ class Shortage:
 
 
 @dataclass(slots=True)
+class _Seen:
+    """What was seen of an offer's nodes by now."""
+
+    node_seconds: float = 0.0  # of nodes that are gone
+    num_losses: int = 0
+    out_seconds: float = 0.0  # between signs that there are none
+    last_out_seconds: float = math.nan  # the last such sign, with no node since
+
+    def lack(self, now_seconds: float) -> None:
+        """There is none now: one was refused, or taken back."""
+        if not math.isnan(self.last_out_seconds):
+            self.out_seconds += now_seconds - self.last_out_seconds
+        self.last_out_seconds = now_seconds
+
+
+@dataclass(slots=True)
 class RentalState:
     """The rented nodes by row, those on their way by number, and the bills."""
 
@@ -97,6 +117,7 @@ class RentalState:
     settled: dict[int, int] = field(default_factory=dict)  # by rental: the provider's own bill
     shortages: dict[str, Shortage] = field(default_factory=dict)  # by offer
     offers: list[str] = field(default_factory=list)  # by rental
+    _seen: dict[str, _Seen] = field(default_factory=dict)  # by offer
     _paid_micro_dollars: int = 0
     _billed: dict[int, int] = field(default_factory=dict)  # by rental that is over
 
@@ -126,11 +147,13 @@ class RentalState:
         before = self.shortages.get(event.offer, Shortage(0.0, event.time_seconds))
         failures = before.at(event.time_seconds) + 1.0
         self.shortages[event.offer] = Shortage(failures, event.time_seconds)
+        self._seen.setdefault(event.offer, _Seen()).lack(event.time_seconds)
 
     def join(self, event: NodeJoined) -> None:
         """A node is here, and is paid for from now on, or since the provider says so."""
         self._take_asked(event.rental)
         self.shortages.pop(event.offer, None)
+        self._seen.setdefault(event.offer, _Seen()).last_out_seconds = math.nan
         since = event.billed_since_seconds or event.time_seconds
         self.rented[event.node] = RentedNode(
             offer=event.offer,
@@ -140,10 +163,15 @@ class RentalState:
             priced_seconds=since,
         )
 
-    def leave(self, node: int, time_seconds: float) -> None:
+    def leave(self, node: int, time_seconds: float, *, is_reclaimed: bool = False) -> None:
         """A node is gone, and its bill is closed."""
         self.check_rented(node)
         one = self.rented.pop(node)
+        seen = self._seen.setdefault(one.offer, _Seen())
+        seen.node_seconds += max(time_seconds - one.since_seconds, 0.0)
+        if is_reclaimed:
+            seen.num_losses += 1
+            seen.lack(time_seconds)
         bill = Bill(
             rental=one.rental,
             offer=one.offer,
@@ -173,6 +201,21 @@ class RentalState:
         """Whether an offer was out of stock of late, so that others should be asked."""
         shortage = self.shortages.get(offer)
         return shortage is not None and shortage.at(now_seconds) > SHORT * (1 + 1e-9)
+
+    def histories(self, now_seconds: float) -> dict[str, PlaceHistory]:
+        """By offer: how long its nodes were kept, and how often they were lost."""
+        held = dict.fromkeys(self._seen, 0.0)
+        for one in self.rented.values():
+            held[one.offer] += max(now_seconds - one.since_seconds, 0.0)
+        found: dict[str, PlaceHistory] = {}
+        for offer, seen in self._seen.items():
+            kept_hours = (seen.node_seconds + held[offer]) / HOUR_SECONDS
+            found[offer] = PlaceHistory(
+                watched_hours=kept_hours + seen.out_seconds / HOUR_SECONDS,
+                available_hours=kept_hours,
+                num_losses=seen.num_losses,
+            )
+        return found
 
     def move_rows(self, rows: Mapping[int, int]) -> None:
         """The rented nodes have other rows: by old row, the new one."""

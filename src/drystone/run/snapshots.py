@@ -32,6 +32,7 @@ from drystone.run.lifecycle import TERMINAL, JobState
 from drystone.run.option_table import OptionStack
 from drystone.run.rentals import RentalState
 from drystone.run.state import ClusterState, JobRecord
+from drystone.schedule.budget.spot import PlaceHistory
 from drystone.schedule.snapshot import (
     ComingNodes,
     IntArray,
@@ -223,8 +224,7 @@ class SnapshotMaker:
 
     def nodes(self, state: ClusterState) -> NodeTable:
         """The nodes with what is free on each."""
-        free = np.array(state.free, dtype=np.int64)
-        return dataclasses.replace(self.nodes_but_free(state), free=free)
+        return dataclasses.replace(self.nodes_but_free(state), free=np.array(state.free, np.int64))
 
     def nodes_but_free(self, state: ClusterState) -> NodeTable:
         """A table that is right but for what is free; it stays until nodes come, go or are lost."""
@@ -331,6 +331,10 @@ class PresentSnapshot(Snapshot):
     @cached_property
     def rentals(self) -> Rentals:
         return self._maker.rentals(self._state)
+
+    @cached_property
+    def histories(self) -> Mapping[str, PlaceHistory]:
+        return self._state.rentals.histories(self.now_seconds)
 
     @cached_property
     def spent_dollars(self) -> float:

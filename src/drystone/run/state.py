@@ -274,7 +274,8 @@ class ClusterState:
             self.rentals.check_rented(node)
             self.closing.add(node)
         else:
-            self.rentals.leave(node, event.time_seconds)
+            is_reclaimed = isinstance(event, NodeReclaimed)
+            self.rentals.leave(node, event.time_seconds, is_reclaimed=is_reclaimed)
             self.gone.add(node)
             self.lost.discard(node)
             self.closing.discard(node)

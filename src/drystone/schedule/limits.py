@@ -53,12 +53,14 @@ def check_limits(
     """The limits of all jobs that have any. `used` is what was known one decision before."""
     rows = snapshot.jobs.is_limited.nonzero()[0]
     if not len(rows):
-        return Limits(allowed=None)
+        return Limits(allowed=None if snapshot.barred is None else ~snapshot.barred)
     rates = np.array([dollars_per_hour.get(gpu, 0.0) for gpu in snapshot.gpu_types])
     jobs = _LimitedJobs(snapshot, rows, speeds[rows], rates / HOUR_SECONDS)
     spent = jobs.add(used, elapsed_seconds)
     allowed = np.ones(speeds.shape, dtype=np.bool_)
     allowed[rows], reasons = jobs.left(*spent)
+    if snapshot.barred is not None:
+        allowed &= ~snapshot.barred
     left = jobs.seconds_to_limit(*spent)
     return Limits(
         allowed=allowed,

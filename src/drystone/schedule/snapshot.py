@@ -20,6 +20,7 @@ from drystone.describe.market import Offer
 from drystone.describe.option import FloatArray as FloatArray
 from drystone.describe.option import IntArray as IntArray
 from drystone.describe.option import OptionRow, OptionSet
+from drystone.schedule.budget.spot import PlaceHistory
 
 BoolArray = npt.NDArray[np.bool_]
 Placement = tuple[tuple[int, int], ...]  # (row of the node, GPUs on it), nodes ascending
@@ -226,6 +227,11 @@ class Snapshot:
     knows_lengths: bool = True
     # What a GPU of the owner's costs, by type; none where nobody charges for it.
     gpu_dollars_per_hour: Mapping[str, float] = field(default_factory=dict)
+
+    # What was seen of the nodes of offers, by name.
+    histories: Mapping[str, PlaceHistory] = field(default_factory=dict)
+    # Options that jobs are not to take or keep for now, (jobs, options); None: there are none.
+    barred: BoolArray | None = None
 
     def complete(self) -> Snapshot:
         """A snapshot for whoever keeps it: one of a running world is read before the next event."""

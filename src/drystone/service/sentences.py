@@ -31,6 +31,14 @@ def _because(event: Table) -> str:
 
 def _learned(event: Table) -> str:
     measured = event.get("measured_samples_per_second")
+    if trials := event.get("trials"):
+        times = "; ".join(
+            f"{words} {seconds:.3g} s (estimate {estimated:.3g})"
+            for words, estimated, seconds in trials
+        )
+        return f"tried {len(trials)} plans and keeps {event.get('kept')}: {times}"
+    if event.get("paces"):
+        return "showed the pace of its kind of work on each GPU type"
     if not measured:
         return "showed that its kind of work needs more memory"
     gpus = " + ".join(f"{count} {gpu}" for gpu, count in event.get("gpus") or ())

@@ -16,7 +16,7 @@ from drystone.describe.job import TrainingJob
 from drystone.describe.option import OptionSet
 from drystone.run.control.admission import under_hard_cap
 from drystone.run.control.controller import Controller
-from drystone.run.control.live_state import Lesson
+from drystone.run.control.lesson import Lesson
 from drystone.run.lifecycle import JobState
 from drystone.run.state import JobRecord
 from drystone.schedule.snapshot import BoolArray

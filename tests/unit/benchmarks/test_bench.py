@@ -180,6 +180,22 @@ def test_results_are_kept_and_those_of_another_machine_are_not(tmp_path: Path):
     assert load_results(MACHINE | {"memory": "9 GiB"}, path).records == {}
 
 
+def test_results_of_other_versions_are_kept_and_say_so(tmp_path: Path):
+    path = tmp_path / "figures.json"
+    older, newer = ({**MACHINE, "packages": f"numpy 2.0, torch {minor}"} for minor in (2.12, 2.13))
+    results = Results(older)
+    results.add(a_record(name="help_time", figures={"help_seconds": 0.1}))
+    save_results(results, path)
+    again = load_results(newer, path)
+    again.add(a_record(name="wire", packages=newer["packages"], figures={}))
+    save_results(again, path)
+    last = load_results(newer, path)
+
+    assert last.records["help_time"].packages == older["packages"]
+    assert "; with torch 2.12\n" in render(last, {})
+    assert "; with torch 2.13" not in render(last, {})
+
+
 def test_what_lies_outside_stands_first_with_the_load():
     results = Results(MACHINE)
     figures = {"help_seconds": 0.9, "times_python": 8.0, "help_cpu_seconds": 0.2}

@@ -21,7 +21,7 @@ COLUMNS = 80
 # What only makes sense beside a running service, takes minutes, or changes the home folder.
 NEEDS_MORE = {
     "run", "serve", "submit", "jobs", "show", "logs", "why", "cancel", "pause", "resume", "cluster",
-    "wait", "events", "verify",
+    "wait", "events", "verify", "mcp",
     "budget", "drain", "waste", "top", "token", "login", "team", "log", "demo", "profile",
     "--install-completion", "check", "frontier",  # seconds each, and run by the tests of the docs
 }  # fmt: skip

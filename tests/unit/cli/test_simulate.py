@@ -30,6 +30,16 @@ def test_models_known_by_name_need_no_speeds(capsys):
         assert label in shown
 
 
+@pytest.mark.slow
+def test_the_bound_that_knows_of_sharing_is_shown_where_it_is_asked_for(capsys):
+    assert run([*EXAMPLE[:-1], "4", "--policy", "prices", "--bound", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)["reports"][0]
+    assert 1.0 <= report["shared_bound_ratio"] <= report["lower_bound_ratio"] + 1e-9
+
+    assert run([*EXAMPLE, "--policy", "prices", "--market", MARKET, "--bound"]) == 2
+    assert "Leave out --bound" in capsys.readouterr().err
+
+
 def test_json_keeps_its_shape(capsys):
     assert run([*EXAMPLE, "--policy", "fifo", "--json"]) == 0
 

@@ -7,7 +7,7 @@ import pytest
 
 from drystone.errors import UnknownName
 from drystone.estimate.launchers import LAUNCHERS, Launcher, find_launcher
-from drystone.observe.check.columns import _LAUNCHERS
+from drystone.observe.check.recipe_columns import _LAUNCHERS
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -33,7 +33,10 @@ def test_all_counts_at_once_are_as_the_plans_one_by_one(gpu, model, batch):
             continue  # unlike shares may fit where equal ones do not
         assert isinstance(plan, Plan)  # never promised what is no plan
         row = rows[count]
-        assert ways.step_seconds[row] == pytest.approx(plan.step_seconds, rel=0.08)
+        if plan.way is Way.GROUPS:  # stages of unlike size, which are not of equal shares
+            assert plan.step_seconds < ways.step_seconds[row] * 1.001
+        else:
+            assert ways.step_seconds[row] == pytest.approx(plan.step_seconds, rel=0.08)
         assert ways.high_bytes[row] <= machine.gpu.usable_bytes
         assert (ways.cell[row] >= 0) == (plan.way is Way.CELL) or ways.step_seconds[
             row

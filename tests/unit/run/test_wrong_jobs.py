@@ -97,6 +97,8 @@ WRONG = [
     (train("optimizer: {schedule: exponential}"), "schedule.*cosine"),
     (train("optimizer: {warmup: 3 percent}"), "3%"),
     (train("optimizer: {beta2: 1.5}"), "beta2"),
+    (train("optimizer: {name: sgd, beta1: 0.8}"), "optimizer.beta1: sgd has no beta1"),
+    (train("optimizer: adafactor, epsilon: 1e-6"), "train.epsilon: adafactor has no epsilon"),
     (train("on_bad_loss: ignore"), "on_bad_loss.*skip"),
     (GOOD + "tune: {method: lora, targets: [w_proj]}\n", "w_proj.*q_proj"),
     (GOOD + "tune: {method: lorra}\n", "method.*lora"),

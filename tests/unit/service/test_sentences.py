@@ -32,6 +32,18 @@ def test_what_was_learned_is_compared_with_the_estimate():
     assert phrase_of(event) == "ran at 12 samples/s on 2 T4-16GB; the estimate was 10"
 
 
+def test_plans_that_were_tried_are_told_with_their_times():
+    event = {
+        "event": "Learned", "job_id": "7", "gpus": [["T4-16GB", 2]], "kept": "cell: dp1 tp2",
+        "trials": [["cell: dp2 tp1", 1.0, 1.25], ["cell: dp1 tp2", 1.05, 1.1]],
+    }  # fmt: skip
+
+    assert phrase_of(event) == (
+        "tried 2 plans and keeps cell: dp1 tp2: "
+        "cell: dp2 tp1 1.25 s (estimate 1); cell: dp1 tp2 1.1 s (estimate 1.05)"
+    )
+
+
 def test_an_unknown_kind_is_its_name():
     assert phrase_of({"event": "Rewound"}) == "Rewound"
 

@@ -26,7 +26,7 @@ _MOST_COUNT = 10**18
 def parse_duration(value: str | int | float) -> float:
     """Seconds from `90s`, `1h 30m`, `2 days`, or a plain number of seconds."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        seconds = float(value)
+        seconds = _as_float(value)
     else:
         text = str(value).strip().lower()
         parts = _DURATION_PART.findall(text)
@@ -51,12 +51,20 @@ def parse_count(value: str | int | float) -> int:
             )
         number = float(match.group(1)) * _COUNT_UNITS[match.group(2)]
     else:
-        number = float(value) if math.isfinite(value) else -1.0
+        number = _as_float(value)
     if not 1 <= number <= _MOST_COUNT:
         raise InvalidSpec(f"a count of {str(value)[:60]} must be 1 to {_MOST_COUNT:.0e}")
     if number != int(number):
         raise InvalidSpec(f"a count of {str(value)[:60]} must be a whole number")
     return int(number)
+
+
+def _as_float(value: float) -> float:
+    """Also of whole numbers that no float holds: JSON has no limit."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def parse_span(value: str | int | float) -> str:

@@ -21,6 +21,7 @@ from drystone.describe.files.job_parts import (
     LEAVES_GPUS,
     EvaluatePart,
     JobPart,
+    TrainPart,
     TunePart,
     options_of,
 )
@@ -49,7 +50,14 @@ _PATH_ENDINGS: Final = (
     ".parquet",
     ".arrow",
 )
-_OPTIMIZERS: Final = {"adamw": "adam"}  # names that mean another one
+_OPTIMIZERS: Final = {"adamw": "adam", "adamw-8bit": "adam-8bit"}  # names that mean another one
+# Options of an optimizer that not every one has, and who has them; muon for its part by AdamW.
+_ADAMS: Final = ("adam", "adam-8bit", "muon")
+_OPTIONS_OF_SOME: Final = {
+    "beta1": (*_ADAMS, "lion"),
+    "beta2": (*_ADAMS, "lion"),
+    "epsilon": _ADAMS,
+}
 
 
 def load_job(path: Path, *, owner: str = "", knows_gpus: bool = True) -> TrainingJob:
@@ -111,22 +119,38 @@ def _check_whole(part: JobPart, document: Document) -> None:
         raise refuse(("train", "epochs"), "made-up data has no epochs", "Give steps or tokens")
     if part.command is not None and part.train.steps is None:
         raise refuse(("train",), "a command needs a number of steps", "Write train: {steps: 1000}")
-    twice = sorted(
-        key
-        for key in options_of("optimizer")
-        if getattr(part.train, key) is not None and getattr(part.train.optimizer, key) is not None
-    )
-    if twice:
-        raise refuse(
-            ("train", twice[0]),
-            f"{twice[0]} stands in `train` and in its `optimizer`",
-            "Keep that of the optimizer",
-        )
     if part.train.compile and ".py:" in (part.model or ""):
         raise refuse(("train", "compile"), "is not for a module of your own", "Leave it out")
+    _check_optimizer(part.train, document)
     _check_tuning(part, document)
     _check_evaluation(part, document)
     _check_limits(part, document)
+
+
+def _check_optimizer(train: TrainPart, document: Document) -> None:
+    """Options that stand once, and that the optimizer has."""
+    optimizer = train.optimizer
+    name = _optimizer_name(train)
+    for key in options_of("optimizer"):
+        in_table = getattr(optimizer, key) is not None
+        in_train = getattr(train, key) is not None
+        where = ("train", "optimizer", key) if in_table else ("train", key)
+        if in_table and in_train:
+            raise InvalidSpec(
+                f"{key} stands in `train` and in its `optimizer`",
+                where=document.place(("train", key)),
+                hint="Keep that of the optimizer",
+            )
+        if (in_table or in_train) and name not in _OPTIONS_OF_SOME.get(key, (name,)):
+            raise InvalidSpec(
+                f"{optimizer.name} has no {key}",
+                where=document.place(where),
+                hint=f"Leave it out; it is of {', '.join(_OPTIONS_OF_SOME[key])}",
+            )
+
+
+def _optimizer_name(train: TrainPart) -> str:
+    return _OPTIMIZERS.get(train.optimizer.name, train.optimizer.name)
 
 
 def _check_tuning(part: JobPart, document: Document) -> None:
@@ -143,8 +167,6 @@ def _check_tuning(part: JobPart, document: Document) -> None:
     given = [key for key in TunePart.model_fields if getattr(tune, key) is not None]
     if tune.method == "full" and len(given) > 1:
         raise refuse(("tune", given[1]), f"{given[1]} is of adapters", "Write method: lora")
-    if tune.method == "qlora":
-        raise refuse(("tune", "method"), "qlora cannot be trained yet", "Write method: lora")
     if ".py:" in (part.model or "") and tune.method != "full":
         raise refuse(
             ("tune",),
@@ -213,7 +235,7 @@ def _training_job(
         global_batch=train.batch,
         seq_len=train.sequence or 0,
         precision=train.precision,
-        optimizer=_OPTIMIZERS.get(train.optimizer.name, train.optimizer.name),
+        optimizer=_optimizer_name(train),
         tuning=part.tune.method if part.tune is not None else "full",
         lora=_lora(part.tune),
         is_compiled=train.compile,

@@ -109,7 +109,18 @@ def _with_options(*sections: str) -> Callable[[PartClass], PartClass]:
 class OptimizerPart(Part):
     """The optimizer and its learning rate; its name alone will do."""
 
-    name: Literal["adam", "adamw", "sgd", "sgd-momentum"] = "adamw"  # adam and adamw are the same
+    # adam and adamw are the same, in 8 bit too; muon for the matrices of blocks, adamw for the rest
+    name: Literal[
+        "adam",
+        "adamw",
+        "adam-8bit",
+        "adamw-8bit",
+        "sgd",
+        "sgd-momentum",
+        "lion",
+        "adafactor",
+        "muon",
+    ] = "adamw"
 
 
 @_with_options("train", "optimizer")

@@ -11,6 +11,7 @@ A row holds until the next one of its zone; the last row of a zone is its end an
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from drystone.describe.market import Outage, PriceChange
 from drystone.errors import UnreadableFile
 
 _COLUMNS: Final = ("zone", "seconds", "available", "spot_dollars_per_hour")
@@ -32,6 +34,35 @@ class SpotTrace:
     tick_seconds: float
     is_available: npt.NDArray[np.bool_]
     dollars_per_hour: npt.NDArray[np.float64]
+
+    @property
+    def seconds(self) -> float:
+        """How long it lasts."""
+        return float(self.is_available.shape[1] * self.tick_seconds)
+
+    def price_changes(self, zone: str) -> tuple[PriceChange, ...]:
+        """Every price of a zone that differs from the one before, the first one included."""
+        prices = self.dollars_per_hour[self.zones.index(zone)]
+        starts = np.flatnonzero(np.diff(prices, prepend=np.nan) != 0)
+        return tuple(
+            PriceChange(
+                at_seconds=float(tick * self.tick_seconds),
+                price_dollars_per_hour=float(prices[tick]),
+            )
+            for tick in starts.tolist()
+        )
+
+    def outages(self, zone: str) -> tuple[Outage, ...]:
+        """The times in which a zone had no node."""
+        is_out = ~self.is_available[self.zones.index(zone)]
+        edges = np.flatnonzero(np.diff(is_out.astype(np.int8), prepend=0, append=0))
+        return tuple(
+            Outage(
+                from_seconds=float(first * self.tick_seconds),
+                until_seconds=float(end * self.tick_seconds),
+            )
+            for first, end in edges.reshape(-1, 2).tolist()
+        )
 
     def window(self, zones: Sequence[str], start_seconds: float, seconds: float) -> SpotTrace:
         """Some zones for some time."""
@@ -52,7 +83,11 @@ def load_spot_trace(path: Path, *, tick_seconds: float = 60.0) -> SpotTrace:
     """All zones of a file, from their common start to the first end of one."""
     changes: dict[str, list[tuple[float, bool, float]]] = {}
     ends: dict[str, float] = {}
-    with path.open(encoding="utf-8", newline="") as file:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise UnreadableFile(f"cannot be read: {error}", where=str(path)) from None
+    with io.StringIO(text, newline="") as file:
         reader = csv.DictReader(file)
         if tuple(reader.fieldnames or ()) != _COLUMNS:
             raise UnreadableFile(

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from drystone.describe.model import Attention, Block, Head, Mlp, ModelSpec, Side
-from drystone.describe.recipe import Lora, Loss, Optimizer, Precision, Recipe, StepKernel, Tuning
+from drystone.describe.recipe import OPTIMIZERS, Lora, Loss, Precision, Recipe, StepKernel, Tuning
 from drystone.estimate.launchers import Launcher, find_launcher
 from drystone.estimate.memory.activations import (
     BlockActivations,
@@ -27,21 +27,6 @@ from drystone.estimate.parameters import BlockParameters, count_block, count_mod
 
 FP32_WEIGHTS = (Precision.FP32, Precision.TF32, Precision.AMP_FP16, Precision.AMP_BF16)
 _PURE = (Precision.FP16, Precision.BF16)
-# Moments that each optimizer keeps per parameter, in parameter-sized tensors. Adafactor keeps a row
-# and a column instead of a matrix (arXiv:1804.04235): under 1 % of it at usual widths. Muon keeps
-# one momentum for matrices (arXiv:2502.16982).
-_MOMENTS = {
-    Optimizer.ADAM: 2.0,
-    Optimizer.ADAM_8BIT: 2.0,
-    Optimizer.LAMB: 2.0,
-    Optimizer.SGD: 0.0,
-    Optimizer.SGD_MOMENTUM: 1.0,
-    Optimizer.LION: 1.0,
-    Optimizer.MUON: 1.0,
-    Optimizer.ADAFACTOR: 0.01,
-}
-# 8-bit states carry one fp32 scale per block of 256 values (arXiv:2110.02861).
-_EIGHT_BIT_BYTES = 1 + 4 / 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,15 +55,15 @@ def state_bytes(recipe: Recipe, launcher: Launcher) -> StateBytes:
         copy, weights, master, state = 0.0, 2.0, 4.0, 4.0
     else:
         copy, weights, gradients, master, state = 2.0, 4.0, 4.0, 0.0, 4.0
-    if recipe.optimizer is Optimizer.ADAM_8BIT:
-        state = _EIGHT_BIT_BYTES
+    facts = OPTIMIZERS[recipe.optimizer]
+    state = state if facts.moment_bytes is None else facts.moment_bytes
     step = _step_bytes(recipe, launcher, gradients=gradients, master=master, state=state)
     return StateBytes(
         weights=weights,
         compute_copy=copy,
         gradients=gradients,
         master=master,
-        moments=_MOMENTS[recipe.optimizer] * state,
+        moments=facts.moments * state,
         step=step,
     )
 
@@ -87,7 +72,7 @@ def _step_bytes(
     recipe: Recipe, launcher: Launcher, *, gradients: float, master: float, state: float
 ) -> float:
     cast = 4.0 if master and gradients < 4 and launcher.casts_gradients_for_step else 0.0
-    if recipe.optimizer is Optimizer.ADAM_8BIT:
+    if OPTIMIZERS[recipe.optimizer].moment_bytes is not None:
         return cast  # one kernel, block by block (bitsandbytes)
     if recipe.step_kernel is StepKernel.FOREACH or launcher.step_copies:
         return cast + max(launcher.step_copies, 1.0) * state

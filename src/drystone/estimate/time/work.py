@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from drystone.describe.model import Block, Experts, Head, ModelSpec, Side
 from drystone.describe.recipe import (
     LOW_PRECISIONS,
+    OPTIMIZERS,
     AttentionKernel,
     Loss,
-    Optimizer,
     Precision,
     Recipe,
     RecomputeKind,
@@ -36,17 +36,6 @@ from drystone.estimate.time.compute import (
 )
 from drystone.estimate.time.traffic import adapter_bytes, kv_width, layer_traffic, lora_shapes
 
-# Bytes that an optimizer step moves per parameter, over those of Adam with fp32 states.
-_OPTIMIZER_SHARE = {
-    Optimizer.ADAM: 1.0,
-    Optimizer.ADAM_8BIT: 0.55,
-    Optimizer.SGD: 0.45,
-    Optimizer.SGD_MOMENTUM: 0.7,
-    Optimizer.ADAFACTOR: 0.8,
-    Optimizer.LION: 0.75,
-    Optimizer.MUON: 1.0,
-    Optimizer.LAMB: 1.2,
-}
 _FP32_WEIGHTS = (Precision.FP32, Precision.TF32, Precision.AMP_FP16, Precision.AMP_BF16)
 _ALL_16_BIT = (Precision.FP16, Precision.BF16)
 
@@ -325,7 +314,7 @@ def _reduce_bytes(recipe: Recipe, launcher: LauncherEfficiency) -> float:
 
 
 def _optimizer_bytes(recipe: Recipe, launcher: LauncherEfficiency) -> float:
-    share = _OPTIMIZER_SHARE[recipe.optimizer]
+    share = OPTIMIZERS[recipe.optimizer].step_traffic
     if recipe.precision in _ALL_16_BIT:
         share *= 0.5
     return share * launcher.optimizer_bytes

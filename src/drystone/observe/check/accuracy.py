@@ -217,10 +217,13 @@ def check_memory(
             skipped.append(run)
             continue
         gpu = _known_gpu(run.gpu_name)
-        if gpu is not None and not run.is_second_reading:
-            fits.count(run, gpu)
-        if run.measured_memory_bytes:
-            checked.append(_checked(run, "memory"))
+        try:
+            if run.measured_memory_bytes:
+                checked.append(_checked(run, "memory"))
+            if gpu is not None and not run.is_second_reading:
+                fits.count(run, gpu)
+        except DrystoneError as error:
+            skipped.append(_skipped(run, str(error)))
     return CheckReport(
         measure="memory",
         num_rows=num_rows,
@@ -248,11 +251,10 @@ def check_speed(
             continue
         try:
             machine = machine_of(run)
+            checked.append(_checked(run, "speed", gpu=measured))
+            fits.count(run, machine.gpu)
         except DrystoneError as error:
             skipped.append(_skipped(run, str(error)))
-            continue
-        fits.count(run, machine.gpu)
-        checked.append(_checked(run, "speed", gpu=measured))
     return CheckReport(
         measure="speed",
         num_rows=num_rows,

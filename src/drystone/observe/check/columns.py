@@ -1,7 +1,8 @@
-"""Columns of a published run: from their words and numbers to a layout and a recipe.
+"""Columns of a published run that say how it was split: from their words and numbers to a layout.
 
 Each table of measurements has its own words for the same thing (`zero1 (distributed optimizer)`,
-`megatron-sp`, `qlora 4bit nf4 (bnb)`). The rules are here, one function per column.
+`FULL_SHARD`, `megatron-sp`). The rules are here, one function per column; those of the recipe are
+in `recipe_columns.py`.
 """
 
 from __future__ import annotations
@@ -12,29 +13,11 @@ from collections.abc import Mapping
 
 from drystone.describe.layout import Layout, Schedule, Sharding
 from drystone.describe.model import ModelSpec
-from drystone.describe.recipe import (
-    RECOMPUTE_MODULES,
-    AttentionKernel,
-    Lora,
-    Loss,
-    Offload,
-    Optimizer,
-    Precision,
-    Recipe,
-    Recompute,
-    RecomputeKind,
-    Tuning,
-)
 from drystone.errors import RequestError, UnknownName
-from drystone.estimate.memory.terms import adapter_parameters
-from drystone.observe.check.expert_columns import expert_fields
 
 Row = Mapping[str, str]
-# Parameters as stated and as counted that are no further apart than this are the same model.
-_SAME_PARAMS = 0.03
-
-_MAX_LAYERS = 10_000
-
+# How tables say that a thing was not there, besides an empty cell.
+SAID_NO = ("", "no", "none", "false", "off", "0", "-", "n/a", "na", "unstated")
 # Larger numbers are slips of a pen: no model has as many heads, no job as many GPUs.
 _LARGEST = 10**9
 
@@ -42,7 +25,7 @@ _LARGEST = 10**9
 def whole_number_of(row: Row, name: str, default: int | None = None) -> int:
     """The whole number in a column; `default` where it is empty."""
     text = row.get(name, "")
-    if not text:
+    if text.lower() in SAID_NO and text != "0":
         if default is None:
             raise RequestError(f"column {name} is empty")
         return default
@@ -53,10 +36,11 @@ def whole_number_of(row: Row, name: str, default: int | None = None) -> int:
 
 
 def number_of(row: Row, name: str) -> float:
-    """The number in a column; 0 where it is empty."""
+    """The number in a column, perhaps with commas between thousands; 0 where it is empty."""
     text = row.get(name, "")
+    plain = text.replace(",", "") if re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d+)?", text) else text
     try:
-        value = float(text) if text else 0.0
+        value = float(plain) if plain else 0.0
     except ValueError:
         raise RequestError(f"column {name}: {text!r} is not a number") from None
     if not 0 <= value < math.inf:
@@ -66,7 +50,7 @@ def number_of(row: Row, name: str) -> float:
 
 def is_yes(row: Row, name: str) -> bool:
     """Whether a column says yes, in one of the ways in which tables say it."""
-    return row.get(name, "").lower() in ("yes", "true", "1")
+    return row.get(name, "").lower() in ("yes", "true", "on", "y", "1")
 
 
 # --- the layout ------------------------------------------------------------------------------
@@ -75,7 +59,8 @@ def is_yes(row: Row, name: str) -> bool:
 def parse_layout(row: Row, model: ModelSpec) -> Layout:
     """How the run was split."""
     tp, pp = whole_number_of(row, "tp", 1), whole_number_of(row, "pp", 1)
-    dp, cp = whole_number_of(row, "dp"), whole_number_of(row, "cp", _ulysses(row.get("sp", "")))
+    cp = whole_number_of(row, "cp", _ulysses(row.get("sp", "")))
+    dp = _data_ranks(row, tp * pp * cp)
     virtual = _virtual_stages(row.get("vpp", ""), pp, model.num_layers)
     return Layout(
         dp=dp,
@@ -84,14 +69,13 @@ def parse_layout(row: Row, model: ModelSpec) -> Layout:
         cp=cp,
         ep=whole_number_of(row, "ep", 1),
         etp=_expert_tensor(row, tp=tp, ranks=dp * cp),
-        micro_batch=whole_number_of(row, "micro_batch"),
+        micro_batch=_micro_batch(row, dp),
         sharding=_sharding(row["sharding"]),
         shard_size=_shard_size(row["sharding"], dp * cp, tp),
-        sequence_parallel=tp > 1
-        and (row.get("sp", "").startswith("megatron-sp") or is_yes(row, "sp")),
+        sequence_parallel=tp > 1 and _has_sequence_parallel(row, tp),
         schedule=Schedule.INTERLEAVED if virtual > 1 else Schedule.ONE_F_ONE_B,
         virtual_stages=virtual,
-        keep_gathered=row["sharding"].startswith("fsdp-grad-op"),
+        keep_gathered=re.search(_GRAD_OP, row["sharding"].lower()) is not None,
         vocab_barriers=_vocab_barriers(row.get("notes", ""), pp),
     )
 
@@ -110,15 +94,38 @@ def _expert_tensor(row: Row, *, tp: int, ranks: int) -> int:
     return tp if is_plain and ranks % whole_number_of(row, "ep", 1) == 0 else 0
 
 
+def _data_ranks(row: Row, others: int) -> int:
+    """As stated; else what the other degrees leave of the GPUs."""
+    gpus = whole_number_of(row, "gpus", 0)
+    return whole_number_of(row, "dp", gpus // others if gpus and gpus % others == 0 else None)
+
+
+def _micro_batch(row: Row, dp: int) -> int:
+    """As stated; else the share of a rank in the batch, where the accumulation is stated."""
+    batch, steps = whole_number_of(row, "global_batch", 0), whole_number_of(row, "grad_accum", 0)
+    share = batch // (dp * steps) if steps and batch % (dp * steps) == 0 else 0
+    return whole_number_of(row, "micro_batch", share or None)
+
+
+def _has_sequence_parallel(row: Row, tp: int) -> bool:
+    """Megatron's, which divides what tensor parallelism does not; Ulysses' is counted as `cp`."""
+    text = row.get("sp", "").lower()
+    if is_yes(row, "sp") or re.match(r"megatron|sequence.?parallel|sp\b", text) or text == str(tp):
+        return True
+    if text in SAID_NO or re.match(r"ulysses|ring|context", text):
+        return False
+    raise UnknownName("column sp", text, ["megatron-sp", "ulysses N", "yes", "no"])
+
+
 def _ulysses(text: str) -> int:
     """Ranks that split the sequence in front of attention and the heads inside it."""
-    match = re.match(r"ulysses\D*(\d+)", text)
+    match = re.match(r"ulysses\D*(\d+)", text.lower())
     return int(match.group(1)) if match else 1
 
 
 def _shard_size(text: str, copies: int, tp: int) -> int:
     """Hybrid sharding: the stated group, or the copies of the model inside a node of eight."""
-    if not text.startswith("hsdp"):
+    if not re.match(_HYBRID, text.lower()):
         return 0
     match = re.search(r"(\d+)", text)
     return int(match.group(1)) if match else math.gcd(copies, max(1, 8 // max(1, tp)))
@@ -128,7 +135,7 @@ def _virtual_stages(text: str, pp: int, num_layers: int) -> int:
     if pp == 1 or not text:
         return 1
     match = re.search(r"(\d+)", text)
-    number = int(match.group(1)) if match else 1
+    number = max(1, int(match.group(1)) if match else 1)
     if text.startswith("layers/stage"):
         return max(1, num_layers // pp // number)
     return number
@@ -145,236 +152,24 @@ def _vocab_barriers(notes: str, pp: int) -> int:
     return 2 if name in ("synctwice", "vocab-1") else 1
 
 
-_ZERO = r"zero[- ]?(?:stage[- ]?)?"
+_ZERO = r"zero[-_ ]?(?:stage[-_ =]?)?"
+_HYBRID = r"hsdp|hybrid.?shard"
+_GRAD_OP = r"^fsdp-grad-op|shard_grad_op"  # FSDP that keeps a layer gathered until its gradient
+_SHARDINGS = (
+    (r"no_shard", Sharding.NONE),
+    (_GRAD_OP, Sharding.ZERO3),
+    (
+        rf"{_ZERO}(3|\+\+)|^stage.?3|^fsdp|megatron.fsdp|{_HYBRID}|^full.?shard|optim_grads_params",
+        Sharding.ZERO3,
+    ),
+    (rf"{_ZERO}2|^stage.?2|optim_grads", Sharding.ZERO2),
+    (rf"{_ZERO}1|^stage.?1|dist(ributed)?[-_ ]?opt|^optim$", Sharding.ZERO1),
+    (rf"^no(ne)?\b|^d?dp$|ddp|{_ZERO}0|^$|^-$|^n/?a$|^single|data.?parallel", Sharding.NONE),
+)
 
 
 def _sharding(text: str) -> Sharding:
-    rules = (
-        (r"no_shard", Sharding.NONE),
-        (rf"{_ZERO}(3|\+\+)|^fsdp|^hsdp|^full_shard|optim_grads_params", Sharding.ZERO3),
-        (rf"{_ZERO}2|shard_grad_op", Sharding.ZERO2),
-        (rf"{_ZERO}1|dist(ributed)?[-_ ]?opt", Sharding.ZERO1),
-        (rf"^no(ne)?\b|^d?dp$|ddp|{_ZERO}0|^$", Sharding.NONE),
-    )
-    for pattern, sharding in rules:
+    for pattern, sharding in _SHARDINGS:
         if re.search(pattern, text.lower()):
             return sharding
     raise UnknownName("sharding", text, ["none", "ddp", "zero1", "zero2", "zero3", "fsdp-full"])
-
-
-# --- the recipe ------------------------------------------------------------------------------
-
-
-def parse_recipe(row: Row, layout: Layout, model: ModelSpec) -> Recipe:
-    """How the model was trained."""
-    framework = row["framework"]
-    launcher = launcher_of(framework)
-    global_batch = whole_number_of(row, "global_batch", 0) or (
-        layout.dp * layout.micro_batch * whole_number_of(row, "grad_accum", 1)
-    )
-    tuning, lora, weight_bits = _parse_tuning(row, model)
-    return Recipe(
-        seq_len=whole_number_of(row, "seq_len"),
-        global_batch=global_batch,
-        precision=_kept_precision(_precision(row["precision"]), launcher, layout),
-        optimizer=_optimizer(row.get("optimizer", "")),
-        recompute=_recompute(row["recompute"], layout, model.num_layers),
-        attention=_attention_kernel(row),
-        loss=_loss(framework, row.get("model", "")),
-        tuning=tuning,
-        lora=lora,
-        weight_bits=weight_bits,
-        keeps_16_bit=_keeps_16_bit(row, layout),
-        offload=_offload(row.get("offload", "")),
-        compiled=row.get("compile", "") not in ("", "no", "eager"),
-        # Megatron's own tests and the BLOOM runs keep its default; others train without dropout.
-        dropout=0.1 if re.search(r"Megatron-LM core|Megatron.*DeepSpeed", framework) else 0.0,
-        launcher=launcher,
-        **expert_fields(row),
-    )
-
-
-# The names of single projects first, then the families that many build on; any case.
-_LAUNCHERS = (
-    (r"megatron-lm core.*transformer_engine", "megatron-te"),
-    (r"megatron-lm core.*local", "megatron-local"),
-    (r"galvatron", "galvatron"),
-    (r"auto-?model", "automodel"),
-    (r"\bnemo\b|megatron[- ]bridge|dgx ?cloud", "nemo"),
-    (r"maxtext", "maxtext"),
-    (r"accelerate.{0,8}fsdp", "accelerate"),
-    (r"torch-?titan", "torchtitan"),
-    (r"lit-?gpt", "litgpt"),
-    (r"nanotron", "nanotron"),
-    (r"composer|llm-foundry", "composer"),
-    (r"fsdp_qlora", "fsdp-qlora"),
-    (r"deeplearningexamples", "nvidia-examples"),
-    (r"megatron.*deepspeed|neox", "megatron-deepspeed"),
-    (r"megatron|mcore|libai|internevo|primus", "megatron-te"),
-    (r"deepspeed|easycontext|xtuner|colossal", "deepspeed"),
-    (r"\bhf\b|hugging ?face|peft|transformers|\btrl\b|sfttrainer|accelerate", "hf-trainer"),
-    (r"swift|llama-?factory|axolotl|unsloth", "hf-trainer"),
-    (r"fsdp|torch-?tune", "torch-fsdp"),
-)
-
-
-def launcher_of(framework: str) -> str:
-    """The launcher whose conventions a framework follows; plain PyTorch when nobody knows it."""
-    for pattern, launcher in _LAUNCHERS:
-        if re.search(pattern, framework, re.IGNORECASE):
-            return launcher
-    return "pytorch"
-
-
-def _precision(text: str) -> Precision:
-    rules = (
-        (r"nvfp4", Precision.NVFP4_MIXED),
-        (r"^(?!.*cs).*(mxfp8|fp8-?mx)", Precision.MXFP8_MIXED),
-        (r"fp8", Precision.FP8_MIXED),
-        (r"^amp fp16", Precision.AMP_FP16),
-        (r"^amp bf16", Precision.AMP_BF16),
-        (r"^tf32", Precision.TF32),
-        (r"^fp32", Precision.FP32),
-        (r"^(fp16|float16)[- ]mixed|^mixed.*(fp16|float16)", Precision.FP16_MIXED),
-        (
-            r"(bf16|bfloat16)([- ]mixed|.*(master|\bo2\b))|^mixed.*(bf16|bfloat16)",
-            Precision.BF16_MIXED,
-        ),
-        (r"^(pure )?(bfloat16|bf16)", Precision.BF16),
-        (r"^(pure )?(float16|fp16)", Precision.FP16),
-    )
-    for pattern, precision in rules:
-        if re.search(pattern, text.lower()):
-            return precision
-    raise UnknownName("precision", text, [known.value for known in Precision])
-
-
-# Megatron's `--bf16` and `--fp16` wrap every optimizer in one with fp32 weights.
-_KEEP_MASTER = ("megatron-te", "megatron-local", "megatron-deepspeed", "nemo")
-
-
-def _kept_precision(stated: Precision, launcher: str, layout: Layout) -> Precision:
-    """Megatron and DeepSpeed's ZeRO keep an fp32 master, also where only 16 bit is stated."""
-    mixed = {Precision.BF16: Precision.BF16_MIXED, Precision.FP16: Precision.FP16_MIXED}
-    has_master = launcher in _KEEP_MASTER or (
-        launcher == "deepspeed" and layout.sharding is not Sharding.NONE
-    )
-    return mixed.get(stated, stated) if has_master else stated
-
-
-def _optimizer(text: str) -> Optimizer:
-    for pattern, optimizer in (
-        (r"8.?bit", Optimizer.ADAM_8BIT),
-        (r"muon", Optimizer.MUON),
-        (r"lamb", Optimizer.LAMB),
-        (r"lion", Optimizer.LION),
-        (r"adafactor", Optimizer.ADAFACTOR),
-        (r"sgd.*momentum", Optimizer.SGD_MOMENTUM),
-        (r"sgd", Optimizer.SGD),
-    ):
-        if re.search(pattern, text.lower()):
-            return optimizer
-    return Optimizer.ADAM
-
-
-def _recompute(text: str, layout: Layout, num_layers: int) -> Recompute:
-    text = text.lower()
-    if re.match(r"(none|no|off|false)\b|0$", text):
-        return Recompute()
-    if "every other layer" in text:
-        return Recompute(kind=RecomputeKind.FULL, every=2)
-    if re.match(r"full|block\D{0,12}\d", text):
-        # Megatron's `--recompute-method block`: so many layers of each (virtual) stage.
-        if stated := re.search(r"block\D{0,12}(\d+)", text):
-            here = num_layers / (layout.pp * layout.virtual_stages)
-            return Recompute(kind=RecomputeKind.FULL, every=max(1.0, here / int(stated.group(1))))
-        return Recompute(kind=RecomputeKind.FULL)
-    if re.search(r"selective|^sac\b|attention only|core_attn", text):
-        modules = [name for name in RECOMPUTE_MODULES if re.search(rf"\b{name}\b", text)]
-        return Recompute(kind=RecomputeKind.SELECTIVE, modules=tuple(modules))
-    if re.match(r"(yes|on|true|uniform|unsloth|gradient|activation)\b|1$", text):
-        return Recompute(kind=RecomputeKind.FULL)  # as the switches of most launchers mean it
-    raise UnknownName("recomputation", text, ["none", "selective", "full"])
-
-
-def _attention_kernel(row: Row) -> AttentionKernel:
-    text, framework = row.get("attention", ""), row["framework"]
-    if text.startswith(("eager", "unfused", "local")):
-        return AttentionKernel.EAGER
-    if not text.startswith("default"):
-        return AttentionKernel.FUSED
-    if framework.endswith("local"):
-        return AttentionKernel.EAGER  # Megatron's local layers know no fused attention
-    if "lts image" in framework and row.get("meas_date", "") < "2026":
-        # The Transformer Engine of the older LTS image has no fused kernel for the deterministic
-        # mode in which these tests run.
-        return AttentionKernel.EAGER
-    return AttentionKernel.FUSED
-
-
-def _loss(framework: str, model: str) -> Loss:
-    # The loss of torchtune's and Unsloth's recipes is computed in chunks, as Liger's is.
-    if re.search(r"liger|torch-?tune|unsloth", framework, re.IGNORECASE):
-        return Loss.CHUNKED
-    return Loss.FUSED if "foak" in framework or "cross_entropy_loss_fusion" in model else Loss.PLAIN
-
-
-def _parse_tuning(row: Row, model: ModelSpec) -> tuple[Tuning, Lora, float]:
-    text = row["tuning"].lower()
-    if re.match(r"full|sft\b|(continued )?pre-?train|fine-?tun(e|ing)$", text):
-        return Tuning.FULL, Lora(), 0.0
-    if not re.match(r"q?lora", text):
-        raise RequestError(f"tuning method {row['tuning']!r} has no formula")
-    lora = Lora(
-        rank=round(number_of(row, "lora_rank")) or 16,
-        targets=_lora_targets(row, model),
-        train_embeddings="trainable embedding" in text,
-    )
-    if not text.startswith("q"):
-        return Tuning.LORA, lora, 0.0
-    if re.search(r"8.?bit|int8", text):
-        return Tuning.QLORA, lora, 8.0
-    return Tuning.QLORA, lora, 4.127 if "dq" in text else 4.5
-
-
-# The sets of matrices that people put adapters beside, all of them first.
-_TARGET_SETS = (
-    Lora.KNOWN_TARGETS,
-    ("q", "k", "v", "o"),
-    ("q", "v"),
-    ("q", "k", "v"),
-    ("q", "k", "v", "o", "up", "down"),
-    ("gate", "up", "down"),
-)
-
-
-def _lora_targets(row: Row, model: ModelSpec) -> tuple[str, ...]:
-    """The matrices that the row names, or whose number of parameters it states; else all."""
-    text = f"{row['tuning']}; {row.get('notes', '')}".lower()
-    if re.search(r"(adapters?|lora)\b.{0,20}attention only", text):
-        return ("q", "k", "v", "o")
-    if named := [name for name in Lora.KNOWN_TARGETS if re.search(rf"\b{name}_proj\b", text)]:
-        return tuple(named)
-    stated, rank = number_of(row, "trainable_params"), round(number_of(row, "lora_rank"))
-    for targets in _TARGET_SETS if stated and rank else ():
-        lora = Lora(rank=rank, targets=targets)
-        counted = sum(
-            adapter_parameters(block, model.hidden_size, lora) for block in model.layers()
-        )
-        if abs(counted / stated - 1) < _SAME_PARAMS:
-            return targets
-    return Lora().targets
-
-
-def _keeps_16_bit(row: Row, layout: Layout) -> bool:
-    """PEFT upcasts nothing of a GPTQ model, and the Trainer prepares nothing under FSDP."""
-    is_gptq = re.search(r"gptq|awq", row["tuning"].lower()) is not None
-    return is_gptq or layout.sharding is Sharding.ZERO3
-
-
-def _offload(text: str) -> Offload:
-    if text in ("", "none"):
-        return Offload.NONE
-    if "activations" in text:
-        return Offload.ACTIVATIONS
-    return Offload.STATE if "params" in text else Offload.OPTIMIZER

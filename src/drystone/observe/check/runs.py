@@ -19,13 +19,9 @@ from drystone.describe.machine import Link, Machine, default_machine, find_link
 from drystone.describe.model import ModelSpec
 from drystone.describe.recipe import Recipe
 from drystone.errors import DrystoneError, RequestError, UnreadableFile, reason_of
-from drystone.observe.check.columns import (
-    number_of,
-    parse_layout,
-    parse_recipe,
-    whole_number_of,
-)
+from drystone.observe.check.columns import number_of, parse_layout, whole_number_of
 from drystone.observe.check.model import parse_shape
+from drystone.observe.check.recipe_columns import parse_recipe
 from drystone.units import GiB
 
 REQUIRED_COLUMNS = (
@@ -201,13 +197,35 @@ def machine_of(run: PublishedRun) -> Machine:
     return default_machine(gpu, gpus_per_node=run.gpus_per_node, inter=inter)
 
 
+# Gigabits, not the gigabytes of NVLink and PCIe; a `G` alone only after a number of ports.
+_RATE = (
+    r"(?:(?P<before>\d+)\s*[x*]\s*)?(?P<rate>\d+(?:\.\d+)?)\s*(?P<unit>[GT])"
+    r"(?:b(?:ps|/s|it/s|it|E)?|(?<=\dG)(?(before)\b|(?!)))(?:\s*[x*]\s*(?P<after>\d+))?"
+)
+# What one port of InfiniBand carries, by generation: EDR, HDR, NDR, XDR.
+_PORT_GIGABITS = (100, 200, 400, 800)
+
+
+def _is_port(text: str, match: re.Match[str], gigabits: float) -> bool:
+    """Whether a rate is that of one port, as `InfiniBand NDR 400 Gb/s`: each GPU has one."""
+    if match.group("before") or match.group("after") or re.search(r"/\s*node|per node", text):
+        return False
+    generation = re.search(r"\b(EDR|HDR|NDR|XDR)\b", text)
+    if generation:
+        return gigabits == _PORT_GIGABITS[("EDR", "HDR", "NDR", "XDR").index(generation.group(1))]
+    return (
+        gigabits in _PORT_GIGABITS[:3] and re.search(r"\bIB\b|infiniband", text, re.I) is not None
+    )
+
+
 def _stated_network(text: str, gpus_per_node: int) -> Link | None:
-    """A rate such as `400 Gb/s RDMA per GPU`, `4x100Gb/node` or `1600 Gbps/node`, per GPU."""
-    match = re.search(r"(?:(\d+)\s*x\s*)?(\d+(?:\.\d+)?)\s*Gb(?:ps|/s|it/s)?", text)
+    """A rate such as `400 Gb/s RDMA per GPU`, `8x400G`, `1.6 Tb/s` or `HDR 200 Gb/s`, per GPU."""
+    match = re.search(_RATE, text)
     if match is None:
         return None
-    gigabits = float(match.group(1) or 1) * float(match.group(2))
-    if "per GPU" not in text:
+    stated = float(match.group("rate")) * (1000 if match.group("unit") == "T" else 1)
+    gigabits = float(match.group("before") or match.group("after") or 1) * stated
+    if not re.search(r"per GPU|/GPU|a GPU", text) and not _is_port(text, match, gigabits):
         gigabits = gigabits / gpus_per_node
     # What InfiniBand NDR reaches of its line rate, and its latency, stand for any RDMA network.
     known = find_link("InfiniBand NDR")

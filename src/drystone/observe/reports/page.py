@@ -70,10 +70,12 @@ def report_lines(reports: Sequence[RunReport]) -> list[Line]:
         line("mean completion", lambda report: report.mean_completion_seconds, _seconds, -1),
         line("median", lambda report: report.median_completion_seconds, _seconds, -1),
         line("99th percentile", lambda report: report.p99_completion_seconds, _seconds, -1),
-        line("x lower bound", lambda report: report.lower_bound_ratio, lambda x: f"{x:.3f}", -1),
+        line("x lower bound", lambda report: report.lower_bound_ratio, _ratio, -1),
         line("queued", lambda report: report.mean_queue_seconds, _seconds, -1),
         line("makespan", lambda report: report.makespan_seconds, _seconds, -1),
     ]
+    shared = line("x shared bound", lambda report: report.shared_bound_ratio, _ratio, -1)
+    lines += [] if all(map(math.isnan, shared.values)) else [shared]
     types = dict.fromkeys(gpu for report in reports for gpu in report.utilisation)
     lines += [line(f"{gpu} used", partial(_used, gpu), _share) for gpu in types]
     lines.append(line("restarts", lambda report: report.num_restarts, _count, -1))
@@ -100,7 +102,7 @@ def report_lines(reports: Sequence[RunReport]) -> list[Line]:
         )
     over = reports[0].fairness_over if reports else "jobs"
     lines += [
-        line(f"fairness over {over}", lambda report: report.fairness, lambda x: f"{x:.3f}", 1),
+        line(f"fairness over {over}", lambda report: report.fairness, _ratio, 1),
         line("time a decision", lambda report: report.mean_decision_seconds, _seconds, -1),
         line("longest decision", lambda report: report.most_decision_seconds, _seconds, -1),
     ]
@@ -117,6 +119,10 @@ def _seconds(seconds: float) -> str:
 
 def _count(number: float) -> str:
     return f"{number:,.0f}"
+
+
+def _ratio(ratio: float) -> str:
+    return f"{ratio:.3f}"
 
 
 def _share(share: float) -> str:

@@ -1,4 +1,4 @@
-"""Pipelines over groups of unlike GPUs for many numbers of GPUs at once, as options of a job.
+"""Pipelines over groups of GPUs for many numbers of GPUs at once, as options of a job.
 
 The exact search (`search`) answers for one pool. A scheduler wants hundreds of pools, so here each
 group brings a few splits of each count that use all its GPUs, fast ones and roomy ones, and every
@@ -29,10 +29,12 @@ from drystone.plan.groups.splits import DEEPEST, GroupSplits, Setting, full_spli
 from drystone.plan.plan import Plan
 
 # By number of groups: splits of each that are combined with those of the others.
-_NUM_SPLITS: Final = {2: 4, 3: 3, 4: 2}
+_NUM_SPLITS: Final = {1: 4, 2: 4, 3: 3, 4: 2}
 # By number of groups: counts of each type that are tried, the largest and its halves.
 _NUM_COUNTS: Final = {3: 4, 4: 3, 5: 2}
 _NUM_WORKED_OUT: Final = 6  # of each pool
+_SIMPLER: Final = 0.999  # of two ways that take about the same time, the simpler one
+_MAX_OF_RUNS: Final = 8  # GPUs of one type in one node, as two runs of unlike stages
 _MAX_TYPES: Final = 6  # at once; the sets of more than that are too many
 
 
@@ -71,6 +73,23 @@ class GroupWays:
         )
 
 
+def pair_grid(most: int) -> tuple[int, ...]:
+    """Counts tried beside another type: powers of two, half-way between from four on, `most`."""
+    counts = {most}
+    power = 1
+    while power <= most:
+        counts.add(power)
+        if power >= 4 and power * 3 // 2 <= most:
+            counts.add(power * 3 // 2)
+        power *= 2
+    return tuple(sorted(counts))
+
+
+def run_grid(most: int) -> tuple[int, ...]:
+    """Counts tried in one pipeline: all up to those of two runs, and those of `pair_grid`."""
+    return tuple(sorted({*range(1, min(most, _MAX_OF_RUNS) + 1), *pair_grid(most)}))
+
+
 def part_of(pool: Pool, counts: Sequence[int]) -> Pool:
     """So many GPUs of each type of a pool, joined as all of them are."""
     groups = [
@@ -90,17 +109,19 @@ def group_ways(
     *,
     is_for_runtime: bool,
 ) -> GroupWays | None:
-    """For each pool of at least two types its pipeline, where it takes less than the limits.
+    """For each pool its pipeline, where it takes less than the limits.
+
+    Of one type alone its stages have unlike layers, in one run or two (`cells/unlike` tries more).
 
     `grids` are the counts of each type that are tried, ascending, and `limits` are seconds by type
     and count of the grid. With `is_for_runtime` only what our own runtime executes. None if there
     is no such pipeline.
     """
-    if len(grids) < 2 or (is_for_runtime and not has_plain_blocks(model)):
+    if is_for_runtime and not has_plain_blocks(model):
         return None
     table = _Table.make(model, recipe, pool, grids, is_for_runtime=is_for_runtime)
-    found: list[tuple[IntArray, Pipelines]] = []
-    for number in range(2, min(len(grids), _MAX_TYPES, model.num_layers) + 1):
+    found = _runs_of_one_type(table, pool, limits)
+    for number in range(1, min(len(grids), _MAX_TYPES, model.num_layers) + 1):
         rows = table.choose(number)
         for columns in combinations(range(len(grids)), number):
             counts = _counts_of([grids[column] for column in columns], number)
@@ -108,6 +129,7 @@ def group_ways(
                 [limits[column][places] for column, places in zip(columns, counts.T, strict=True)],
                 axis=0,
             )
+            limit = limit if number > 1 else _SIMPLER * limit
             best = table.best(columns, counts, [rows[column] for column in columns], limit)
             if best is not None:
                 places, pipelines = best
@@ -134,13 +156,43 @@ def group_ways(
     )
 
 
+def _runs_of_one_type(
+    table: _Table, pool: Pool, limits: Sequence[FloatArray]
+) -> list[tuple[IntArray, Pipelines]]:
+    """Pipelines of two runs of stages on GPUs of one type, in one node; the best of each count."""
+    rows = table.choose(2)
+    found: list[tuple[IntArray, Pipelines]] = []
+    for column, group in enumerate(pool.groups):
+        most = min(_MAX_OF_RUNS, group.count, group.machine.gpus_per_node)
+        # Up to `most` the grid has every count, so a count's place is the one before it.
+        pairs = [(a - 1, b - 1) for b in range(1, most) for a in range(1, min(b, most - b) + 1)]
+        if not pairs:
+            continue
+        counts = np.array(pairs, dtype=np.int64)
+        total = counts.sum(axis=1) + 2
+        limit = _SIMPLER * limits[column][total - 1]
+        best = table.best((column, column), counts, [rows[column]] * 2, limit)
+        if best is None:
+            continue
+        places, pipelines = best
+        order = np.lexsort((pipelines.step_seconds, total[places]))
+        order = order[np.diff(total[places][order], prepend=0) > 0]
+        whole = np.zeros((len(order), len(pool.groups)), dtype=np.int64)
+        whole[:, column] = total[places][order]
+        found.append((whole, pipelines.take(order)))
+    return found
+
+
 def _counts_of(grids: list[tuple[int, ...]], number: int) -> IntArray:
-    """Places in the grids, one row a pool: all of two types, the largest and its halves of more."""
+    """Places in the grids, one row a pool: of two types all that are tried beside another type.
+
+    Of more types the largest of each and its halves; of one all.
+    """
     tried = []
     for grid in grids:
-        wanted = set(grid)
+        wanted = set(grid) if number == 1 else set(pair_grid(grid[-1]))
         if number > 2:
-            wanted = {grid[-1] >> halvings for halvings in range(_NUM_COUNTS.get(number, 1))}
+            wanted &= {grid[-1] >> halvings for halvings in range(_NUM_COUNTS.get(number, 1))}
         tried.append([place for place, count in enumerate(grid) if count in wanted])
     return np.array(list(product(*tried)), dtype=np.int64)
 

@@ -89,18 +89,12 @@ def pipeline_search(model: ModelSpec, recipe: Recipe, pool: Pool) -> PipelineSea
             for size in sizes
         ]
 
-    def accepts(found: Pipeline) -> bool:
-        high = _stage_memory(model, recipe, pool, found).required_range().high
-        groups = found.setting.splits.group_index[found.rows]
-        usable = [pool.groups[index].gpu.usable_bytes for index in groups]
-        return bool((high <= np.array(usable)).all())
-
     return PipelineSearch(
         settings=settings,
         num_layers=model.num_layers,
         host_seconds=max(host_seconds(model, recipe, group) for group in pool.groups),
         orders=group_orders(tuple(group.gpu.usable_bytes for group in pool.groups)),
-        accepts=accepts,
+        accepts=lambda found: memory_fits(model, recipe, pool, found),
     )
 
 
@@ -112,6 +106,14 @@ def micro_batch_sizes(recipe: Recipe) -> tuple[int, ...]:
 def host_seconds(model: ModelSpec, recipe: Recipe, group: GpuGroup) -> float:
     """Seconds of the host, once a step."""
     return prepare(model, recipe, group.machine, None).step_host_seconds
+
+
+def memory_fits(model: ModelSpec, recipe: Recipe, pool: Pool, found: Pipeline) -> bool:
+    """Whether each stage fits with the layers that it really has."""
+    high = _stage_memory(model, recipe, pool, found).required_range().high
+    groups = found.setting.splits.group_index[found.rows]
+    usable = [pool.groups[index].gpu.usable_bytes for index in groups]
+    return bool((high <= np.array(usable)).all())
 
 
 def _stage_memory(model: ModelSpec, recipe: Recipe, pool: Pool, found: Pipeline) -> MemoryEstimates:

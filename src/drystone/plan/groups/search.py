@@ -101,6 +101,8 @@ class PipelineSearch:
     host_seconds: float  # once a step
     orders: tuple[tuple[int, ...], ...]  # of the groups
     accepts: Callable[[Pipeline], bool]  # the last word, on its memory
+    below_seconds: float = float("inf")  # slower ones are of no interest
+    may_combine: Callable[[GroupSplits, tuple[IntArray, ...]], BoolArray] | None = None
 
     def solve(self) -> Pipeline | None:
         """The optimum; None if nothing fits."""
@@ -109,10 +111,13 @@ class PipelineSearch:
             few = tuple(_fastest(setting.splits, rows, _SEED_SPLITS) for rows in setting.choices)
             best = self._search(setting, few, best)
         for setting in self.settings:
-            below_seconds = _seconds(best) - self.host_seconds
+            below_seconds = self._limit(best) - self.host_seconds
             choices = splits_worth_trying(setting, self.num_layers, below_seconds)
             best = self._search(setting, choices, best)
         return best
+
+    def _limit(self, best: Pipeline | None) -> float:
+        return self.below_seconds if best is None else best.step_seconds
 
     def _search(
         self, setting: Setting, choices: tuple[IntArray, ...], best: Pipeline | None
@@ -121,9 +126,11 @@ class PipelineSearch:
         if not all(len(rows) for rows in choices):
             return best
         bounds = layer_bound_seconds(setting, choices) * self.num_layers + self.host_seconds
+        if self.may_combine is not None:
+            bounds = np.where(self.may_combine(setting.splits, choices), bounds, np.inf)
         shape, bounds = bounds.shape, bounds.ravel()
-        for block in _ascending(bounds, max(1, _BLOCK // len(self.orders)), _seconds(best)):
-            block = block[bounds[block] < _seconds(best)]
+        for block in _ascending(bounds, max(1, _BLOCK // len(self.orders)), self._limit(best)):
+            block = block[bounds[block] < self._limit(best)]
             if not len(block):
                 break
             places = np.unravel_index(block, shape)
@@ -139,10 +146,10 @@ class PipelineSearch:
     ) -> Pipeline | None:
         """The best of some pipelines, if it is better: by their tighter bound."""
         found = make_candidates(setting, pipelines, self.num_layers)
-        found = found.take(may_beat(found, self.num_layers, _seconds(best) - self.host_seconds))
+        found = found.take(may_beat(found, self.num_layers, self._limit(best) - self.host_seconds))
         bounds = order_bound_seconds(found, self.num_layers) + self.host_seconds
-        for chunk in _ascending(bounds, _CHUNK, _seconds(best)):
-            chunk = chunk[bounds[chunk] < _seconds(best)]
+        for chunk in _ascending(bounds, _CHUNK, self._limit(best)):
+            chunk = chunk[bounds[chunk] < self._limit(best)]
             if not len(chunk):
                 break
             best = self._improve(setting, found.pipelines[chunk], best)
@@ -156,7 +163,7 @@ class PipelineSearch:
             setting, pipelines, num_layers=self.num_layers, host_seconds=self.host_seconds
         )
         for index in np.argsort(found.step_seconds, kind="stable"):
-            if not found.step_seconds[index] < _seconds(best):
+            if not found.step_seconds[index] < self._limit(best):
                 break
             picked = found.pick(int(index))
             if self.accepts(picked):
@@ -170,10 +177,6 @@ def group_orders(usable_bytes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     if len(usable_bytes) <= ALL_ORDERS:
         return tuple(permutations(everyone))
     return (tuple(sorted(everyone, key=lambda index: -usable_bytes[index])),)
-
-
-def _seconds(best: Pipeline | None) -> float:
-    return float("inf") if best is None else best.step_seconds
 
 
 def _ascending(bounds: FloatArray, size: int, below: float) -> list[IntArray]:

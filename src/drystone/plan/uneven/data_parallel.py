@@ -22,7 +22,7 @@ import numpy.typing as npt
 from drystone.describe.layout import Sharding
 from drystone.describe.model import ModelSpec, ModuleSpec
 from drystone.describe.pool import GpuGroup, Pool
-from drystone.describe.recipe import WHOLE_MATRIX_OPTIMIZERS, Recipe
+from drystone.describe.recipe import OPTIMIZERS, Recipe
 from drystone.estimate.layer import (
     LayerSeconds,
     compute_memory_bytes,
@@ -62,7 +62,7 @@ def plan_uneven(model: ModelSpec, recipe: Recipe, pool: Pool) -> Plan | Assignme
 
     With the state divided and layer by layer, or, where that fits and is faster, all of it on each.
     """
-    if recipe.optimizer in WHOLE_MATRIX_OPTIMIZERS and pool.num_gpus > 1:
+    if OPTIMIZERS[recipe.optimizer].needs_whole_matrices and pool.num_gpus > 1:
         return _plan_whole(model, recipe, pool)
     layered = _plan_layered(model, recipe, pool)
     whole = _plan_whole(model, recipe, pool) if len(pool.groups) > 1 else layered

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from drystone.describe.layout import Sharding
 from drystone.describe.machine import Link, Machine
 from drystone.describe.model import ModelSpec
-from drystone.describe.recipe import WHOLE_MATRIX_OPTIMIZERS, Recipe
+from drystone.describe.recipe import OPTIMIZERS, Recipe
 from drystone.estimate.layer import compute_memory_bytes, layer_seconds, sharded_state_bytes
 from drystone.estimate.memory.layer_major import layer_major_recipe
 from drystone.estimate.time.network import Ring, make_ring
@@ -92,7 +92,7 @@ def equal_speeds(
     )
     held = memory + state / ranks
     fits = held <= machine.gpu.usable_bytes
-    if recipe.optimizer in WHOLE_MATRIX_OPTIMIZERS:
+    if OPTIMIZERS[recipe.optimizer].needs_whole_matrices:
         fits = fits & (ranks == 1)
     seconds = np.where(fits, seconds, np.inf)
     best = seconds.argmin(axis=1)
@@ -114,7 +114,7 @@ def pair_speeds(
     """
     ways = [_layered_pairs(model, layer_major_recipe(recipe), machines, between, counts)]
     ways += [_whole_pairs(model, mine, machines, between, counts) for mine in whole_recipes(recipe)]
-    if recipe.optimizer in WHOLE_MATRIX_OPTIMIZERS:  # layer by layer, each rank has pieces
+    if OPTIMIZERS[recipe.optimizer].needs_whole_matrices:  # layer by layer, each rank has pieces
         ways[0] = (np.full_like(ways[0][0], np.inf), ways[0][1])
     seconds, full = (np.stack(some) for some in zip(*ways, strict=True))
     best = seconds.argmin(axis=0)

@@ -5,6 +5,7 @@ Exit codes and the ends of logs are told apart so as to be treated apart.
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from drystone.run.control.hardware import find_hardware_sign
 from drystone.run.control.journal import Journal
 from drystone.run.control.launches import LaunchOrder
 from drystone.run.control.lessons import memory_lesson
+from drystone.run.control.live_state import LiveJob
 from drystone.run.control.notes import Drained
 from drystone.run.control.progress import RunProgress
 from drystone.run.engines.agent.client import AgentGone, AgentRefused
@@ -230,6 +232,24 @@ def ending_events(
             retry_seconds=now + wait_seconds(fault.kind, number),
         ),
     ]
+
+
+def left_early(record: JobRecord, progress: RunProgress, live: LiveJob) -> str:
+    """Why a script that ended well has not finished: somebody else asked it to leave.
+
+    A script that ends where it ended before means it, whether it began there or anew: it is done.
+    """
+    batch = record.spec.global_batch
+    num_steps = math.ceil(record.spec.total_samples / batch)
+    is_at_end = progress.step + max(1, progress.largest_stride) >= num_steps
+    has_left_before = live.faults.get(FaultKind.PREEMPTED.value, 0) > 0
+    ends_there_again = has_left_before and progress.step * batch == live.furthest_samples
+    if progress.step <= progress.first_step or is_at_end or ends_there_again:
+        return ""
+    return (
+        f"it left at step {progress.step} of {num_steps}, with exit code 0 and without a report "
+        '{"event": "finished"}'
+    )
 
 
 def read_log_ends(engine: Engine, order: LaunchOrder) -> dict[int, str]:

@@ -104,7 +104,7 @@ class Journal:
         with closing(store.read_needed()) as events:
             self.sequence = self.live.record_all(events)
         if isinstance(clock, SteadyClock):
-            clock.start_after(self.live.state.now_seconds)
+            clock.start_after(self.live.last_seconds)
         if recover is not None:  # with the nodes that are rented and still run
             cluster = recover(self.live)
         if not self.live.state.nodes:

@@ -12,6 +12,7 @@ DRYSTONE_PROGRESS                 append one JSON object a line: {"event": "step
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from drystone.run.state import JobRecord
 from drystone.run.succession import STANDBY_VARIABLE
 
 COLLECTIVE_TIMEOUT_SECONDS: Final = 120.0
+MIN_STEPS_TO_TRY: Final = 1000  # left to a job before other plans are tried: some 20 steps more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +119,9 @@ def seat_ranks(seats: Sequence[Seat], plan: Plan | None) -> list[Seat]:
     by_gpu: dict[str, list[Seat]] = {}
     for seat in seats:
         by_gpu.setdefault(seat.gpu, []).append(seat)
+    for mine in by_gpu.values():  # fuller nodes first: tensor-parallel ranks stay in one
+        shares = Counter(seat.node for seat in mine)
+        mine.sort(key=lambda seat: -shares[seat.node])
     return [
         by_gpu[share.gpu].pop(0)
         for stage in plan.stages
@@ -140,6 +145,7 @@ def make_order(
     owner_variables: Mapping[str, str] | None = None,
     run_as: str = "",
     replaces: int = 0,
+    rivals: Sequence[Plan] = (),
 ) -> LaunchOrder:
     """What each node's agent is to start. Writes the plan beside the job's checkpoints."""
     checkpoints, home = folder / "checkpoints", folder / f"epoch-{epoch}"
@@ -165,11 +171,14 @@ def make_order(
         variables["DRYSTONE_PLAN"] = str(home / "plan.json")
     if cluster.is_emulated:
         variables |= emulation(plan, cluster)
+    if rivals:
+        _save_rivals(home / "rivals", rivals, cluster)
     arguments = (
         _own_command(job.command, given)
         if job.is_command
         else _runtime_arguments(job, home / "plan.json", plan, num_steps, checkpoints)
     )
+    arguments += ["--rivals", str(home / "rivals")] if rivals else []
     work = job.folder if job.is_command else str(folder)
     account = account_name(run_as, job.owner)
     if account:
@@ -194,6 +203,16 @@ def make_order(
         requests=_by_node(common, seats, cluster),
         replaces=replaces,
     )
+
+
+def _save_rivals(folder: Path, rivals: Sequence[Plan], cluster: ClusterSpec) -> None:
+    """Plans that the ranks try, each with the pace of emulated devices under it."""
+    folder.mkdir(exist_ok=True)
+    for number, rival in enumerate(rivals, start=1):
+        save_plan(rival, folder / f"{number}.json")
+        if cluster.is_emulated:
+            pace = emulation(rival, cluster)["DRYSTONE_EMULATE"]
+            (folder / f"{number}.emulate").write_text(pace, encoding="utf-8")
 
 
 def _by_node(
@@ -322,12 +341,18 @@ def order_launch(
     job = journal.live.jobs[record.spec.id].job
     plan = journal.plan_of(record.spec, record.option)
     seats = seat_ranks(seats, plan)
+    num_steps = count_steps(job, journal.book.shape(job))
+    done_steps = int(record.done_samples // record.spec.global_batch)
+    rivals: Sequence[Plan] = ()
+    if plan is not None and not job.is_command and num_steps - done_steps >= MIN_STEPS_TO_TRY:
+        rivals = journal.book.rivals(job, journal.book.counts_of(job, record.option), plan)
     order = make_order(
         job,
         job_id=record.spec.id,
         epoch=record.num_starts,
-        num_steps=count_steps(job, journal.book.shape(job)),
+        num_steps=num_steps,
         plan=plan,
+        rivals=rivals,
         seats=seats,
         rendezvous=engine.rendezvous(seats[0].node),
         cluster=journal.cluster,
@@ -337,7 +362,7 @@ def order_launch(
         run_as=run_as,
         replaces=replaces,
     )
-    return replace(order, done_steps=int(record.done_samples // record.spec.global_batch))
+    return replace(order, done_steps=done_steps)
 
 
 def busy_devices(

@@ -1,4 +1,4 @@
-"""What does a run teach about its kind of work? Speeds, paces of ranks, memory too small."""
+"""What does a run teach about its kind of work? Speeds, paces, plans tried, memory too small."""
 
 from __future__ import annotations
 
@@ -47,6 +47,29 @@ def speed_lesson(journal: Journal, record: JobRecord, samples_per_second: float)
             gpus=book.named(counts),
             estimated_samples_per_second=estimated,
             measured_samples_per_second=samples_per_second,
+        )
+    ]
+
+
+def trial_lesson(journal: Journal, record: JobRecord, progress: RunProgress) -> list[Event]:
+    """Which of the plans that the launch tried is the fastest, if that is new."""
+    job_id = record.spec.id
+    if not progress.kept or job_id in journal.unplannable.by_job:
+        return []
+    book, job = journal.book, journal.live.jobs[job_id].job
+    counts = book.counts_of(job, record.option)
+    gpus = book.named(counts)
+    if book.lesson(job).kept.get(gpus) == progress.kept:
+        return []
+    return [
+        Learned(
+            time_seconds=journal.now(),
+            job_id=job_id,
+            work=work_of(job),
+            gpus=gpus,
+            estimated_samples_per_second=max(book.estimated_speed(job, counts), 1e-9),
+            trials=progress.trials,
+            kept=progress.kept,
         )
     ]
 

@@ -7,8 +7,8 @@ runs have taught. All of it comes from the log, so a controller that starts agai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from drystone.describe.cluster import NodeSpec
@@ -16,6 +16,8 @@ from drystone.describe.files.cluster import ClusterSpec
 from drystone.describe.job import TrainingJob
 from drystone.errors import DrystoneError
 from drystone.run.control.access import Access, Spending
+from drystone.run.control.changes import Changes
+from drystone.run.control.lesson import Lesson
 from drystone.run.control.notes import (
     ClusterDescribed,
     Decided,
@@ -40,17 +42,10 @@ from drystone.run.events import (
     Failed,
     Finished,
     Interrupted,
-    NodeAdded,
-    NodeJoined,
-    NodeLost,
-    NodeReclaimed,
-    NodeReleased,
-    NodeRemoved,
     Paused,
     PriceChanged,
     Progressed,
     Refused,
-    ReleaseAsked,
     Started,
     StartFailed,
     Stopped,
@@ -94,16 +89,6 @@ class LiveJob:
         return sum(count for kind, count in self.faults.items() if kind not in BLAMELESS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lesson:
-    """What is known about one kind of work."""
-
-    speeds: Mapping[tuple[tuple[str, int], ...], float] = field(default_factory=dict)  # measured
-    factors: Mapping[tuple[tuple[str, int], ...], float] = field(default_factory=dict)
-    memory_share: float = 1.0  # true need over estimate, at least
-    paces: tuple[tuple[str, int, float], ...] = ()  # as in `Learned`; plans are made with them
-
-
 class LiveState:
     """The fold: `check` an event, write it to the log, then `record` it."""
 
@@ -129,7 +114,7 @@ class LiveState:
         What is in the log must be foldable for ever, so this comes before writing.
         """
         states: dict[str, JobState] = {}
-        rows = _Rows(self.state)
+        rows = Changes(self.state)
         for event in events:
             job_id = job_of(event)
             if isinstance(event, Note) or not job_id:
@@ -179,6 +164,12 @@ class LiveState:
             except Exception as error:
                 raise log_damage(last, error) from error
         return last
+
+    @property
+    def last_seconds(self) -> float:
+        """When it was written last: what a policy remembers may be newer than all that happened."""
+        noted = self.remembered.time_seconds if self.remembered is not None else 0.0
+        return max(self.state.now_seconds, noted)
 
     def missing_rows(self, cluster: ClusterSpec) -> list[int]:
         """The nodes of the log that are not in a cluster any more."""
@@ -291,7 +282,7 @@ class LiveState:
             case Launched() | Decided() | Warned():
                 _note_of_job(self.jobs[note.job_id], note)
             case Learned():
-                self._learn(note)
+                self.lessons[note.work] = self.lessons.get(note.work, Lesson()).after(note)
             case FilesKept(folder_id=folder_id):
                 self.folder_id = folder_id
             case Remembered():
@@ -324,62 +315,6 @@ class LiveState:
             now, jobs, active = self.state.now_seconds, self.state.jobs, self.state.active
             self.state = ClusterState(nodes, now_seconds=now, jobs=jobs, active=active)
         self.described = note
-
-    def _learn(self, note: Learned) -> None:
-        lesson = self.lessons.get(note.work, Lesson())
-        if note.measured_samples_per_second > 0:
-            factor = note.measured_samples_per_second / note.estimated_samples_per_second
-            lesson = replace(
-                lesson,
-                speeds={**lesson.speeds, note.gpus: note.measured_samples_per_second},
-                factors={**lesson.factors, note.gpus: factor},
-            )
-        if note.memory_share > 0:
-            lesson = replace(lesson, memory_share=max(lesson.memory_share, note.memory_share))
-        if note.paces:  # estimates have them from now on: factors of earlier ones say nothing
-            lesson = replace(lesson, paces=note.paces, factors={})
-        self.lessons[note.work] = lesson
-
-
-class _Rows:
-    """Whether nodes may come and go as events say, one after the other."""
-
-    def __init__(self, state: ClusterState) -> None:
-        self._state = state
-        self._num_nodes, self._gone = len(state.nodes), set(state.gone)
-
-    def check(self, event: Event, states: Mapping[str, JobState]) -> None:
-        """Raise if it cannot follow; `states` are those of jobs that earlier events changed."""
-        match event:
-            case NodeAdded(node=row, spec=spec) | NodeJoined(node=row, spec=spec):
-                self._check_row(row, spec)
-            case NodeLost(node=row) | NodeRemoved(node=row) | NodeReleased(node=row):
-                self._check_leaving(row, states, is_lost=isinstance(event, NodeLost))
-            case NodeReclaimed(node=row):
-                self._check_leaving(row, states, is_lost=False)
-            case ReleaseAsked(node=row):
-                self._check_leaving(row, states, is_lost=True)
-                self._state.rentals.check_rented(row)
-            case _:
-                pass
-
-    def _check_row(self, row: int, spec: NodeSpec) -> None:
-        if row == self._num_nodes:
-            self._num_nodes += 1
-        elif row in self._gone and self._state.nodes[row].gpu == spec.gpu:
-            self._gone.remove(row)
-        else:
-            raise DrystoneError(f"node {spec.id} cannot have row {row}")
-
-    def _check_leaving(self, row: int, states: Mapping[str, JobState], *, is_lost: bool) -> None:
-        if row >= self._num_nodes or row in self._gone:
-            raise DrystoneError(f"there is no node in row {row} that could leave")
-        for job_id, record in self._state.active.items():
-            is_there = any(one == row for one, _ in record.placement)
-            if is_there and states.get(job_id, record.state) is JobState.RUNNING:
-                raise DrystoneError(f"node {row} leaves while job {job_id} runs on it")
-        if not is_lost:
-            self._gone.add(row)
 
 
 def _leaves_running(record: JobRecord, event: Event) -> bool:

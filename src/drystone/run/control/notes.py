@@ -91,6 +91,9 @@ class Learned(Note, frozen=True):
     memory_share: float = 0.0  # it needs more than this many times the estimate; 0: nothing new
     # by GPU type: micro-batch, and seconds that ranks computed on it over the formulas'
     paces: tuple[tuple[str, int, float], ...] = ()
+    # plans that a launch tried for a few steps: words, estimated and measured seconds of a step
+    trials: tuple[tuple[str, float, float], ...] = ()
+    kept: str = ""  # the words of the fastest of them
 
 
 class Decided(Note, frozen=True):

@@ -37,9 +37,10 @@ from drystone.errors import NothingFits
 from drystone.estimate.module.tracer import probe_module
 from drystone.plan.options import JobOptions, job_options
 from drystone.plan.plan import Plan
+from drystone.plan.rivals import plan_words, rival_plans
 from drystone.plan.search import plan_executable, priced
 from drystone.plan.uneven.modules import plan_module
-from drystone.run.control.live_state import Lesson
+from drystone.run.control.lesson import Lesson
 from drystone.run.data_look import look_at_data
 from drystone.run.engines.agent.environment import job_environment
 
@@ -192,7 +193,27 @@ class OptionBook:
             plan = listed.planned.plan(row)
         else:
             plan = self._plan_unlisted(job, counts, basis)
+        kept = self.lesson(job).kept.get(self.named(counts))
+        if plan is not None and kept:
+            rivals = self._rivals(job, counts, plan)
+            plan = next((rival for rival in rivals if plan_words(rival) == kept), plan)
         return priced(plan, self.cluster.dollars_per_gpu_hour) if plan is not None else None
+
+    def rivals(self, job: TrainingJob, counts: Counts, plan: Plan) -> tuple[Plan, ...]:
+        """Other plans that a launch should try for a few steps: the estimate may be wrong.
+
+        None once they were tried, by whatever job of the same work.
+        """
+        is_known = self.named(counts) in self.lesson(job).kept
+        return () if is_known else self._rivals(job, counts, plan)
+
+    def _rivals(self, job: TrainingJob, counts: Counts, plan: Plan) -> tuple[Plan, ...]:
+        shape, named = self.shape(job), dict(self.named(counts))
+        if not isinstance(shape, ModelSpec) or len(named) != 1:
+            return ()
+        [group] = self._pool(job, named, _basis(self.lesson(job))).groups
+        unpriced = replace(plan, dollars_per_hour=None)
+        return rival_plans(shape, self.recipe(job, shape), group, unpriced)
 
     def _plan_unlisted(self, job: TrainingJob, counts: Counts, basis: _Basis) -> Plan | None:
         """For a job that has GPUs which are no option of its own any more."""
@@ -285,7 +306,10 @@ class OptionBook:
         uses = counts > 0
         mean = uses @ np.array([factors.get(gpu, other) for gpu in self.types]) / uses.sum(axis=1)
         speeds = np.array([listed.estimated.get(row, 0.0) for row in rows]) * mean
-        for at in np.flatnonzero(speeds > 0).tolist() if lesson.speeds else ():
+        # What was measured has its speed also where it is listed no longer: a job may run on it.
+        # Where memory did not suffice, what is not listed does not fit.
+        known = speeds > 0 if listed.basis.memory_share > 1.0 else np.ones(len(rows), dtype=bool)
+        for at in np.flatnonzero(known).tolist() if lesson.speeds else ():
             speeds[at] = lesson.speeds.get(self.named(rows[at])) or speeds[at]
         return OptionSet(
             counts=counts,

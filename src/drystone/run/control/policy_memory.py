@@ -65,7 +65,9 @@ class MemoryKeeper:
         """With other GPU types prices mean something else, with another budget savings do."""
         renting = self._journal.renting
         budget = renting.budget_dollars_per_hour if renting else math.inf
-        return f"{','.join(self._journal.gpu_types)} {budget:g}"
+        # Policies see a GPU type for each place with spot nodes (`schedule/spot_places.py`).
+        spots = [offer.name for offer in (renting.offers if renting else ()) if offer.is_spot]
+        return f"{','.join([*self._journal.gpu_types, *spots])} {budget:g}"
 
 
 def dump_memory(memory: Memory) -> str | None:

@@ -37,6 +37,8 @@ class RunProgress:
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
     by_rank: deque[Report] = field(default_factory=lambda: deque(maxlen=_RANK_STEPS))
     curve: list[tuple[int, float, float]] = field(default_factory=list)  # step, loss, seconds
+    trials: tuple[tuple[str, float, float], ...] = ()  # plans that were tried at the launch
+    kept: str = ""  # the one that goes on
     has_curve: bool = True  # else it is to be read from the launch's file
 
     def drop_curve(self) -> None:
@@ -78,6 +80,8 @@ class RunProgress:
         match report.event:
             case "ready":
                 self.is_ready = True
+            case "tried":
+                self.trials, self.kept = report.trials, report.kept
             case "started":
                 self.step = self.first_step = step
             case "step":

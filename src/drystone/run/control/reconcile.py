@@ -63,7 +63,8 @@ class Reconciler:
         self._renewed_at = -math.inf
         self._untold: Poll | None = None  # the last one, until its round is written down
         self.silent: frozenset[str] = frozenset()  # nodes that did not answer in the last round
-        self.busy: frozenset[str] = frozenset()  # nodes where processes were in the last round
+        # Nodes where processes were in the last round, or may have been: not those that are lost.
+        self.busy: frozenset[str] = frozenset()
         self.troubles = Troubles(also=journal.unplannable)
         self._writer = RoundWriter(journal, self.troubles)
         self._nodes = NodeWatch(journal, self._patience.silence_seconds, self._end_jobs_on)
@@ -117,7 +118,9 @@ class Reconciler:
         poll = self._engine.poll(offsets, self._due_renewals(), self._patience.lease_seconds)
         poll = self._untold = _with_changes(poll, self._untold)
         self.silent = poll.silent
-        self.busy = poll.silent | {part.node for part in poll.launches if not part.is_over}
+        state = self._journal.live.state
+        lost = {state.nodes[row].id for row in state.lost}
+        self.busy = (poll.silent - lost) | {part.node for part in poll.launches if not part.is_over}
         return Observation(poll)
 
     def _due_renewals(self) -> list[Key]:

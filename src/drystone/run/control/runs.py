@@ -6,7 +6,6 @@ before it is made, and agents make each only once, so a step may be cut off anyw
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -18,6 +17,7 @@ from drystone.run.control.failures import (
     FaultKind,
     ending_events,
     judge,
+    left_early,
     read_log_ends,
 )
 from drystone.run.control.handover import Handovers, running_launches
@@ -29,10 +29,8 @@ from drystone.run.control.launches import (
     load_order,
     order_launch,
 )
-from drystone.run.control.lessons import pace_lesson, speed_lesson
-from drystone.run.control.live_state import LiveJob
+from drystone.run.control.lessons import pace_lesson, speed_lesson, trial_lesson
 from drystone.run.control.notes import Launched, Warned
-from drystone.run.control.progress import RunProgress
 from drystone.run.control.round_writer import RoundWriter
 from drystone.run.control.run import Observation, Patience, Run
 from drystone.run.engines.agent.client import AgentGone, AgentRefused
@@ -77,8 +75,10 @@ class RunSupervisor:
         earlier = [key for key in running_launches(job_id, seen) if key != run.key]
         self._handovers.let_begin(run, earlier, seen)
         if run.has_lock or self._take_lock(run):
+            # A node that was lost may be back, and still run what was there before.
+            is_alone = run.order.replaces > 0 or not earlier
             for node in run.order.requests:
-                if node not in parts and node not in seen.silent:
+                if is_alone and node not in parts and node not in seen.silent:
                     self._launch(run, node)
         self._read_reports(record, run, parts.values())
         self._judge(record, run, parts)
@@ -155,9 +155,6 @@ class RunSupervisor:
                 run_as=self._run_as,
                 replaces=0 if replaced is None else replaced[1],
             )
-            if order is None and replaced is not None:
-                self._handovers.refuse(replaced, "the GPUs of the next launch are in use")
-            return order
         except AgentGone:
             return None  # of the node where the ranks are to meet
         except NothingFits as error:
@@ -166,6 +163,10 @@ class RunSupervisor:
             fault = Fault(kind=FaultKind.USER_ERROR, reason=str(error))
         except OSError as error:
             fault = Fault(kind=FaultKind.DISK, reason=str(error))
+        else:
+            if order is None and replaced is not None:
+                self._handovers.refuse(replaced, "the GPUs of the next launch are in use")
+            return order
         self._writer.commit(*ending_events(self._journal, record, fault, None))
         return None
 
@@ -234,6 +235,7 @@ class RunSupervisor:
         done = min(float(progress.step * record.spec.global_batch), record.spec.total_samples)
         lesson = speed_lesson(self._journal, record, speed if seconds > 0 else 0.0)
         lesson += pace_lesson(self._journal, record, progress)
+        lesson += trial_lesson(self._journal, record, progress)
         progressed = Progressed(
             time_seconds=now, job_id=job_id, done_samples=done, samples_per_second=speed
         )
@@ -291,24 +293,6 @@ class RunSupervisor:
                 self._engine.ask(
                     node, "stop", job_id=job_id, epoch=epoch, grace_seconds=grace_seconds, note=""
                 )
-
-
-def left_early(record: JobRecord, progress: RunProgress, live: LiveJob) -> str:
-    """Why a script that ended well has not finished: somebody else asked it to leave.
-
-    A script that ends where it ended before means it, whether it began there or anew: it is done.
-    """
-    batch = record.spec.global_batch
-    num_steps = math.ceil(record.spec.total_samples / batch)
-    is_at_end = progress.step + max(1, progress.largest_stride) >= num_steps
-    has_left_before = live.faults.get(FaultKind.PREEMPTED.value, 0) > 0
-    ends_there_again = has_left_before and progress.step * batch == live.furthest_samples
-    if progress.step <= progress.first_step or is_at_end or ends_there_again:
-        return ""
-    return (
-        f"it left at step {progress.step} of {num_steps}, with exit code 0 and without a report "
-        '{"event": "finished"}'
-    )
 
 
 def silence_fault(run: Run, patience: Patience) -> Fault | None:

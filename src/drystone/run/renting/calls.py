@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -99,6 +99,10 @@ class ProviderCalls(ClusterWatch[ProviderStatus]):
         self._wanted = frozenset()
         self._pool.shutdown(cancel_futures=True)
         self.close(wait_seconds=None)
+
+    def expect(self, rentals: Iterable[Rental]) -> None:
+        """These were there when somebody looked last: one list without them proves nothing."""
+        self.view = replace(self.view, rentals={rental.token: rental for rental in rentals})
 
     def find(self, token: str) -> Rental | None:
         """Ask for one rental by itself."""

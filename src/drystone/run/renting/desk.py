@@ -14,6 +14,7 @@ import secrets
 import socket
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -21,7 +22,7 @@ from typing import Final
 from drystone.describe.cluster import NodeSpec
 from drystone.describe.files.cluster import ClusterSpec
 from drystone.describe.market import Offer
-from drystone.errors import DrystoneError, UnknownName
+from drystone.errors import UnknownName
 from drystone.run.control.journal import Journal, node_added
 from drystone.run.control.live_state import LiveState
 from drystone.run.control.notes import MarketDescribed
@@ -36,6 +37,7 @@ from drystone.run.events import (
     RentalFailed,
     Stopped,
 )
+from drystone.run.rentals import RentedNode
 from drystone.run.renting.calls import ProviderCalls
 from drystone.run.renting.provider import (
     OVER,
@@ -51,6 +53,7 @@ from drystone.run.renting.provider import (
 )
 
 _ROUNDING: Final = 1e-9  # share by which sums of prices may be off
+_LATE_SECONDS: Final = 60.0  # a request that was given up may be carried out so much later
 _LAST_WAITS_SECONDS: Final = (0.0, 0.2, 1.0, 3.0, 5.0)  # before each try to give everything back
 
 
@@ -70,6 +73,7 @@ class RentalDesk:
         self._fleet = ""  # the family, and what tells this log from others
         self._running: dict[str, Rental] = {}  # by name of the node, as last seen
         self._taken_in = 0.0  # when the provider was asked for what was taken in last
+        self._given_up: dict[int, float] = {}  # rentals that were never seen, and since when
 
     @property
     def trouble(self) -> str:
@@ -84,29 +88,28 @@ class RentalDesk:
         Where the provider does not answer they are taken to run: if they do not, they are silent.
         """
         self._fleet = live.market.fleet if live.market is not None else ""
-        try:
+        rented = live.state.rentals.rented
+        self._calls.expect(self._as_known(node) for node in rented.values())
+        with suppress(Exception):  # whatever a provider raises: it is asked again
             self._calls.look()
-            status: ProviderStatus | None = self._calls.view
-        except DrystoneError:
-            status = None
-        for row, rented in live.state.rentals.rented.items():
-            name = live.state.nodes[row].id
-            is_gone = status is not None and self._is_gone(status, self._token(rented.rental))
-            if not is_gone and rented.offer in self._offers:
-                self._joiner.attach(name, self._offers[rented.offer])
-        if status is not None and self._fleet:
+        status = self._calls.view
+        for row, node in rented.items():
+            is_gone = status.rentals[self._token(node.rental)].stage in OVER
+            if not is_gone and node.offer in self._offers:
+                self._joiner.attach(live.state.nodes[row].id, self._offers[node.offer])
+        if status.asked and self._fleet:
             self._note_running(live, status)
         return self._engine.discover()
 
-    def _is_gone(self, status: ProviderStatus, token: str) -> bool:
-        """Whether a rental is over; one that is missing from the list is asked for by itself."""
-        found = status.rentals.get(token)
-        if found is None:
-            try:
-                found = self._calls.find(token)
-            except Exception:  # whatever a provider raises: then nobody knows
-                return False
-        return found is None or found.stage in OVER
+    def _as_known(self, node: RentedNode) -> Rental:
+        """A rental that the log has, as if it had just been seen."""
+        return Rental(
+            token=self._token(node.rental),
+            offer=node.offer,
+            stage=Stage.RUNNING,
+            price_dollars_per_hour=node.price_dollars_per_hour,
+            since_seconds=node.since_seconds,
+        )
 
     def open(self, journal: Journal) -> None:
         """The log is read: say what is on offer, and begin to look."""
@@ -225,8 +228,13 @@ class RentalDesk:
         """What the provider says becomes events, and nodes of the cluster."""
         state, now = journal.live.state, journal.now()
         journal.commit(self._price_events(state.rentals.prices, status.prices, now))
+        failures = self._failures(journal, status)
+        journal.commit(failures)
+        for failed in failures:  # one that was about to join must not
+            self._joiner.detach(node_name(failed.offer, failed.rental), failed.reason)
+            if self._token(failed.rental) not in status.rentals:
+                self._given_up[failed.rental] = time.monotonic()
         self._note_running(journal.live, status)
-        journal.commit(self._failures(journal, status))
         for name, running in self._running.items():
             self._joiner.attach(name, self._offers[running.offer])
         for row, rented in list(state.rentals.rented.items()):
@@ -238,12 +246,17 @@ class RentalDesk:
         self._keep_cap(journal)
 
     def _note_running(self, live: LiveState, status: ProviderStatus) -> None:
-        """Nodes that were asked for and run: they are expected in the cluster."""
+        """Nodes that were asked for and run: they are expected in the cluster.
+
+        The provider's clock may not be ours: none has cost anything before it was asked for.
+        """
         self._running = {}
         for rental, asked in live.state.rentals.asked.items():
             found = status.rentals.get(self._token(rental))
             if found is not None and found.stage is Stage.RUNNING and asked.offer in self._offers:
-                self._running[node_name(asked.offer, rental)] = replace(found, offer=asked.offer)
+                since = max(found.since_seconds, asked.asked_seconds)
+                running = replace(found, offer=asked.offer, since_seconds=since)
+                self._running[node_name(asked.offer, rental)] = running
 
     def _price_events(
         self, known: Mapping[str, float], prices: Mapping[str, float], now: float
@@ -254,9 +267,9 @@ class RentalDesk:
             if name in prices and prices[name] != known.get(name, offer.price_dollars_per_hour)
         ]
 
-    def _failures(self, journal: Journal, status: ProviderStatus) -> list[Event]:
+    def _failures(self, journal: Journal, status: ProviderStatus) -> list[RentalFailed]:
         """Nodes that will not come, or for which we wait no longer."""
-        now, events = journal.now(), list[Event]()
+        now, events = journal.now(), list[RentalFailed]()
         for rental, asked in journal.live.state.rentals.asked.items():
             found = status.rentals.get(self._token(rental))
             reason = ""
@@ -340,6 +353,11 @@ class RentalDesk:
         by_token = {
             self._token(rented.rental): rented.price_dollars_per_hour
             for rented in rentals.rented.values()
+        }
+        by_token |= {
+            self._token(number): self._price(journal, rentals.offers[number])
+            for number, since in self._given_up.items()
+            if time.monotonic() - since <= _LATE_SECONDS
         }
         for token, known in status.rentals.items():
             rental = rental_of(token, self._fleet)

@@ -136,6 +136,15 @@ class SimulatedCloud:
         if offer.reclaims_per_hour > 0:
             kept_hours = dice.expovariate(offer.reclaims_per_hour)
             reclaim = now + delay + kept_hours * HOUR_SECONDS
+        since_opened = now - self._opened_seconds
+        is_out = is_out or offer.is_out_at(since_opened) or offer.is_out_at(since_opened + delay)
+        begins = [
+            self._opened_seconds + outage.from_seconds
+            for outage in offer.outages
+            if outage.from_seconds > since_opened + delay
+        ]
+        if begins:
+            reclaim = min(begins[0], reclaim) if reclaim >= 0 else begins[0]
         return _Request(
             token=token,
             offer=offer.name,

@@ -40,6 +40,9 @@ class SimulatedMarket:
                     offer.name,
                     change.price_dollars_per_hour,
                 )
+            for outage in offer.outages:
+                self.num_changes_to_come += 1
+                time.later(outage.from_seconds, self._begin_outage, offer.name)
         self._plan_price_fault(0.0)
 
     def ask(self, offer_name: str, num_nodes: int, reason: str) -> None:
@@ -59,8 +62,11 @@ class SimulatedMarket:
             )
         )
         for rental in range(first, first + num_nodes):
-            action = self._fail if self._dice.is_out_of_stock() else self._join
-            self._time.later(ready_seconds, action, rental, offer_name)
+            is_out = self._dice.is_out_of_stock() or self._is_out(offer_name, now)
+            # Of what there is none is known at once; what is drawn is known when it should come.
+            action = self._fail if is_out else self._join
+            at_seconds = now if self._is_out(offer_name, now) else ready_seconds
+            self._time.later(at_seconds, action, rental, offer_name)
 
     def release(self, node: int, reason: str) -> None:
         """A rented node is given back."""
@@ -71,7 +77,20 @@ class SimulatedMarket:
         self._time.record(NodeReleased(time_seconds=now, node=node, reason=reason))
         heapq.heappush(self._rows[rented.offer], node)
 
+    def _is_out(self, offer_name: str, now_seconds: float) -> bool:
+        return self._offers[offer_name].is_out_at(now_seconds)
+
+    def _begin_outage(self, time_seconds: float, offer_name: str) -> None:
+        """An offer takes back all its nodes."""
+        self.num_changes_to_come -= 1
+        rented = self._time.state.rentals.rented
+        for node in [row for row, one in rented.items() if one.offer == offer_name]:
+            self._reclaim(time_seconds, node, rented[node].rental)
+
     def _join(self, time_seconds: float, rental: int, offer_name: str) -> None:
+        if self._is_out(offer_name, time_seconds):
+            self._fail(time_seconds, rental, offer_name)
+            return
         offer, state = self._offers[offer_name], self._time.state
         rows = self._rows[offer_name]
         node = heapq.heappop(rows) if rows else len(state.nodes)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import sys
 from pathlib import Path
 
@@ -24,8 +25,10 @@ try:
     import torch._dynamo  # noqa: F401
 
     from drystone.run.train.config import add_flags, read_flags
+    from drystone.run.train.emulate import VARIABLE
     from drystone.run.train.group import joined
     from drystone.run.train.loop import end, train
+    from drystone.run.train.trials import keep_fastest
 except ModuleNotFoundError as missing:
     if missing.name not in ("torch", "transformers"):
         raise
@@ -41,6 +44,9 @@ def main(arguments: list[str] | None = None) -> int:
         config = read_flags(given)
         plan = load_plan(given.plan)
         with joined(timeout_seconds=config.timeout_seconds) as wire:
+            if config.rivals is not None:
+                plan, emulation = keep_fastest(plan, config.rivals, config, wire, sys.stdout)
+                os.environ[VARIABLE] = emulation  # devices pretend what they do under this plan
             ending = train(plan, config, wire, sys.stdout)
             is_first = wire.rank == 0
         if is_first:

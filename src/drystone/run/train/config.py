@@ -26,6 +26,9 @@ class RankConfig(TrainConfig):
     rebalances: bool = option(
         False, "move samples away from stragglers, between steps", flag="rebalance"
     )
+    rivals: Path | None = option(
+        None, "folder of other plans: each is tried for a few steps, the fastest is trained"
+    )
     timeout_seconds: float = option(TIMEOUT_SECONDS, "of a collective", flag="timeout", gt=0)
 
     def saves_after(self, step: int, *, best_interval: int) -> bool:

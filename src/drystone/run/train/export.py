@@ -38,6 +38,7 @@ from drystone.run.train.judgement import BEST
 from drystone.run.train.models.huggingface import Exported, exported_model
 from drystone.run.train.models.lora import merged_weight
 from drystone.run.train.models.peft import adapter_config, adapter_tensors
+from drystone.run.train.models.quantised import PACKED, number_pairs, packed_shape, unpack
 
 FILE_BYTES: Final = 4_000_000_000  # of one file, about; `transformers` itself takes 5e9
 DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -216,6 +217,9 @@ def _stored_shapes(checkpoint: Path, exported: Exported) -> dict[str, tuple[int,
     }
     for stored in exported.weights.values():
         for name, shape in stored.parts:
+            packed = _packed_name(name)
+            if found.get(packed) == packed_shape(torch.Size(shape)):
+                found[name] = shape
             if found.get(name) != shape:
                 raise UnreadableFile(
                     f"{name} is {found.get(name, 'not there')}, the plan says {shape}",
@@ -253,7 +257,13 @@ def _read(
     adapters = [
         f"{base}{end}" for base in bases for end in ("lora_a", "lora_b") if f"{base}{end}" in shapes
     ]
-    values = _load(checkpoint, {name: shapes[name] for name in (*wanted, *adapters)})
+    held = {_packed_name(name) if _packed_name(name) in shapes else name for name in wanted}
+    values = _load(checkpoint, {name: shapes[name] for name in (*sorted(held), *adapters)})
+    for name in wanted:
+        if name not in values:
+            pairs = number_pairs(torch.device("cpu"))
+            packed = values.pop(_packed_name(name))
+            values[name] = unpack(packed, pairs, shapes[name], dtype=torch.float32)
     for name in adapters:
         if name.endswith("lora_a"):
             base = name.removesuffix("lora_a")
@@ -267,9 +277,21 @@ def _read(
 
 
 def _load(checkpoint: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
-    values = {f"{_PREFIX}{name}": torch.empty(*shape) for name, shape in shapes.items()}
+    values = {
+        f"{_PREFIX}{name}": torch.empty(shape, dtype=torch.uint8 if _is_packed(name) else None)
+        for name, shape in shapes.items()
+    }
     dcp.load(values, storage_reader=SafeReader(checkpoint), no_dist=True)
     return {name.removeprefix(_PREFIX): value for name, value in values.items()}
+
+
+def _packed_name(name: str) -> str:
+    """Under which a weight stands where it is kept in four bits."""
+    return f"{name.removesuffix('weight')}{PACKED}"
+
+
+def _is_packed(name: str) -> bool:
+    return name.endswith(f".{PACKED}")
 
 
 def _is_adapter(name: str) -> bool:

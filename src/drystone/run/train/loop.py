@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, TextIO
 
 import torch
 
 from drystone.describe.model import ModuleSpec
-from drystone.describe.recipe import Offload, Precision, Recipe, Tuning
+from drystone.describe.recipe import TRAINED_WEIGHT_BITS, Offload, Precision, Recipe, Tuning
 from drystone.errors import InvalidSpec
 from drystone.plan.checkpoints import checkpoint_interval
 from drystone.plan.plan import Plan
@@ -21,7 +21,13 @@ from drystone.run.train.cells.layout import cell_layout, is_cell
 from drystone.run.train.collectives import Wire
 from drystone.run.train.config import RankConfig
 from drystone.run.train.data import DataRequest, open_source, rank_works
-from drystone.run.train.emulate import VARIABLE, EmulatedDevice, rank_gpus, read_emulation
+from drystone.run.train.emulate import (
+    VARIABLE,
+    EmulatedDevice,
+    Emulation,
+    rank_gpus,
+    read_emulation,
+)
 from drystone.run.train.export import check_export, export_at_end
 from drystone.run.train.judgement import Evaluation, LossWatch, keep_best
 from drystone.run.train.models.layered import compiled
@@ -44,13 +50,21 @@ DTYPES = {
 def train(plan: Plan, config: RankConfig, wire: Wire, stream: TextIO) -> Ending:
     """Train to the last step, or until asked to leave; rank 0 writes a line for each step."""
     emulation = read_emulation(os.environ.get(VARIABLE, ""), plan)
+    with prepared(plan, emulation, config, wire) as trainer:
+        return _Training(trainer, plan, config, stream).run()
+
+
+@contextmanager
+def prepared(
+    plan: Plan, emulation: Emulation | None, config: RankConfig, wire: Wire
+) -> Iterator[Trainer]:
+    """Everything that the plan says, on this rank's device or on what it pretends to be."""
     device = None
     if emulation is not None:
         device = emulation.device_of(wire.rank, rank_gpus(plan)[wire.rank])
     with (device.make_ledger() if device else None) or nullcontext():
         seconds = emulation.seconds if emulation else {}
-        trainer = prepare(plan, config, wire, emulated=device, section_seconds=seconds)
-        return _Training(trainer, plan, config, stream).run()
+        yield prepare(plan, config, wire, emulated=device, section_seconds=seconds)
 
 
 def end(ending: Ending, plan: Plan, config: RankConfig, stream: TextIO) -> None:
@@ -250,8 +264,9 @@ def _build(plan: Plan, config: RankConfig) -> Transformer | UserModule:
         return module
     model = build_model(plan.model, seed=config.seed, on_meta=True)
     model.is_packed = config.pack
-    if plan.recipe.tuning is Tuning.LORA:
-        add_adapters(model, plan.recipe.lora, seed=config.seed)
+    if plan.recipe.tuning is not Tuning.FULL:
+        is_quantised = plan.recipe.tuning is Tuning.QLORA
+        add_adapters(model, plan.recipe.lora, seed=config.seed, is_quantised=is_quantised)
     if plan.recipe.compiled:
         model.calls = compiled(model.blocks)
     return model
@@ -263,8 +278,11 @@ def _check_recipe(recipe: Recipe) -> None:
             f"precision {recipe.precision.value} cannot be trained yet",
             hint="Plan with " + " or ".join(one.value for one in DTYPES),
         )
-    if recipe.tuning is Tuning.QLORA:
-        raise InvalidSpec(f"tuning {recipe.tuning.value} cannot be trained yet")
+    if recipe.tuning is Tuning.QLORA and recipe.weight_bits not in TRAINED_WEIGHT_BITS:
+        raise InvalidSpec(
+            f"weights of {recipe.weight_bits:g} bits cannot be trained beside",
+            hint="Plan with --tuning qlora and leave out the bits: 4.5, scales included",
+        )
     if recipe.offload in (Offload.OPTIMIZER, Offload.STATE):
         raise InvalidSpec(
             f"offload {recipe.offload.value} cannot be trained yet",

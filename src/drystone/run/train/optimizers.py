@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from drystone.describe.job import TrainConfig
-from drystone.describe.recipe import WHOLE_MATRIX_OPTIMIZERS, Optimizer, StepKernel
+from drystone.describe.recipe import OPTIMIZERS, Optimizer, StepKernel
 from drystone.errors import InvalidSpec
 
 Groups = list[dict[str, Any]]
@@ -33,7 +33,7 @@ def choose_optimizer(
     adam: dict[str, Any] = {"lr": lr, "betas": betas, "eps": config.epsilon}
 
     def make(groups: Groups) -> torch.optim.Optimizer:
-        if optimizer in WHOLE_MATRIX_OPTIMIZERS:
+        if OPTIMIZERS[optimizer].needs_whole_matrices:
             _refuse_pieces(optimizer, groups)
         match optimizer:
             case Optimizer.ADAM:

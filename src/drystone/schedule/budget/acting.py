@@ -275,6 +275,9 @@ def _resize(
     ran = snapshot.now_seconds - np.nan_to_num(jobs.running_since_seconds, nan=np.inf)
     is_settled = ran >= np.maximum(KEEP_STARTUPS * startups[rows, held], KEEP_SECONDS)
     is_better = least < (1 - MIN_GAIN) * stay
+    if snapshot.barred is not None:  # what it has it is not to keep
+        must_move = snapshot.barred[rows, held] & np.isfinite(least)
+        is_settled, is_better = is_settled | must_move, is_better | must_move
     for row in np.flatnonzero(jobs.is_running & is_settled & is_better).tolist():
         option, placement = int(best[row]), jobs.placements[row]
         if option == jobs.option[row]:
@@ -286,7 +289,7 @@ def _resize(
             room.take(placement)
             wanted.add(np.maximum(counts - _whole_nodes(snapshot, placement), 0))
             continue
-        saving = 1 - float(least[row] / stay[row])
+        saving = max(1 - float(least[row] / stay[row]), 0.0)
         held_speed = float(snapshot.job_speeds[row, jobs.option[row]])
         ratio = float(snapshot.job_speeds[row, option]) / max(held_speed, 1e-100)
         words = speed_words(snapshot, row, option, int(jobs.option[row]), ratio)

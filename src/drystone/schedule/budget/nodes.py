@@ -107,7 +107,7 @@ class Wanted:
             lacking_dollars += max(number, 0) * offer.price_dollars_per_hour
         if lacking_dollars <= 0:
             return True
-        spoken_for = {row for rows in kept.values() for row in rows}
+        spoken_for = {row for rows in kept.values() for row in rows} | {*self.making_way}
         idle = idle_rentals(self._snapshot, self._room)
         prices = {
             row: rented_dollars(self._snapshot, row)

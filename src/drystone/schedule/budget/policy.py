@@ -48,9 +48,10 @@ from drystone.schedule.budget.spares import (
 )
 from drystone.schedule.decision import Decision, Memory, Rent, Start, Wake
 from drystone.schedule.limits import Used
-from drystone.schedule.prices.policy import prices as share_by_prices
+from drystone.schedule.prices.policy import decide_by_prices
 from drystone.schedule.renting import cheapest_offers
 from drystone.schedule.snapshot import FloatArray, Snapshot
+from drystone.schedule.spot_places import sees_places
 from drystone.units import HOUR_SECONDS
 
 # The horizon of the feedback: the time in which so many jobs come, or half of all that came so
@@ -82,6 +83,7 @@ class BudgetMemory:
     is_overloaded: bool = False
 
 
+@sees_places
 def budget(snapshot: Snapshot, memory: Memory) -> tuple[list[Decision], Memory]:
     """Start every job on the option it is worth, renting for it; give back what is idle."""
     before = memory if isinstance(memory, BudgetMemory) else _first_memory(snapshot)
@@ -152,7 +154,7 @@ def _rent_freely(
 
 def _share(snapshot: Snapshot, now: BudgetMemory) -> tuple[list[Decision], Memory]:
     """Where it does not: what it rents is shared, and some wait."""
-    decisions, overload = share_by_prices(_capped(snapshot, now), now.overload)
+    decisions, overload = decide_by_prices(_capped(snapshot, now), now.overload)
     least = 0.0 if now.belief is None else now.belief.least_dollars_per_hour
     missing = max(least - snapshot.budget_dollars_per_hour, 0.0)
     told = (

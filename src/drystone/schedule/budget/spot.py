@@ -35,6 +35,7 @@ class PlaceHistory:
     watched_hours: float = 0.0
     available_hours: float = 0.0  # of these
     num_losses: float = 0.0  # times that it became unavailable, or a node was taken away
+    prior_life_hours: float = PRIOR_LIFE_HOURS
 
     @property
     def available_share(self) -> float:
@@ -45,7 +46,7 @@ class PlaceHistory:
     @property
     def life_hours(self) -> float:
         """Believed time that a node stays."""
-        losses = self.num_losses + PRIOR_HOURS / PRIOR_LIFE_HOURS
+        losses = self.num_losses + PRIOR_HOURS / self.prior_life_hours
         return (self.available_hours + PRIOR_HOURS) / losses
 
 
@@ -99,7 +100,7 @@ def choose_place(job: DeadlineJob, places: Sequence[SpotPlace]) -> int:
         net_hours += job.starting_hours
     if job.slack_hours <= net_hours:
         return ON_DEMAND
-    reserve_hours = _reserve_hours(job, places)
+    reserve_hours = hours_kept(job, places)
     limit = reservation_dollars(job, places, reserve_hours)
     wanted = [row for row in _available(places) if _price(job, places[row]) <= limit * (1 + 1e-9)]
     if job.place >= 0:
@@ -130,7 +131,7 @@ def reservation_dollars(
     return math.inf
 
 
-def _reserve_hours(job: DeadlineJob, places: Sequence[SpotPlace]) -> float:
+def hours_kept(job: DeadlineJob, places: Sequence[SpotPlace]) -> float:
     """Slack that is kept for restarts: two, and one for each loss that is still to be expected.
 
     Where no other place takes over, a loss costs two: to on-demand nodes and back.

@@ -20,6 +20,7 @@ from drystone.schedule.decision import Decision, Memory, Policy
 from drystone.schedule.limits import Used
 from drystone.schedule.renting import cheapest_offers
 from drystone.schedule.snapshot import Snapshot
+from drystone.schedule.spot_places import sees_places
 
 
 class SteadyMemory(NamedTuple):
@@ -61,4 +62,4 @@ def make_steady(job_hours_per_dollar: str) -> Policy:
         acts = act_at(snapshot, terms, multiplier)
         return acts.decisions, SteadyMemory(snapshot.now_seconds, acts.picks, limits.used)
 
-    return steady
+    return sees_places(steady)

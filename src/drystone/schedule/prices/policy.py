@@ -45,6 +45,7 @@ from drystone.schedule.prices.shadow_prices import Market, solve_prices
 from drystone.schedule.prices.worth import Worth, seconds_late, worth_of_options
 from drystone.schedule.renting import gpu_price
 from drystone.schedule.snapshot import FloatArray, IntArray, Snapshot
+from drystone.schedule.spot_places import sees_places
 from drystone.schedule.teams import owner_weights, type_values, update_usage
 from drystone.units import HOUR_SECONDS
 
@@ -86,15 +87,18 @@ class PricesMemory:
 
 def prices(snapshot: Snapshot, memory: Memory) -> tuple[list[Decision], Memory]:
     """Decide by prices, as nobody has said anything else."""
-    return _decide(snapshot, memory, _PLAIN)
+    return _plain_prices(snapshot, memory)
 
 
 def make_prices(settings: Settings) -> Policy:
     """Decide by prices, as the owner of the cluster wants it."""
-    return lambda snapshot, memory: _decide(snapshot, memory, settings)
+    return sees_places(
+        lambda snapshot, memory: decide_by_prices(snapshot, memory, settings), moves_at_once=True
+    )
 
 
 _PLAIN: Final = Settings()
+_plain_prices: Final = make_prices(_PLAIN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -114,9 +118,10 @@ class _View:
         return worth_of_options(snapshot, self.speeds, self.weights, prices, self.guess)
 
 
-def _decide(
-    snapshot: Snapshot, before: PricesMemory | None, settings: Settings
+def decide_by_prices(
+    snapshot: Snapshot, before: PricesMemory | None, settings: Settings = _PLAIN
 ) -> tuple[list[Decision], Memory]:
+    """The same, on the GPU types of the snapshot."""
     rents = bool(snapshot.offers) or len(snapshot.rentals.nodes) > 0
     if len(snapshot.jobs) == 0 and not rents:
         return [], before

@@ -33,6 +33,9 @@ HOLD_SECONDS: Final = 300.0
 _SHORTEST_SECONDS: Final = 60.0
 # An option that keeps the deadline is worth up to this much more, the less time there is to spare.
 DEADLINE_FACTOR: Final = 10.0
+# A job that has all but ended is worth at least this share of a long one: else nobody would ever
+# pay for the GPUs on which it could end.
+_LEAST_SHARE: Final = 0.02
 _LEVELS_A_DOUBLING: Final = 4.0
 _AMPLE: Final = 4.0  # times the time that is needed at the fastest: no hurry yet
 
@@ -70,7 +73,7 @@ def worth_of_options(
     sharpness = None if guess is None else guess.sharpness
     full = _sample_costs(weights[:, None], paid, usable, seconds, sharpness)[:, None] * speeds
     _raise_by_deadlines(full, snapshot, seconds)
-    held = np.minimum(seconds, HOLD_SECONDS)
+    held = np.clip(seconds, _LEAST_SHARE * snapshot.startup_seconds, HOLD_SECONDS)
     after_start = full * held
     held += snapshot.startup_seconds
     after_start /= held

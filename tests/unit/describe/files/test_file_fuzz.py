@@ -1,18 +1,23 @@
 """Whatever a cluster or market file says, it is read, or refused with a reason."""
 
 from contextlib import suppress
+from pathlib import Path
 
+import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from drystone.describe.files.cluster import ClusterSpec, parse_cluster
+from drystone.describe.files.job import make_job
 from drystone.describe.files.market import parse_market
+from drystone.describe.job import TrainingJob
 from drystone.errors import RequestError
 
 ODD = st.sampled_from(
     ["A100", "T4", "nothing like it", "", "4GiB", "-1GiB", "1e400GiB", "nan", "é" * 300, "\0", "..",
-     0, -1, 1, 2, 10**30, 0.5, -0.0, float("inf"), float("-inf"), float("nan"), True, None]
+     0, -1, 1, 2, 10**30, 10**400, -(10**400), 0.5, -0.0, float("inf"),
+     float("-inf"), float("nan"), True, None]
 )  # fmt: skip
 PLAIN = st.recursive(
     ODD | st.integers() | st.floats() | st.text(max_size=8),
@@ -43,7 +48,7 @@ OFFERS = st.builds(
     table(
         "name", "gpu", "num_gpus", "price_dollars_per_hour", "start_delay_seconds", "most_nodes",
         "reclaims_per_hour", "memory_bytes", "price_changes", "instance", "infra", "spot",
-        "emulate",
+        "emulate", "spot_trace",
     ),
 )  # fmt: skip
 MARKETS = st.fixed_dictionaries(
@@ -67,3 +72,30 @@ def test_no_table_breaks_the_reader_of_markets(value):
 def test_no_text_breaks_the_reader_of_markets(text: str):
     with suppress(RequestError):
         parse_market(text)
+
+
+JOB_KEYS = (
+    "name", "model", "command", "train", "gpus", "data", "tune", "optimizer", "evaluate", "report",
+    "environment", "priority", "deadline", "max_cost", "max_duration", "patience", "team", "from",
+)  # fmt: skip
+TRAIN_KEYS = (
+    "steps", "tokens", "batch", "sequence", "precision", "learning_rate", "checkpoint_every",
+    "compile", "seed",
+)  # fmt: skip
+
+
+@given(table(*JOB_KEYS), table(*TRAIN_KEYS))
+def test_no_table_breaks_the_reader_of_jobs(job, train):
+    told = {"command": "true", "train": {"steps": 1} | train} | job
+    with suppress(RequestError):
+        assert isinstance(make_job(told, folder=Path("nowhere")), TrainingJob)
+
+
+@pytest.mark.parametrize("key", ["steps", "tokens", "batch", "sequence", "checkpoint_every"])
+@pytest.mark.parametrize("number", [10**400, -(10**400)], ids=["large", "small"])
+def test_numbers_that_no_float_holds_are_refused(key, number):
+    with pytest.raises(RequestError):
+        make_job({"model": "mini-gpt", "train": {"steps": 1} | {key: number}}, folder=Path())
+    for limit in ("max_duration", "deadline"):
+        with pytest.raises(RequestError):
+            make_job({"command": "true", "train": {"steps": 1}, limit: number}, folder=Path())

@@ -12,7 +12,8 @@ from drystone.describe.files.cluster import ClusterSpec, load_cluster_file, pars
 from drystone.describe.files.job import load_job, make_job, parse_job
 from drystone.describe.files.job_parts import JobPart, TrainPart, options_of
 from drystone.describe.files.json_shapes import from_plain, to_plain
-from drystone.describe.job import TrainConfig, TrainingJob, find_shape, make_spec
+from drystone.describe.job import TrainConfig, TrainingJob, find_shape, make_spec, recipe_of
+from drystone.describe.recipe import Optimizer
 from drystone.errors import RequestError
 from drystone.run.control.notes import Described, render
 from drystone.run.control.notes import parse as parse_note
@@ -30,6 +31,14 @@ def test_three_lines_are_a_job():
     assert (found.model, found.data, found.num_tokens) == ("gpt2", "synthetic", 2_000_000_000)
     spec = make_spec(found, find_shape(found), job_id="j1", submit_seconds=5.0)
     assert spec.total_samples == 64 * -(-2_000_000_000 // (64 * 1024))
+
+
+def test_every_optimizer_that_is_trained_can_be_named():
+    for kind in Optimizer:
+        if kind is not Optimizer.LAMB:
+            found = job(f"model: gpt2\ntrain: {{steps: 9, optimizer: {kind.value}}}\n")
+            assert recipe_of(found, find_shape(found), ()).optimizer is kind
+    assert job("model: gpt2\ntrain: {steps: 9, optimizer: adamw-8bit}\n").optimizer == "adam-8bit"
 
 
 def test_everything_can_be_said():

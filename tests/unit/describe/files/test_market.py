@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from drystone.describe.files.market import load_market, parse_market
-from drystone.describe.market import Offer, PriceChange
+from drystone.describe.market import Offer, Outage, PriceChange
 from drystone.errors import InvalidSpec, RequestError, UnknownName
 
 FULL = """
@@ -101,3 +101,46 @@ def test_a_policy_sees_the_price_of_now_and_not_the_future():
 
     assert offer.seen_at(2.0).price_dollars_per_hour == 2.0
     assert offer.seen_at(2.0).price_changes == ()
+
+
+TRACE = """zone,seconds,available,spot_dollars_per_hour
+east,0,1,1.0
+east,3600,1,1.5
+east,7200,0,1.5
+east,10800,1,2.0
+east,18000,,
+"""
+
+
+def test_a_spot_trace_gives_prices_and_outages_from_an_hour_on(tmp_path: Path):
+    (tmp_path / "trace.csv").write_text(TRACE)
+    path = tmp_path / "market.yaml"
+    path.write_text(
+        "offers: [{gpu: V100, spot_trace: {file: trace.csv, zone: east, start_hours: 1, scale: 8}}]"
+    )
+
+    [offer] = load_market(path)
+
+    assert offer.is_spot
+    assert offer.price_dollars_per_hour == 12.0
+    assert offer.price_changes == (PriceChange(at_seconds=7200.0, price_dollars_per_hour=16.0),)
+    assert offer.outages == (Outage(from_seconds=3600.0, until_seconds=7200.0),)
+    times = (0.0, 3599.0, 3600.0, 7199.0, 7200.0)
+    assert [offer.is_out_at(time) for time in times] == [False, False, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ("zone: north", "'north'"),
+        ("zone: east, start_hours: 9", "the trace ends before"),
+        ("zone: east}, price_dollars_per_hour: 1, emulate: {speed: 1", "come from the spot trace"),
+    ],
+)
+def test_a_spot_trace_that_cannot_be_used_is_refused(tmp_path: Path, keys: str, says: str):
+    (tmp_path / "trace.csv").write_text(TRACE)
+    path = tmp_path / "market.yaml"
+    path.write_text(f"offers: [{{gpu: V100, spot_trace: {{file: trace.csv, {keys}}}}}]")
+
+    with pytest.raises(RequestError, match=says):
+        load_market(path)

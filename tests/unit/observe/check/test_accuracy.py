@@ -7,7 +7,7 @@ import pytest
 
 from drystone.describe.catalogue import find_gpu
 from drystone.describe.layout import Layouts
-from drystone.describe.recipe import Loss, Tuning
+from drystone.describe.recipe import Loss, Precision, Tuning
 from drystone.estimate.memory.peak import estimate_memory
 from drystone.observe.check.accuracy import (
     MEMORY_TABLE,
@@ -191,3 +191,12 @@ def test_speed_is_judged_where_the_gpu_is_known():
 )
 def test_a_reading_is_compared_with_what_it_is(kind: str, compared: str) -> None:
     assert reading_of(kind) == compared
+
+
+def test_a_row_that_no_estimate_can_answer_is_skipped_with_the_reason_and_the_rest_goes_on(run):
+    narrow = replace(run.recipe, precision=Precision.MXFP8_MIXED)  # no H100 multiplies in it
+    odd = replace(run, run_id="a-0002", recipe=narrow)
+    report = check_speed([odd, replace(run, measured_tokens_per_second_per_gpu=1000.0)])
+
+    assert [(one.run_id, "mxfp8" in one.reason) for one in report.skipped] == [("a-0002", True)]
+    assert len(report.runs) == report.fit_counts.fits_accepted + report.fit_counts.fits_refused == 1

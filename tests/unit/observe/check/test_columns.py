@@ -21,14 +21,9 @@ from drystone.describe.recipe import (
 )
 from drystone.errors import DrystoneError, RequestError
 from drystone.estimate.parameters import count_model
-from drystone.observe.check.columns import (
-    launcher_of,
-    number_of,
-    parse_layout,
-    parse_recipe,
-    whole_number_of,
-)
+from drystone.observe.check.columns import number_of, parse_layout, whole_number_of
 from drystone.observe.check.model import parse_shape, style_of
+from drystone.observe.check.recipe_columns import launcher_of, parse_recipe
 
 ROW = {
     "run_id": "mine-0001",
@@ -610,3 +605,119 @@ def test_a_gate_that_is_not_stated_is_as_the_architecture_has_it() -> None:
     assert mlp(arch="llama").gated
     assert not mlp(arch="llama", gated_mlp="no").gated
     assert not mlp(arch="gpt").gated
+
+
+# --- words of tables that nobody here wrote ----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "sharding", "keeps", "group"),
+    [
+        ("FULL_SHARD", Sharding.ZERO3, False, 0),
+        ("SHARD_GRAD_OP", Sharding.ZERO3, True, 0),
+        ("HYBRID_SHARD", Sharding.ZERO3, False, 8),
+        ("HSDP", Sharding.ZERO3, False, 8),
+        ("megatron-fsdp", Sharding.ZERO3, False, 0),
+        ("zero_stage=1", Sharding.ZERO1, False, 0),
+        ("stage 2", Sharding.ZERO2, False, 0),
+        ("optim_grads", Sharding.ZERO2, False, 0),
+        ("data parallel", Sharding.NONE, False, 0),
+        ("n/a", Sharding.NONE, False, 0),
+    ],
+)
+def test_sharding_in_the_words_of_each_framework(text, sharding, keeps, group):
+    found = layout(sharding=text, dp="32", tp="1", pp="1")
+
+    assert (found.sharding, found.keep_gathered) == (sharding, keeps)
+    assert found.shard_size == group
+
+
+@pytest.mark.parametrize(
+    ("text", "precision"),
+    [
+        ("16-mixed", Precision.FP16_MIXED),
+        ("O2", Precision.FP16_MIXED),
+        ("amp", Precision.AMP_FP16),
+        ("half", Precision.FP16),
+        ("float8 dynamic", Precision.FP8_MIXED),
+        ("bf16/fp32", Precision.BF16_MIXED),
+        ("BF16 params + fp32 optimizer", Precision.BF16_MIXED),
+        ("bfloat16 weights, no amp", Precision.BF16),
+    ],
+)
+def test_precision_in_the_words_of_each_framework(text, precision):
+    assert recipe(framework="torchtitan", precision=text).precision is precision
+
+
+@pytest.mark.parametrize(
+    ("text", "tuning", "rank", "bits"),
+    [
+        ("fft", Tuning.FULL, 16, 0.0),
+        ("cpt", Tuning.FULL, 16, 0.0),
+        ("LoRA (r=8)", Tuning.LORA, 8, 0.0),
+        ("lora rank 64", Tuning.LORA, 64, 0.0),
+        ("LoRA 4bit", Tuning.QLORA, 16, 4.5),
+        ("4-bit LoRA, r=32", Tuning.QLORA, 32, 4.5),
+        ("lora int8", Tuning.QLORA, 16, 8.0),
+    ],
+)
+def test_tuning_with_its_rank_and_bits_in_the_text(text, tuning, rank, bits):
+    found = recipe(tuning=text)
+
+    assert (found.tuning, found.lora.rank, found.weight_bits) == (tuning, rank, bits)
+
+
+@pytest.mark.parametrize("text", ["dora", "dpo", "galore", ""])
+def test_what_is_not_estimated_is_refused_and_not_taken_for_something_else(text):
+    with pytest.raises(RequestError, match="has no formula"):
+        recipe(tuning=text)
+
+
+@pytest.mark.parametrize("text", ["", "no", "False", "none", "off", "eager"])
+def test_every_way_to_say_no_is_a_no(text):
+    assert not recipe(compile=text).compiled
+    assert recipe(offload=text if text != "eager" else "").offload is Offload.NONE
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "every", "modules"),
+    [
+        ("AC", RecomputeKind.FULL, 1, ()),
+        ("50%", RecomputeKind.FULL, 2, ()),
+        ("0%", RecomputeKind.NONE, 1, ()),
+        ("moe_act, layernorm", RecomputeKind.SELECTIVE, 1, ("layernorm", "moe_act")),
+        ("block 0", RecomputeKind.NONE, 1, ()),
+    ],
+)
+def test_recomputation_by_share_and_by_module(text, kind, every, modules):
+    found = recipe(recompute=text).recompute
+
+    assert (found.kind, found.every, found.modules) == (kind, every, modules)
+
+
+def test_degrees_that_follow_from_the_others_may_be_left_out():
+    found = layout(dp="", gpus="16", micro_batch="", global_batch="64", grad_accum="4", cp="none")
+
+    assert (found.dp, found.micro_batch, found.cp) == (4, 4, 1)
+    with pytest.raises(RequestError, match="column dp is empty"):
+        layout(dp="", gpus="15")
+    with pytest.raises(RequestError, match="column micro_batch is empty"):
+        layout(micro_batch="", global_batch="64")
+
+
+@pytest.mark.parametrize("text", ["yes", "on", "megatron-sp", "sequence parallel", "2"])
+def test_sequence_parallelism_is_switched_on_in_many_words(text):
+    assert layout(sp=text).sequence_parallel
+    assert not layout(sp=text, tp="1").sequence_parallel
+
+
+def test_a_word_for_sequence_parallelism_that_nobody_knows_is_refused():
+    assert layout(sp="Ulysses=4", dp="4").cp == 4
+    with pytest.raises(DrystoneError, match="column sp"):
+        layout(sp="zigzag")
+
+
+def test_commas_between_thousands_are_no_decimal_points():
+    assert number_of({"pace": "12,345.5"}, "pace") == 12345.5
+    with pytest.raises(RequestError, match="is not a number"):
+        number_of({"pace": "60,5"}, "pace")

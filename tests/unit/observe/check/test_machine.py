@@ -32,6 +32,12 @@ def test_an_unstated_network_is_as_usual_for_the_gpu(run):
         ("NVLink intra-node; 1600 Gbps/node RoCE", 8, 200),
         ("NVLink; EFA/IB 8x400Gb", 8, 400),
         ("12.5 Gbit/s per GPU", 8, 12.5),
+        ("RoCE 8*400G", 8, 400),
+        ("3.2 Tb/s per node", 8, 400),
+        ("InfiniBand HDR 200 Gb/s x 4", 8, 100),
+        ("NVLink 600 GB/s; IB HDR 200Gb/s", 8, 200),  # what one port carries, and each GPU has one
+        ("800 Gbps IB", 8, 100),  # no port carries as much
+        ("100GbE", 8, 12.5),
     ],
 )
 def test_a_stated_rate_is_that_of_one_gpu(run, text, gpus_per_node, gigabits):
@@ -45,7 +51,9 @@ def test_a_stated_rate_is_that_of_one_gpu(run, text, gpus_per_node, gigabits):
     assert text in machine.inter.source
 
 
-@pytest.mark.parametrize("text", ["NVLink", "PCIe, no NVLink", "NVLink; IB", "NVLink 600 GB/s"])
+@pytest.mark.parametrize(
+    "text", ["NVLink", "PCIe, no NVLink", "NVLink; IB", "NVLink 600 GB/s", "A100 80G"]
+)
 def test_words_without_a_network_rate_change_nothing(run, text):
     assert machine_of(replace(run, interconnect=text)) == machine_of(run)
 

@@ -6,11 +6,13 @@ from drystone.describe.job import JobSpec, TrainingJob
 from drystone.errors import DrystoneError
 from drystone.run.control.admission import spent_since
 from drystone.run.control.journal import Journal
-from drystone.run.control.live_state import Lesson, LiveState
+from drystone.run.control.lesson import Lesson
+from drystone.run.control.live_state import LiveState
 from drystone.run.control.notes import ClusterDescribed, Described, Drained, Learned
 from drystone.run.control.options import type_factors
 from drystone.run.control.store import Store
 from drystone.run.events import (
+    BillSettled,
     Cancelled,
     Failed,
     Finished,
@@ -22,6 +24,7 @@ from drystone.run.events import (
     PriceChanged,
     Progressed,
     RentalAsked,
+    RentalFailed,
     Started,
     Stopped,
     Submitted,
@@ -137,6 +140,29 @@ def test_what_cannot_follow_is_refused_before_it_is_written():
         live.check([Cancelled(time_seconds=2.0, job_id="9")])
     states = live.check([started(2.0), Finished(time_seconds=3.0, job_id="1")])
     assert states == {"1": JobState.DONE}
+
+
+def test_a_rental_that_was_given_up_cannot_join_nor_be_settled_twice():
+    """The log could never be read again."""
+    asked = RentalAsked(
+        time_seconds=1.0, offer="t4", num_nodes=1, first_rental=0, ready_seconds=2.0, reason=""
+    )
+    gone = RentalFailed(time_seconds=2.0, rental=0, offer="t4", reason="it did not come")
+    joined = NodeJoined(
+        time_seconds=3.0, node=2, rental=0, offer="t4", price_dollars_per_hour=0.4,
+        spec=NodeSpec(id="rented-t4-0000", gpu="T4-16GB", num_gpus=1),
+    )  # fmt: skip
+    bill = BillSettled(time_seconds=3.0, rental=0, offer="t4", micro_dollars=0)
+    live = folded(*submission(), asked)
+
+    live.check([joined])
+    for wrong in ([gone, joined], [gone, gone], [asked], [bill], [gone, bill, bill]):
+        with pytest.raises(DrystoneError, match="rental 0"):
+            live.check(wrong)
+    for event in (gone, bill):
+        live.record(event)
+    with pytest.raises(DrystoneError, match="rental 0"):
+        live.check([joined])
 
 
 def test_a_paused_job_waits_and_keeps_its_progress():

@@ -10,10 +10,13 @@ from drystone.describe.files.job import make_job
 from drystone.describe.recipe import Precision
 from drystone.errors import NothingFits
 from drystone.plan.plan import Plan
+from drystone.plan.rivals import plan_words
 from drystone.run.control.emulation import section_seconds
 from drystone.run.control.launches import seat_ranks, take_seats
+from drystone.run.control.lesson import Lesson
 from drystone.run.control.lessons import pace_lesson
-from drystone.run.control.live_state import Lesson, LiveState
+from drystone.run.control.live_state import LiveState
+from drystone.run.control.notes import Learned, parse, render
 from drystone.run.control.options import OptionBook, job_kind, work_of
 from drystone.run.control.progress import RunProgress
 
@@ -123,6 +126,16 @@ def test_memory_that_ran_out_rules_out_what_would_need_as_much(tmp_path):
     by_counts(book, job, Lesson(memory_share=3.9))
     with pytest.raises(NothingFits):
         book.plan(job, (1, 0))
+
+
+def test_a_job_keeps_its_speed_on_gpus_that_are_listed_no_longer(tmp_path):
+    book, job = OptionBook(CLUSTER), a_job(tmp_path, gpus={"max": 1})
+    book.options(job)
+    book.row_of(job, (2, 2))
+    measured = {((A100, 2), (T4, 2)): 7.0}
+
+    assert by_counts(book, job, Lesson(speeds=measured, paces=((T4, 1, 4.0),)))[2, 2] == 7.0
+    assert by_counts(book, job, Lesson(speeds=measured, memory_share=2.0))[2, 2] == 0.0
 
 
 def test_a_script_follows_the_rates_until_it_is_measured(tmp_path):
@@ -269,7 +282,35 @@ def test_what_ranks_take_over_the_formulas_is_told_once(tmp_path):
     (learned,) = pace_lesson(journal, record, progress)
     assert {gpu: ratio for gpu, _, ratio in learned.paces} == pytest.approx(factors)
     live = LiveState(CLUSTER)
-    live._learn(learned)
+    live.lessons[work_of(job)] = Lesson().after(learned)
     journal.book = OptionBook(CLUSTER, lessons=live.lessons)
     journal.book.options(job)
     assert pace_lesson(journal, record, progress) == []
+
+
+def test_the_plan_that_a_launch_kept_is_the_plan_from_then_on(tmp_path):
+    cluster = parse_cluster("nodes:\n  - {gpu: H100, count: 2}\n")
+    book = OptionBook(cluster)
+    table = {"model": "llama-3-8b", "train": {"steps": 5000, "batch": 128, "sequence": 2048}}
+    job = make_job(table, folder=tmp_path)
+    book.options(job)
+    counts = (16,)
+    best = book.plan(job, counts)
+    rivals = book.rivals(job, counts, best)
+    assert rivals
+
+    learned = Learned(
+        time_seconds=1.0,
+        job_id="1",
+        work=work_of(job),
+        gpus=book.named(counts),
+        estimated_samples_per_second=1.0,
+        trials=tuple((plan_words(plan), plan.step_seconds, 1.0) for plan in (best, *rivals)),
+        kept=plan_words(rivals[0]),
+    )
+    assert parse(render(learned)) == learned
+    book._lessons[work_of(job)] = Lesson().after(learned)
+
+    assert book.plan(job, counts).stages == rivals[0].stages
+    assert book.rivals(job, counts, best) == ()  # tried once
+    assert book.plan(job, (8,)) == OptionBook(cluster).plan(job, (8,))

@@ -265,6 +265,25 @@ def test_idle_nodes_that_no_waiting_job_can_use_make_way_under_the_cap():
     assert [len(one.placement) for one in made if isinstance(one, Start)] == [2]
 
 
+def test_a_drained_node_makes_way_once_however_many_jobs_wait():
+    offers = (
+        Offer(name="a", gpu="A", num_gpus=1, price_dollars_per_hour=2.0),
+        Offer(name="b", gpu="B", num_gpus=1, price_dollars_per_hour=3.0),
+    )
+    world = MarketWorld([one_job()], {"m": options(1.0, kinds=2)}, offers, 1000.0,
+                        hard_cap_dollars_per_hour=3.0)  # fmt: skip
+    world.rent("b", 1, "a test")
+    world.advance()
+    seen = world.observe()
+    none = np.zeros_like(seen.nodes.num_gpus)
+    nodes = replace(seen.nodes, num_gpus=none, free=none)
+    seen = replace(seen, nodes=nodes)
+    wanted = Wanted(seen, {0: offers[0], 1: offers[1]}, make_room(seen), max_jobs=10)
+
+    assert [wanted.add(np.array([1, 0])) for _ in range(3)] == [True, False, False]
+    assert wanted.making_way == [0]
+
+
 @pytest.mark.parametrize("share", [1, 3, 7])
 def test_a_cap_that_is_a_sum_of_prices_pays_for_all_of_them(share):
     price = 0.1 * share

@@ -38,6 +38,22 @@ def test_without_a_queue_nothing_is_rented():
     assert plan(jobs_of(1), budget=100.0).num_wanted == {0: 0}
 
 
+def test_a_job_that_has_only_to_end_is_worth_a_node():
+    """It had done all its steps when its node was lost, and nobody heard that it had finished."""
+    seen = snapshot(
+        [node("own", num_gpus=1)], [job("long", 1e9), job("done", 1e-9)], option_set(([1], 1.0)),
+        {"long": (0, ((0, 1),))}, offers=(OFFER,), budget_dollars_per_hour=5.0,
+        startup=StartupCost(seconds_per_gpu=60.0, most_seconds=60.0),
+    )  # fmt: skip
+    worth = worth_of_options(seen, seen.job_speeds, seen.jobs.weights, np.zeros(1))
+
+    memory = None
+    for _ in range(40):
+        found = plan_rent(seen, make_market(seen, worth.values), memory)
+        memory = found.memory
+    assert found.num_wanted == {0: 1}
+
+
 def test_a_queue_is_worth_more_nodes_the_more_money_there_is():
     few, many = (plan(jobs_of(12), budget=one).num_wanted[0] for one in (4.0, 40.0))
 

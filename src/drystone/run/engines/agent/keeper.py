@@ -15,6 +15,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, NoReturn
@@ -30,6 +31,7 @@ _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _ORPHANED: Final = signal.SIGUSR1  # what a keeper gets when its agent dies
 _HEARD: Final = frozenset({signal.SIGCHLD, signal.SIGTERM, _ORPHANED})
 _LOOK_SECONDS: Final = 1.0
+_OOM_SCORE: Final = 500  # of 1,000: the kernel adds this to the share of memory that is used
 _MAX_FILES: Final = 65_536
 _PATIENCE_SECONDS: Final = 2.0  # for a keeper to end once nothing is left that it keeps
 
@@ -105,6 +107,12 @@ def _adopts_orphans() -> bool:
 def hide_environment() -> None:
     """Other processes of the same user cannot read this one's variables and memory (not root's)."""
     _LIBC.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def be_killed_first() -> None:
+    """Where the machine runs out of memory, this process goes before agents and the service."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE), encoding="ascii")
 
 
 def birth_of(pid: int) -> str:
@@ -267,6 +275,7 @@ def _start_rank(
 
     def prepare() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        be_killed_first()
         if command.group is not None:
             join_group(command.group)
         if command.account is not None:

@@ -32,6 +32,7 @@ from drystone.run.fence import (
 PYTHON = "{python}"  # in arguments: the interpreter that runs the agent
 LOST_EXIT = -1000  # how a process ended is not known: the agent that watched it is gone
 _MAX_CHUNK_BYTES = 262_144
+_MAX_JSON_BYTES = 64 * 2**20
 
 
 class Launch:
@@ -173,12 +174,22 @@ class Launch:
             write_whole(self.folder / "ended.json", {"exits": self.exits, "note": self.note})
 
     def recover(self) -> None:
-        """After the agent was started again: what ran is gone with the one before it."""
-        ended = read_json(self.folder / "ended.json")
-        if ended:
-            self.exits = {int(rank): int(code) for rank, code in ended["exits"].items()}
+        """After the agent was started again: what ran is gone with the one before it.
+
+        Its files may be what the job has made of them: then it is lost.
+        """
+        with suppress(LookupError, TypeError, ValueError, AttributeError):
+            ended = read_json(self.folder / "ended.json")
+            self.exits = {rank: int(ended["exits"][str(rank)]) for rank in self.exits}
             self.note = str(ended["note"])
             return
+        with suppress(LookupError, TypeError, ValueError, AttributeError):
+            self._end_what_is_left()
+        self.exits = dict.fromkeys(self.exits, LOST_EXIT)
+        self.note = "the agent of the node was lost"
+        self._write_end()
+
+    def _end_what_is_left(self) -> None:
         marker = f"{LEASE_VARIABLE}={self.folder / 'lease'}"
         ranks = read_json(self.folder / "processes.json") or {}
         for rank, (keeper, birth) in (read_json(self.folder / "keepers.json") or {}).items():
@@ -186,9 +197,6 @@ class Launch:
             kill_left_behind(int(keeper), birth, session=session, marker=marker)
         for group in (read_json(self.folder / "groups.json") or {}).values():
             end_group(Path(group))
-        self.exits = dict.fromkeys(self.exits, LOST_EXIT)
-        self.note = "the agent of the node was lost"
-        self._write_end()
 
     def describe(self, offset: int) -> dict[str, Any]:
         """How it stands, and what it reported since `offset`."""
@@ -224,7 +232,9 @@ class Launch:
 def write_whole(path: Path, value: Any, *, sync: bool = True) -> None:
     """Write JSON so that a reader sees the old or the new, never a part."""
     scratch = path.with_name(f".{path.name}.part")
-    with scratch.open("w", encoding="utf-8") as file:
+    scratch.unlink(missing_ok=True)  # whatever a job, or somebody who was killed, has left there
+    handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
         json.dump(value, file)
         if sync:
             file.flush()
@@ -235,8 +245,9 @@ def write_whole(path: Path, value: Any, *, sync: bool = True) -> None:
 def read_json(path: Path) -> Any:
     """What a file holds; None where it is not there or not whole."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        with open_plain(path) as file:
+            return json.loads(file.read(_MAX_JSON_BYTES))
+    except (OSError, ValueError, RecursionError):
         return None
 
 

@@ -67,15 +67,17 @@ class Agent:
         self._idle_seconds, self._heard = idle_seconds, time.monotonic()
         self._ports: dict[int, float] = {}  # that were given out, and when
         self._launches: dict[tuple[str, int], Launch] = {}
+        self._noted = ""
         self._controller = int((read_json(folder / "controller.json") or {}).get("epoch", 0))
         self.is_leaving = False
-        self._noted = ""
         for path in sorted((folder / "launches").glob("*/launch.json")):
-            request = read_json(path)
-            if request is not None:
-                launch = Launch(path.parent, request)
-                launch.recover()
-                self._launches[launch.job_id, launch.epoch] = launch
+            try:
+                launch = Launch(path.parent, read_json(path))
+            except (LookupError, TypeError, ValueError) as error:
+                self._note(f"{path} is not what was asked for: {error}")
+                continue
+            launch.recover()
+            self._launches[launch.job_id, launch.epoch] = launch
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Do what is asked."""
@@ -202,7 +204,10 @@ class Agent:
         for job_id, epoch in request.get("renew", ()):
             launch = self._launches.get((str(job_id), int(epoch)))
             if launch is not None and not launch.is_over:
-                launch.renew(float(request["lease_seconds"]))
+                try:
+                    launch.renew(float(request["lease_seconds"]))
+                except OSError as error:  # the job removed its lease, or put something else there
+                    self._note(f"{job_id} epoch {epoch}: its lease cannot be renewed: {error}")
         self._watch_launches()
         return {
             "launches": [
@@ -244,7 +249,8 @@ class Agent:
         if request.get("remove_files", False):
             shutil.rmtree(launch.folder, ignore_errors=True)
         else:
-            (launch.folder / "launch.json").replace(launch.folder / "forgotten.json")
+            with suppress(OSError):  # unless the job has removed it
+                (launch.folder / "launch.json").replace(launch.folder / "forgotten.json")
         del self._launches[launch.job_id, launch.epoch]
         return {}
 

@@ -22,7 +22,7 @@ from drystone.run.train.models.transformer import Transformer
 from drystone.run.train.recompute import kind_of_block, recomputing
 from drystone.run.train.samples import Places, documents_of
 from drystone.run.train.uneven.cuts import cut_units, unit_size
-from drystone.run.train.uneven.shard import Unit
+from drystone.run.train.uneven.shard import Kind, Unit, kind_of
 
 TIED = "tokens.weight"  # what the head shares, where it shares something
 
@@ -87,6 +87,8 @@ class CellBuilder:
         """The weights in their parts, and the chunks by number that run with them."""
         with torch.device(self._device):
             leaves = self._leaves()
+        for buffer in self._model.buffers():
+            buffer.data = buffer.data.to(self._device)
         units = self._units(leaves)
         parts = {name: self._part(name, units[name], some) for name, some in leaves.items()}
         runs = {
@@ -125,12 +127,12 @@ class CellBuilder:
         return self._layout.chunks[-1] in self._chunks
 
     def _units(self, leaves: dict[str, list[Leaf]]) -> dict[str, list[Unit]]:
-        """Trained and frozen weights apart, each cut by the shares of the data-parallel ranks."""
+        """Each kind of weights apart, cut by the shares of the data-parallel ranks."""
         shares = self._layout.stages[self._seat.stage].shares
         units: dict[str, list[Unit]] = {name: [] for name in leaves}
-        for is_trained in (True, False):
+        for kind in Kind:
             some = {
-                name: [leaf for leaf in group if leaf.value.requires_grad is is_trained]
+                name: [leaf for leaf in group if kind_of(leaf.value) is kind]
                 for name, group in leaves.items()
             }
             some = {name: group for name, group in some.items() if group}

@@ -229,14 +229,17 @@ def _plain_leaves(module: nn.Module, name: str) -> Iterator[Leaf]:
 
 def _plain_leaf(name: str, parameter: nn.Parameter, *, is_partial: bool = False) -> Leaf:
     shape = parameter.shape
-    value = _unfilled(shape, requires_grad=parameter.requires_grad)
+    value = _unfilled(shape, requires_grad=parameter.requires_grad, dtype=parameter.dtype)
     whole = Box((0,) * len(shape), tuple(shape), 0)
     return Leaf(name=name, shape=shape, part=whole, value=value, is_partial=is_partial)
 
 
-def _unfilled(shape: Sequence[int], *, requires_grad: bool) -> nn.Parameter:
+def _unfilled(
+    shape: Sequence[int], *, requires_grad: bool, dtype: torch.dtype = torch.float32
+) -> nn.Parameter:
     """A parameter of that shape that takes no memory."""
-    return nn.Parameter(torch.empty(()).expand(tuple(shape)), requires_grad=requires_grad)
+    empty = torch.empty((), dtype=dtype).expand(tuple(shape))
+    return nn.Parameter(empty, requires_grad=requires_grad)
 
 
 def _bring_back(module: nn.Module, leaves: dict[str, tuple[Leaf, DTensor]]) -> None:

@@ -20,6 +20,7 @@ from torch.nn import functional as F  # noqa: N812  # torch's own custom
 from drystone.describe.recipe import Lora
 from drystone.errors import InvalidSpec
 from drystone.run.train.models.layered import LayeredModel, seeded_normal
+from drystone.run.train.models.quantised import QuantisedLinear, quantise
 
 # Names of the last module on the way, in the reference transformer and in `transformers`, by the
 # projections that the module computes.
@@ -37,6 +38,7 @@ _MODULES: Final = {
 _TARGETS: Final[dict[str, tuple[str, ...]]] = {
     name: projections for projections, names in _MODULES.items() for name in names
 }
+_ROUTER: Final = "router"  # of a mixture of experts: small, and what it says decides for all of it
 _BY_PARENT: Final = {("attn", "c_proj"): ("o",), ("mlp", "c_proj"): ("down",)}
 
 
@@ -53,8 +55,22 @@ class LoraLinear(nn.Linear):
         return F.linear(x, self.weight, self.bias) + _adapted(self, x)
 
 
-def add_adapters(model: LayeredModel, lora: Lora, *, seed: int = 0) -> list[str]:
-    """Freeze the model and put adapters beside the matrices of its blocks; says beside which."""
+class LoraQuantisedLinear(QuantisedLinear):
+    """A frozen linear layer in four bits with an adapter beside it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Both, summed."""
+        return super().forward(x) + _adapted(self, x)
+
+
+def add_adapters(
+    model: LayeredModel, lora: Lora, *, seed: int = 0, is_quantised: bool = False
+) -> list[str]:
+    """Freeze the model and put adapters beside the matrices of its blocks; says beside which.
+
+    Quantised: all matrices of the blocks, with adapters or without, are kept in four bits; norms,
+    biases, routers, embeddings and head are not.
+    """
     for parameter in model.module.parameters():
         parameter.requires_grad_(False)
     names = {id(one): name for name, one in model.module.named_modules()}
@@ -62,6 +78,8 @@ def add_adapters(model: LayeredModel, lora: Lora, *, seed: int = 0) -> list[str]
     for block in model.blocks:
         for module in list(block.modules()):
             name = names[id(module)]
+            if is_quantised and type(module) is nn.Linear and not name.endswith(_ROUTER):
+                quantise(module)
             if set(_targets_of(name)) & set(lora.targets):
                 _adapt(module, name, lora, seed)
                 found.append(name)
@@ -90,15 +108,16 @@ def _targets_of(name: str) -> tuple[str, ...]:
 
 def _adapt(module: nn.Module, name: str, lora: Lora, seed: int) -> None:
     """Turn a linear layer into one with an adapter, in its place."""
-    if type(module) is nn.Linear:
-        module.__class__ = LoraLinear
-        outputs, inputs = module.weight.shape
+    if type(module) in (nn.Linear, QuantisedLinear):
+        is_whole = type(module) is nn.Linear
+        module.__class__ = LoraLinear if is_whole else LoraQuantisedLinear
+        outputs, inputs = module.out_features, module.in_features
     elif type(module).__name__ == "Conv1D":  # of GPT-2 in `transformers`: weights the other way
         module.__class__ = _with_adapter(type(module))
         inputs, outputs = module.weight.shape
     else:
         raise InvalidSpec(f"{name}: no adapter for a {type(module).__name__}")
-    device = module.weight.device
+    device = next(module.parameters()).device
     first = torch.empty(lora.rank, inputs, device=device)
     if not first.is_meta:
         first = seeded_normal(first.shape, inputs**-0.5, seed, f"{name}.lora_a").to(device)

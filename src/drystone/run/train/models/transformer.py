@@ -21,6 +21,7 @@ from drystone.run.train.checkpoint.slices import Box
 from drystone.run.train.models.feed_forward import make_feed_forward
 from drystone.run.train.models.layered import place_parameters, seeded_normal
 from drystone.run.train.models.pretrained import PretrainedWeights
+from drystone.run.train.models.quantised import BLOCK, BLOCK_BYTES, PACKED, QuantisedLinear, pack
 from drystone.run.train.models.rotary import Rotary, rotary_tables, rotate
 from drystone.run.train.samples import (
     Places,
@@ -102,6 +103,8 @@ class Transformer(nn.Module):
         """
         if first >= last:
             return torch.empty(0)
+        if name.endswith(f".{PACKED}"):
+            return self._packed_part(name, first, last)
         part = part or Box((0,) * len(shape), tuple(shape), 0)
         if self.pretrained is not None and self.pretrained.has(name):
             return self.pretrained.read(name, part, first, last)
@@ -111,6 +114,18 @@ class Transformer(nn.Module):
             for start, length in zip(part.offsets, part.lengths, strict=True)
         )
         return whole[at].reshape(-1)[first:last]
+
+    def _packed_part(self, name: str, first: int, last: int) -> torch.Tensor:
+        """Bytes of a matrix in four bits: the blocks that they belong to are read and packed."""
+        path = name.removesuffix(f".{PACKED}")
+        module = self.get_submodule(path)
+        assert isinstance(module, QuantisedLinear)
+        shape = torch.Size((module.out_features, module.in_features))
+        begin, end = first // BLOCK_BYTES, -(-last // BLOCK_BYTES)
+        values = self.initial_part(
+            f"{path}.weight", shape, begin * BLOCK, min(end * BLOCK, shape.numel())
+        )
+        return pack(values).view(-1)[first - begin * BLOCK_BYTES : last - begin * BLOCK_BYTES]
 
     def _fresh_value(self, name: str, shape: torch.Size) -> torch.Tensor:
         """A new weight. It depends on seed and name alone.

@@ -19,6 +19,7 @@ from typing import Any
 
 from drystone.errors import DrystoneError
 from drystone.estimate.module.trace import TraceRequest, parse_request, trace_table
+from drystone.run.engines.agent.keeper import be_killed_first
 
 # What is larger is compared where it is trained, before its first step: here it would take the
 # memory of a machine that may have little.
@@ -27,6 +28,7 @@ MAX_COMPARED_PARAMS = 250_000_000
 
 def main(arguments: list[str]) -> int:
     """Read the request, look, write the answer."""
+    be_killed_first()
     request = parse_request(json.loads(Path(arguments[0]).read_text()))
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
     with contextlib.redirect_stdout(sys.stderr):  # what the user's file prints is not the answer

@@ -34,10 +34,12 @@ from drystone.estimate.module.trace import (
     parse_request,
     trace_table,
 )
+from drystone.run.engines.agent.keeper import be_killed_first
 
 
 def main(arguments: list[str]) -> int:
     """Read the request, trace, write the answer. The answer says whether it went well."""
+    be_killed_first()
     request = parse_request(json.loads(Path(arguments[0]).read_text()))
     os.environ["TORCHDYNAMO_DISABLE"] = "1"  # a compiled module is traced as the plain one
     gc.disable()  # imports make no garbage, and looking for it takes a sixth of their time

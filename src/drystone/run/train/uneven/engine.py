@@ -12,7 +12,7 @@ as much as its samples. The next layer is gathered while this one is computed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,14 +34,15 @@ from drystone.run.train.stepping import Stepper, StepResult, Total
 from drystone.run.train.uneven.cuts import cut_units, unit_size
 from drystone.run.train.uneven.shard import (
     InitialValue,
+    Kind,
     Layer,
     Owned,
     Unit,
+    kind_of,
     value_of_rank_0,
 )
 
 Named = list[tuple[str, nn.Parameter]]
-_FROZEN = ", frozen"  # at the end of a unit's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,46 +81,32 @@ def lay_out(
         buffer.data = buffer.data.to(device)
     initial_value = _initial_values(model, wire, device)
     groups = _group_parameters(model)
-    parts: list[tuple[int, str, Named]] = []
-    for is_trained in (True, False):
-        for index, (name, parameters) in enumerate(groups):
-            some = [named for named in parameters if named[1].requires_grad is is_trained]
-            if some or (is_trained and not parameters):
-                parts.append((index, name if is_trained else f"{name}{_FROZEN}", some))
-    replicated = {True: replicates_trained, False: replicates_frozen}
-    cuts = _cut(parts, {kind: (1.0,) if replicated[kind] else shares for kind in replicated})
     units: list[list[Unit]] = [[] for _ in groups]
-    for (index, name, parameters), cut in zip(parts, cuts, strict=True):
-        is_frozen = name.endswith(_FROZEN)
-        unit = Unit(
-            name,
-            parameters,
-            cut,
-            wire=wire,
-            device=device,
-            dtype=dtype,
-            initial_value=initial_value,
-            is_replicated=replicated[not is_frozen],
-        )
-        units[index].append(unit)
+    for kind in Kind:
+        is_replicated = replicates_trained if kind is Kind.TRAINED else replicates_frozen
+        parts: dict[int, Named] = {}
+        for index, (_, parameters) in enumerate(groups):
+            some = [named for named in parameters if kind_of(named[1]) is kind]
+            if some or (kind is Kind.TRAINED and not parameters):
+                parts[index] = some
+        sizes = [unit_size(one for _, one in some) for some in parts.values()]
+        cuts = cut_units(sizes, (1.0,) if is_replicated else shares) if sizes else []
+        for (index, some), cut in zip(parts.items(), cuts, strict=True):
+            name = groups[index][0]
+            unit = Unit(
+                name if kind is Kind.TRAINED else f"{name}, {kind.value}",
+                some,
+                cut,
+                wire=wire,
+                device=device,
+                dtype=dtype,
+                initial_value=initial_value,
+                is_replicated=is_replicated,
+            )
+            units[index].append(unit)
     layers = [Layer(some) for some in units]
     num_blocks = len(model.blocks)
     return Layers(tuple(layers[:num_blocks]), layers[num_blocks], layers[-1])
-
-
-def _cut(
-    parts: Sequence[tuple[int, str, Named]], shares: Mapping[bool, Sequence[float]]
-) -> list[tuple[int, ...]]:
-    """Trained units come first, then the frozen ones; each kind is divided by its shares."""
-    cuts: list[tuple[int, ...]] = []
-    for is_trained in (True, False):
-        sizes = [
-            unit_size(parameter for _, parameter in parameters)
-            for _, name, parameters in parts
-            if name.endswith(_FROZEN) is not is_trained
-        ]
-        cuts += cut_units(sizes, shares[is_trained]) if sizes else []
-    return cuts
 
 
 def _initial_values(model: LayeredModel, wire: Wire, device: torch.device) -> InitialValue:
@@ -133,7 +120,10 @@ def _initial_values(model: LayeredModel, wire: Wire, device: torch.device) -> In
             "weights begin with",
             hint="Give it a method initial_value(name, parameter), or build it on the CPU",
         )
-    place_parameters(model.module, lambda _, one: torch.empty((), device=device).expand(one.shape))
+    place_parameters(
+        model.module,
+        lambda _, one: torch.empty((), dtype=one.dtype, device=device).expand(one.shape),
+    )
 
     def elements(name: str, parameter: nn.Parameter, first: int, last: int) -> torch.Tensor:
         if make_part is not None:

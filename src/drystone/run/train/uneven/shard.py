@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 from itertools import accumulate
 
@@ -48,11 +49,26 @@ BLOCK = "block"  # with which the name of a unit begins whose parameters are tho
 InitialValue = Callable[[str, nn.Parameter, int, int], torch.Tensor]
 
 
+class Kind(StrEnum):
+    """What parameters of one unit have in common."""
+
+    TRAINED = "trained"
+    FROZEN = "frozen"
+    PACKED = "packed"  # frozen, in bytes (`models/quantised.py`)
+
+
+def kind_of(parameter: nn.Parameter) -> Kind:
+    """Whether it is trained, and in which form it is kept."""
+    if parameter.dtype == torch.uint8:
+        return Kind.PACKED
+    return Kind.TRAINED if parameter.requires_grad else Kind.FROZEN
+
+
 class Unit:
-    """Parameters that are gathered together, all trained or all frozen, and this rank's piece.
+    """Parameters that are gathered together, all of one kind, and this rank's piece.
 
     A trained piece is fp32, whatever the model computes in; a frozen one has the compute dtype,
-    for nothing is ever added to it.
+    for nothing is ever added to it, and a packed one is gathered as it is kept.
     """
 
     def __init__(
@@ -71,6 +87,8 @@ class Unit:
         self.is_replicated = is_replicated and wire.num_ranks > 1
         self.parameters = [parameter for _, parameter in parameters]
         self.is_trained = any(parameter.requires_grad for parameter in self.parameters)
+        if any(kind_of(parameter) is Kind.PACKED for parameter in self.parameters):
+            dtype = torch.uint8
         start, end = 0, self.cuts[-1]
         if not is_replicated:
             start, end = self.cuts[wire.rank], self.cuts[wire.rank + 1]
@@ -253,8 +271,9 @@ class Unit:
             first = max(start, offset)
             last = min(end, offset + parameter.numel())
             if first < last:
-                value = nn.Parameter(self._piece[first - start : last - start])
-                value.requires_grad_(self.is_trained)
+                value = nn.Parameter(
+                    self._piece[first - start : last - start], requires_grad=self.is_trained
+                )
                 # What every rank holds, each counts, and saves, a part of.
                 is_counted = at % ranks == self._wire.rank % ranks
                 yield Owned(

@@ -20,9 +20,12 @@ async function ask(method, path, { query, body, signal } = {}) {
     method, headers, signal, credentials: "same-origin", cache: "no-store",
     body: body === undefined ? undefined : JSON.stringify(body),
   });
-  const table = await answer.json().catch(() => ({}));
-  if (!answer.ok) throw new Refused(answer.status, table.error || {});
-  return table;
+  if (!answer.ok) {
+    const { error } = await answer.json().catch(() => ({}));
+    throw new Refused(answer.status, error || {});
+  }
+  // Not caught: what was broken off in the middle is no answer.
+  return answer.status === 204 ? {} : answer.json();
 }
 
 export const get = (path, query, signal) => ask("GET", path, { query, signal });

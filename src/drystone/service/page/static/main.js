@@ -120,6 +120,7 @@ async function failed(error) {
     return;
   }
   if (error instanceof Refused) { toast(error.message, true); now.timer ||= setTimeout(() => { now.timer = 0; load(); }, 3000); return; }
+  console.error(error);
   if (live.state === "live" || live.state === "catching-up") live.lose();
 }
 

@@ -156,6 +156,44 @@ def test_processes_die_with_their_agent_and_the_next_one_says_so(client, folder)
     assert not launch(client)["is_new"]
 
 
+VANDAL = """
+import os, pathlib, shutil, time
+folder = pathlib.Path(os.environ["DRYSTONE_LEASE"]).parent
+names = [path.name for path in folder.iterdir()] + ["ended.json"]
+for name in {name for known in names for name in (known, f".{known}.part")}:
+    path = folder / name
+    path.unlink(missing_ok=True)
+    WAY
+print('done', flush=True)
+time.sleep(600)
+"""
+WAYS = {
+    "pipes": "os.mkfifo(path)",
+    "folders": "path.mkdir(); (path / 'x').touch()",
+    "devices": "path.symlink_to('/dev/zero')",
+    "wrong": "path.write_text('[1, {\"exits\": 3}]')",
+    "deep": "path.write_text('[' * 100_000)",
+    "nothing": "pass",
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_whatever_a_job_makes_of_its_launch_s_files_its_neighbours_go_on(client, folder, way):
+    launch(client, VANDAL.replace("WAY", WAYS[way]), job="vandal")
+    launch(client, devices=(1,), job="neighbour")
+    kept = folder / "launches" / "vandal.1"
+    until(lambda: not (kept / "launch.json").is_file() or way in ("wrong", "deep"))
+    until(lambda: len(status(client, renew=[["vandal", 1]], lease_seconds=60.0)) == 2)
+
+    assert not status(client)["neighbour", 1]["is_over"]
+    for job in ("vandal", "neighbour"):
+        client.ask("stop", job_id=job, epoch=1, grace_seconds=0, note="enough")
+        until(lambda job=job: status(client)[job, 1]["is_over"])
+    again = Agent(folder, node="n0", idle_seconds=60.0)  # as if the first had died
+    assert again._launches["neighbour", 1].is_over
+    client.ask("forget", job_id="vandal", epoch=1)
+
+
 def test_an_agent_outlives_whoever_started_it(tmp_path):
     code = (
         "import sys; from pathlib import Path\n"

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -117,6 +118,22 @@ def test_a_job_gets_what_programs_need_and_no_secret_of_the_service():
     given |= {"https_proxy": "http://me:secret@proxy", "http_proxy": "http://proxy"}
     kept = {"PATH": "/bin", "NCCL_DEBUG": "INFO", "http_proxy": "http://proxy"}
     assert job_environment(given) == kept
+
+
+def test_where_memory_runs_out_a_job_goes_before_its_agent_and_the_service(tmp_path):
+    path = tmp_path / "b"
+    agent = start_agent(path, node="n1")
+    client = AgentClient(path, controller=1)
+    client.ask(
+        "launch", job_id="j", epoch=1, ranks=[{"rank": 0, "device": 0}], lease_seconds=60.0,
+        arguments=["cat", "/proc/self/oom_score_adj"],
+    )  # fmt: skip
+    until(lambda: status(client)["j", 1]["is_over"])
+    of_job = int(client.ask("read", job_id="j", epoch=1, name="rank-0.out")["text"])
+    of_agent = int(Path(f"/proc/{agent}/oom_score_adj").read_text())
+    client.ask("quit")
+    client.close()
+    assert of_job >= of_agent + 400
 
 
 def test_neither_a_job_nor_its_agent_has_the_variables_of_who_started_them(tmp_path, monkeypatch):

@@ -10,6 +10,8 @@ days) apart from those that it was not. With `--data` all nine zones.
 from __future__ import annotations
 
 import argparse
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,7 @@ from drystone.describe.job import JobSpec
 from drystone.describe.market import Offer
 from drystone.describe.option import OptionSet
 from drystone.describe.traces.spot import SpotTrace, load_spot_trace
+from drystone.observe.frontier import arrival_hours
 from drystone.observe.simulation import Scenario, run_policy
 from drystone.observe.spot import SpotTask, least_dollars, replay, rules_for
 from drystone.schedule.snapshot import StartupCost
@@ -30,6 +33,7 @@ TASK = SpotTask(
     work_hours=39.938889, restart_hours=0.2, on_demand_dollars_per_hour=3.06, move_dollars=1.0
 )
 EARLY, LATE = (10.0, 110.0, 210.0, 310.0, 410.0), (540.0, 640.0, 740.0, 840.0, 940.0)
+NUM_STREAMED = 60
 RATIOS = (1.15, 1.5, 2.0)
 
 
@@ -136,14 +140,82 @@ def _sweep_scheduler(trace: SpotTrace) -> None:
     )
 
 
+def stream(trace: SpotTrace, seed: int, budget: float, *, has_spot: bool) -> Scenario:
+    """A job every two hours, of eight hours on one GPU in the median; nodes come after 3 min."""
+    dice, now, jobs = np.random.default_rng(seed), 0.0, []
+    for number in range(NUM_STREAMED):
+        now += dice.exponential(2.0 * 3600)
+        work = float(8 * 3600 * dice.lognormal(0, 0.8))
+        deadline = now + work * dice.uniform(1.1, 2.5) + 3600
+        jobs.append(
+            JobSpec(
+                id=f"job-{number:02d}",
+                submit_seconds=now,
+                model="one",
+                total_samples=work,
+                deadline_seconds=deadline if number % 2 else math.inf,
+            )
+        )
+    options = OptionSet(
+        counts=np.array([[1], [2], [4], [8]]),
+        samples_per_second=np.array([1.0, 1.85, 3.3, 5.5]),
+        memory_bytes=np.zeros(4),
+    )
+    alone = scenario(trace.window(SKY_ZONES, 200 * 3600, 300 * 3600))
+    return replace(
+        alone,
+        jobs=tuple(jobs),
+        options_of=lambda _job: options,
+        startup=StartupCost(seconds_per_gpu=300, most_seconds=300),
+        offers=tuple(
+            replace(offer, start_delay_seconds=180.0)
+            for offer in alone.offers
+            if has_spot or not offer.is_spot
+        ),
+        budget_dollars_per_hour=budget,
+    )
+
+
+def _compare_streams(trace: SpotTrace) -> None:
+    """Time and money by policy, budget and market, over the seeds."""
+    print("policy  budget $/h  nodes            mean h  spent $/h  deadlines met")
+    figures: dict[str, float] = {}
+    for policy in ("budget", "prices"):
+        for budget in (14.0, 25.0):
+            for has_spot in (False, True):
+                runs = [stream(trace, seed, budget, has_spot=has_spot) for seed in (0, 1, 2)]
+                reports = [run_policy(run, policy).report for run in runs]
+                hours = [report.mean_completion_seconds / 3600 for report in reports]
+                spent = [
+                    report.spent_dollars / arrival_hours(run)
+                    for report, run in zip(reports, runs, strict=True)
+                ]
+                met = sum(report.num_deadlines_met for report in reports)
+                due = sum(report.num_deadlines for report in reports)
+                nodes = "spot, on demand" if has_spot else "on demand"
+                print(
+                    f"{policy:6}  {budget:10.2f}  {nodes:15}  {np.mean(hours):6.2f}  "
+                    f"{np.mean(spent):9.2f}  {met} of {due}",
+                    flush=True,
+                )
+                figures[f"{policy}_{budget:.0f}_{'spot' if has_spot else 'on_demand'}_missed"] = (
+                    due - met
+                )
+    print_figures(figures)
+
+
 def main() -> None:
     """Print both comparisons."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, help="a folder with spot/v100_aws_2023.csv")
     parser.add_argument("--quick", action="store_true", help="the published setting only")
     parser.add_argument("--scheduler", action="store_true", help="by `budget` and `prices`")
+    parser.add_argument("--stream", action="store_true", help="many jobs, with spot and without")
     given = parser.parse_args()
     trace = load_spot_trace(given.data / "spot/v100_aws_2023.csv" if given.data else SHIPPED)
+    if given.stream:
+        _compare_streams(trace)
+        return
     if given.scheduler:
         _sweep_scheduler(trace)
         return

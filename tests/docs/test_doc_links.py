@@ -37,7 +37,7 @@ def broken(page: str, target: str) -> str:
     parts = urlsplit(target)
     if parts.scheme or parts.netloc:
         is_right = parts.scheme == "https" and re.fullmatch(r"[\w-]+(\.[\w-]+)+", parts.netloc)
-        return "" if is_right else f"{target} is no address of a page"
+        return "" if is_right else f"{target} is not the address of a page"
     path = (ROOT / page).parent / parts.path if parts.path else ROOT / page
     if not path.exists():
         return f"{target}: there is no {parts.path}"

@@ -157,7 +157,7 @@ def peak_of_rank(
 def _build(model: ModelSpec, recipe: Recipe) -> LayeredModel:
     built = build_model(model, on_meta=True)
     if recipe.tuning is not Tuning.FULL:
-        add_adapters(built, recipe.lora)
+        add_adapters(built, recipe.lora, is_quantised=recipe.tuning is Tuning.QLORA)
     return built
 
 

@@ -35,7 +35,7 @@ class UnlikeOracle(Oracle):
             recipe = replace(self.recipe, recompute=recompute)
             splits = full_splits(self.model, recipe, group, self.pool.between, sizes, counts)
             single = [row for row in range(len(splits.tp)) if splits.num_stages[row] == 1]
-            for size, number in itertools.product(sizes, counts):
+            for size, number in itertools.product(sizes, counts[1:]):
                 for gpus in compositions(group.count, number):
                     kinds = [
                         [

@@ -11,6 +11,7 @@ from engine_cases import tokens
 from drystone.describe.families.huggingface import load_config
 from drystone.describe.families.names import STYLES, stored_weights
 from drystone.describe.model import ModelSpec
+from drystone.run.train.checkpoint.checkpoint import Progress, load_latest, save_checkpoint
 from drystone.run.train.data import RankWork, micro_batches
 from drystone.run.train.models.transformer import Transformer, build_model
 from drystone.run.train.uneven.engine import Engine
@@ -152,23 +153,47 @@ def layout(folder: Path, *, tp: int, pp: int) -> FolderCase:
 
 def train_folders(cases: list[FolderCase | Path], steps: int) -> list[tuple[list[float], list]]:
     """Losses, and the gradients of the first step; of a mere folder over uneven ranks."""
-    return [
-        _train(an_engine(case), case, steps)
-        if isinstance(case, FolderCase)
-        else _train(
-            Engine(build_model(load_config(case), on_meta=True), [w.state_share for w in WORKS]),
-            None,
-            steps,
-        )
-        for case in cases
-    ]
+    found = []
+    for case in cases:
+        engine = _engine(case)
+        found.append(_train(engine, _optimizer(engine), range(steps)))
+    return found
 
 
-def _train(engine, case: FolderCase | None, steps: int) -> tuple[list[float], list]:
-    optimizer = an_optimizer(engine.parameter_groups(weight_decay=0.1))
+def train_resized(
+    many: list[list[FolderCase | Path]], checkpoints: Path, steps: int
+) -> list[list[float]]:
+    """Losses of jobs that go on with another split, from files, after as many steps on each."""
+    found = []
+    for number, cases in enumerate(many):
+        losses: list[float] = []
+        folder = checkpoints / str(number)
+        for case in cases:
+            engine = _engine(case)
+            optimizer = _optimizer(engine)
+            load_latest(folder, engine, optimizer)
+            run = range(len(losses), len(losses) + steps)
+            losses += _train(engine, optimizer, run)[0]
+            save_checkpoint(folder, engine, optimizer, Progress(step=len(losses)), keep=1)
+        found.append(losses)
+    return found
+
+
+def _engine(case: FolderCase | Path):
+    if isinstance(case, FolderCase):
+        return an_engine(case)
+    model = build_model(load_config(case), on_meta=True)
+    return Engine(model, [work.state_share for work in WORKS])
+
+
+def _optimizer(engine) -> torch.optim.Optimizer:
+    return an_optimizer(engine.parameter_groups(weight_decay=0.1))
+
+
+def _train(engine, optimizer, steps: range) -> tuple[list[float], list]:
     losses, gradients = [], []
-    for step in range(steps):
-        if case is None:
+    for step in steps:
+        if isinstance(engine, Engine):
             runs = micro_batches(WORKS, engine.wire.rank, step * BATCH)
         else:
             runs = engine.layout.samples(engine.seat, step * BATCH) if engine.reads_samples else []

@@ -18,6 +18,7 @@ from drystone.describe.layout import Schedule, parse_layout
 from drystone.describe.pool import parse_pool
 from drystone.describe.recipe import Lora, Precision, Recipe, Tuning
 from drystone.plan.cells.search import cell_plan, search_cells
+from drystone.plan.cells.unlike import plan_unlike_stages
 from drystone.plan.groups.pipelines import plan_groups
 from drystone.plan.plan import Plan, Way, save_plan
 from drystone.plan.rivals import plan_words
@@ -143,6 +144,23 @@ def test_equal_ranks_whose_batches_do_not_divide_have_less_at_the_end():
     assert [len(run) for seat in range(4) for run in layout.samples(layout.seat(seat), 0)] == [
         1, 1, 1, 1, 1, 1, 0, 0,
     ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_cell_with_unlike_stages_learns_what_one_device_learns(tmp_path: Path, capsys):
+    """Three equal GPUs as the planner divides them: one of them, then two."""
+    plan = plan_unlike_stages(MODEL, RECIPE, parse_pool("3xT4").groups[0])
+    assert [(stage.dp, stage.tp) for stage in plan.stages] == [(1, 1), (2, 1)]
+    alone = replace(a_plan([(6, 2, 1.0)]), model=MODEL, recipe=RECIPE)
+    save_plan(alone, tmp_path / "alone.json")
+    save_plan(plan, tmp_path / "plan.json")
+    given = ["--steps", "4", "--lr", "0.003"]
+
+    found = run_forked([str(tmp_path / "plan.json"), *given], 3, tmp_path)
+    assert main([str(tmp_path / "alone.json"), *given]) == 0
+
+    expected = losses_of(events(capsys.readouterr().out))
+    assert losses_of(found) == pytest.approx(expected, abs=1e-5)
 
 
 def paced(plan: Plan, seconds: float) -> str:

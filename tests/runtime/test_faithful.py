@@ -27,6 +27,7 @@ from faithful_cases import (
     their_loss,
     their_model,
     train_folders,
+    train_resized,
     train_theirs,
 )
 from ranks import run_ranks
@@ -108,6 +109,22 @@ def test_training_with_matrices_and_layers_split_is_that_of_a_plain_loop(tmp_pat
     cases = [layout(saved(name, tmp_path / name), tp=2, pp=2) for name in names]
 
     check_training(cases, names, 4, steps=STEPS)
+
+
+@pytest.mark.slow
+def test_training_that_is_resized_twice_is_that_of_a_plain_loop(tmp_path: Path):
+    """On uneven ranks, then with layers split, then with matrices split, or uneven ones again."""
+    each = -(-STEPS // 3)
+    jobs = []
+    for name in FAMILIES:
+        folder = saved(name, tmp_path / name)
+        last = folder if name in MIXTURES else layout(folder, tp=2, pp=1)
+        jobs.append([folder, layout(folder, tp=1, pp=2), last])
+
+    for rank in run_ranks(train_resized, 2, jobs, tmp_path / "checkpoints", each):
+        for name, job, losses in zip(FAMILIES, jobs, rank, strict=True):
+            expected, _ = train_theirs(name, load_config(job[0]), 3 * each)
+            assert losses == pytest.approx(expected, rel=1e-5), name
 
 
 @pytest.mark.slow

@@ -101,17 +101,24 @@ def test_a_rank_takes_what_the_planner_says(name: str, shares: tuple[float, ...]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "shares", "micro", "lora"),
+    ("name", "shares", "micro", "lora", "tuning"),
     [
-        ("llama-3.2-1b", (1.0, 1.0), 1, Lora(rank=16)),
-        ("llama-3.2-1b", (1.0, 1.0), 2, Lora(rank=64, targets=("q", "v"), train_embeddings=True)),
-        ("llama-3-8b", (1.0,) * 4, 1, Lora(rank=16)),
+        ("llama-3.2-1b", (1.0, 1.0), 1, Lora(rank=16), Tuning.LORA),
+        (
+            "llama-3.2-1b",
+            (1.0, 1.0),
+            2,
+            Lora(rank=64, targets=("q", "v"), train_embeddings=True),
+            Tuning.LORA,
+        ),
+        ("llama-3-8b", (1.0,) * 4, 1, Lora(rank=16), Tuning.LORA),
+        ("llama-3.2-1b", (0.9, 0.1), 1, Lora(rank=16), Tuning.QLORA),
     ],
 )
 def test_adapters_take_what_the_planner_says(
-    name: str, shares: tuple[float, ...], micro: int, lora: Lora
+    name: str, shares: tuple[float, ...], micro: int, lora: Lora, tuning: Tuning
 ):
-    model, recipe = find_model(name), a_recipe(2048, tuning=Tuning.LORA, lora=lora)
+    model, recipe = find_model(name), a_recipe(2048, tuning=tuning, lora=lora)
     works = [RankWork(batch=micro, micro_batch=micro, state_share=one) for one in shares]
 
     found = peak_of_rank(model, recipe, works, 0, optimizer=an_optimizer)

@@ -51,7 +51,7 @@ def test_nothing_of_it_is_taken_in_and_scripts_are(system, tmp_path: Path):
         "./moe": "no shared experts",
         "./bert": "no head but",
         "./scaled": "spiral",
-        "./tuned": "is no file of safetensors",
+        "./tuned": "is not a safetensors file",
         "tuned/../moe": "no shared experts",
         "mixtral-8x7b": "its rope_theta is not in the list",
     }
@@ -94,7 +94,7 @@ def test_weights_that_nobody_loads_are_not_sent_anywhere(tmp_path: Path):
     def send(**job: object) -> dict:
         return with_files(client, {"job": {"train": TRAIN, **job}, "folder": str(tmp_path)})
 
-    with pytest.raises(InvalidSpec, match="is no file of safetensors"):
+    with pytest.raises(InvalidSpec, match="is not a safetensors file"):
         send(model="./tuned")
     assert not client.sent
     send(model="./tuned/config.json")

@@ -13,7 +13,7 @@ from drystone.cli.options import AsJson
 from drystone.cli.output import Column, make_console, print_json, print_table, say_made
 from drystone.cli.quick import say_emulated
 from drystone.errors import InvalidSpec
-from drystone.units import format_bytes, format_seconds
+from drystone.units import HOUR_SECONDS, format_bytes, format_seconds
 
 _CLUSTER = (
     Column(header="node", justify="left", style="bold green"),
@@ -225,6 +225,9 @@ def _offer(row: Table, now: float) -> tuple[str, ...]:
     if row["is_short"]:
         left = format_seconds(max(row["short_until_seconds"] - now, 0.0))
         state = f"was out of stock; tried again in {left}"
+    if row["is_spot"]:
+        stays = format_seconds(row["believed_hours"] * HOUR_SECONDS)
+        state += f"; spot, {row['num_taken_back']} taken back, a node stays about {stays}"
     return (
         row["name"],
         row["gpu"],

@@ -110,7 +110,7 @@ def _watch(client: Client, folder: Path, home: str) -> str:
     from rich.live import Live
 
     from drystone.cli.output import make_console
-    from drystone.cli.top import picture
+    from drystone.cli.top import View, picture
 
     console = make_console()
     killed, ends = "", time.monotonic() + _MAX_SECONDS
@@ -118,7 +118,7 @@ def _watch(client: Client, folder: Path, home: str) -> str:
         while time.monotonic() < ends:
             jobs = client.get("/v1/jobs")["jobs"]
             if console.is_terminal:
-                live.update(picture(client, console.width))
+                live.update(picture(client, console.width, View())[0])
             if len(jobs) == 1 and jobs[0]["step"] >= _URGENT_STEP:
                 client.post("/v1/jobs", {"job": _URGENT, "folder": home, "owner": "demo"})
             elif not killed and jobs[0]["step"] >= _KILL_STEP:

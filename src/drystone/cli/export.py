@@ -5,13 +5,16 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from drystone.cli.options import ClusterFile, words
 from drystone.errors import DrystoneError, InvalidSpec, MissingExtra, UnknownName
 from drystone.plan.configs.write import TARGETS
+
+if TYPE_CHECKING:
+    from drystone.run.kubernetes import ExportSettings
 
 _MODEL_FILES = ("huggingface", "peft")
 
@@ -21,14 +24,22 @@ def export(
     to: Annotated[
         str,
         typer.Option(
-            help=f"jobset, kueue or job; {', '.join(TARGETS)}: a config; huggingface or peft: what "
-            "was trained.",
-            autocompletion=words("jobset", "kueue", "job", *TARGETS, *_MODEL_FILES),
+            help=f"jobset, kueue, job or skypilot; {', '.join(TARGETS)}: a config; huggingface or "
+            "peft: what was trained.",
+            autocompletion=words("jobset", "kueue", "job", "skypilot", *TARGETS, *_MODEL_FILES),
         ),
     ] = "jobset",
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="What to write: a file, or a new folder of model files."),
+    ] = None,
+    also: Annotated[
+        list[Path] | None,
+        typer.Option(help="Of skypilot: a plan of the same job for another GPU type; repeatable."),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="A config of that tool: only what the plan changes of it is written."),
     ] = None,
     checkpoints: Annotated[
         Path | None,
@@ -55,7 +66,9 @@ def export(
         typer.Option(help="GPU=KEY=VALUE: how nodes of a type are told; else drystone/gpu."),
     ] = None,
     cluster: ClusterFile = None,
-    claim: Annotated[str, typer.Option(help="A volume claim that is there; none: make one.")] = "",
+    claim: Annotated[
+        str, typer.Option(help="A volume claim, or a bucket's address, that is there; none: a new.")
+    ] = "",
     queue: Annotated[str, typer.Option(help="Kueue's queue.")] = "drystone",
     queues: Annotated[bool, typer.Option(help="Make Kueue's flavours and queues too.")] = True,
     max_restarts: Annotated[int, typer.Option(help="From the checkpoint.", min=0)] = 10,
@@ -66,8 +79,12 @@ def export(
     One replicated job for each GPU type, torchrun's variables, a volume for checkpoints and the
     plan as a ConfigMap. Nothing is sent to a cluster: kubectl apply -f FILE does that.
 
+    With --to skypilot: one task that takes whichever GPU type is free or cheapest of this plan and
+    those of --also, and runs the plan made for it. `sky launch FILE` starts it.
+
     With --to axolotl, llama-factory, trl, trainer, accelerate or deepspeed: the config that means
-    the plan, and how it is started. What the tool cannot express is refused.
+    the plan, and how it is started. What the tool cannot express is refused. With --config
+    FILE: that file with the plan in it, comments and order kept, shown as a diff; -o writes it.
 
     With --to huggingface: weights, configuration and tokenizer in a folder that transformers loads,
     adapters added in. With --to peft: the adapter alone.
@@ -77,18 +94,22 @@ def export(
     if to in _MODEL_FILES:
         _write_model(plan, to, checkpoints, out, dtype)
         return
+    if to in TARGETS and config is not None:
+        _edit_config(plan, to, config, out)
+        return
     if to in TARGETS:
         _write_config(plan, to, out, as_json)
         return
-    from drystone.plan.plan import load_plan
-    from drystone.run.kubernetes import DEFAULT_IMAGE, ExportSettings, Target, export_plan
+    if config is not None:
+        raise InvalidSpec(f"there is no config for {to}", where="--config")
+    from drystone.run.kubernetes import DEFAULT_IMAGE, ExportSettings, Target
 
     if cluster is not None:
         from drystone.describe.files.gpu_types import load_gpu_types
 
         load_gpu_types(cluster)
-    if to not in list(Target):
-        raise UnknownName("target", to, [*Target, *TARGETS, *_MODEL_FILES])
+    if to not in (*Target, "skypilot"):
+        raise UnknownName("target", to, [*Target, "skypilot", *TARGETS, *_MODEL_FILES])
     if checkpoints is not None:
         raise InvalidSpec("--checkpoints goes with --to huggingface or peft", where="--checkpoints")
     settings = ExportSettings(
@@ -105,17 +126,36 @@ def export(
         max_restarts=max_restarts,
         image=image or DEFAULT_IMAGE,
     )
-    manifests = export_plan(load_plan(plan), Target(to), settings)
+    _write_manifests([plan, *(also or ())], to, settings, out, as_json=as_json)
+    if to == "skypilot" and not (image or command):
+        typer.echo("Its nodes need drystone[runtime]: name an --image that has it", err=True)
+    elif to != "skypilot" and not image:
+        typer.echo(
+            f"The image is {settings.image}, which you have to build: docs/kubernetes.md", err=True
+        )
+
+
+def _write_manifests(
+    paths: Sequence[Path], to: str, settings: ExportSettings, out: Path | None, *, as_json: bool
+) -> None:
+    from drystone.plan.plan import load_plan
+    from drystone.run.kubernetes import Target, export_plan
+
+    plans = [load_plan(path) for path in paths]
+    if to == "skypilot":
+        from drystone.run.skypilot_task import skypilot_task
+
+        manifests, start = [skypilot_task(plans, settings)], "sky launch"
+    elif len(plans) > 1:
+        raise InvalidSpec("--also goes with --to skypilot", where="--also")
+    else:
+        manifests, start = export_plan(plans[0], Target(to), settings), "kubectl apply -f"
     text = _render(manifests, as_json=as_json)
     if out is None:
         print(text, end="")
     else:
         _write_text(out, text)
-        typer.echo(f"Written: {out}. Start it with: kubectl apply -f {out}", err=True)
-    if not image:
-        typer.echo(
-            f"The image is {settings.image}, which you have to build: docs/kubernetes.md", err=True
-        )
+        typer.echo(f"Written: {out}. Start it with: {start} {out}", err=True)
 
 
 def _write_config(plan: Path, to: str, out: Path | None, as_json: bool) -> None:
@@ -139,6 +179,24 @@ def _write_config(plan: Path, to: str, out: Path | None, as_json: bool) -> None:
         _write_text(out, text)
     file = str(out) if out else "FILE"
     typer.echo(launch_words(setup, to, file), err=True)
+
+
+def _edit_config(plan: Path, to: str, config: Path, out: Path | None) -> None:
+    from drystone.plan.configs.edit import edit_config
+    from drystone.plan.configs.write import launch_words, setup_of
+    from drystone.plan.plan import load_plan
+
+    setup = setup_of(load_plan(plan), to)
+    text, difference = edit_config(config, setup, to)
+    print(difference, end="")
+    if not difference:
+        typer.echo("The config means the plan already.", err=True)
+    if out is None:
+        typer.echo(f"Nothing was written: -o {config} changes the file itself.", err=True)
+    else:
+        _write_text(out, text)
+        typer.echo(f"Written: {out}", err=True)
+    typer.echo(launch_words(setup, to, str(out or config)), err=True)
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -157,7 +157,7 @@ def _range(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", text.strip())
     if match is None or int(match[1]) == 0:
         raise InvalidSpec(
-            f"{text!r} is no number of GPUs",
+            f"{text!r} is not a number of GPUs",
             where="--gpus",
             hint="Write 4 or 2-8; types go with --gpu-type A100-80G",
         )

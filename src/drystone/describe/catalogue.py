@@ -70,7 +70,9 @@ def _check_own_names(name: str, aliases: Sequence[str] = ()) -> None:
     """Refuse a name that means another type already: nobody's A100 becomes something else."""
     for one in (name, *aliases):
         if not _key(one):
-            raise InvalidSpec(f"{one!r} is no name of a type", hint="Say more than the vendor")
+            raise InvalidSpec(
+                f"{one!r} is not a valid name for a type", hint="Say more than the vendor"
+            )
         taken = _gpus_by_key().get(_key(one))
         if taken is not None and not (taken.is_own and taken.name == name):
             raise InvalidSpec(

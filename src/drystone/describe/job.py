@@ -202,7 +202,7 @@ class TrainConfig:
     )
     report: str = option("", "tensorboard, wandb, mlflow", section="report")
     on_bad_loss: Literal["stop", "skip"] = option(
-        "stop", "when a loss or gradient is no number: stop the job, or pass over the step"
+        "stop", "when a loss or gradient is not a number: stop the job, or pass over the step"
     )
     seed: int = option(0, "of weights and data", ge=0, le=2**31 - 1)
     checkpoint_every: int = option(

@@ -197,7 +197,7 @@ class Vision:
                   num_channels=self.num_channels)  # fmt: skip
         if self.image_size % self.patch_size:
             raise InvalidSpec(
-                f"vision: image_size {self.image_size} is no multiple of "
+                f"vision: image_size {self.image_size} is not a multiple of "
                 f"patch_size {self.patch_size}"
             )
 

@@ -144,7 +144,7 @@ def _read_header(file: Path) -> dict[str, Tensor]:
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
             if size < 8 or not 0 < length <= min(size - 8, _LONGEST_HEADER):
-                raise UnreadableFile("is no file of safetensors, or was cut short", where=where)
+                raise UnreadableFile("is not a safetensors file, or was cut short", where=where)
             table = _parsed(stream.read(length), where)
     except OSError as error:
         raise UnreadableFile(f"cannot be read: {error.strerror}", where=where) from None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from drystone.describe.layout import Layouts
 from drystone.describe.model import ModelSpec
 from drystone.describe.pool import GpuGroup, Pool, make_pool
-from drystone.describe.recipe import Recipe, Recompute, auto_precision
+from drystone.describe.recipe import Offload, Recipe, Recompute, auto_precision
 from drystone.plan.cells.search import RECOMPUTES, Cells, NearestMiss, cell_plan, search_cells
 from drystone.plan.cells.unlike import plan_unlike_stages
 from drystone.plan.executable import executable_cells, marked
@@ -106,16 +107,21 @@ def plan_data_parallel(
         model,
         recipe,
         pool,
-        _is_data_parallel,
+        partial(_is_data_parallel, recipe.offload),
         recomputes=(none, full),
         dollars_per_gpu_hour=dollars_per_gpu_hour,
         chooses_precision=chooses_precision,
     )
 
 
-def _is_data_parallel(splits: Layouts) -> BoolArray:
+def _is_data_parallel(offload: Offload, splits: Layouts) -> BoolArray:
     alone = splits.tp * splits.pp * splits.cp * splits.ep == 1
-    return np.asarray(alone & (splits.shard_size == splits.dp))
+    # Only ZeRO-3 and FSDP move the weights out as well, and the optimizer alone needs ZeRO.
+    least = {Offload.STATE: 3, Offload.OPTIMIZER: 1}.get(offload, 0)
+    keeps = splits.keep_gathered > 0 if offload is Offload.OPTIMIZER else np.False_
+    return np.asarray(
+        alone & (splits.shard_size == splits.dp) & (splits.sharding >= least) & ~keeps
+    )
 
 
 def plan_some_cells(

@@ -89,12 +89,8 @@ class PodGroup:
 
 def export_plan(plan: Plan, target: Target, settings: ExportSettings) -> list[Manifest]:
     """The manifests, in the order in which they are to be applied."""
-    if plan.not_executable and not settings.command:
-        raise InvalidSpec(
-            f"the runtime cannot execute this plan: {plan.not_executable}",
-            hint="Give your own script with --command, or save another plan",
-        )
-    name = _name_of(plan, settings)
+    check_runs(plan, settings)
+    name = name_of(plan, settings)
     groups = pod_groups(plan, settings.gpus_per_pod)
     shared = [_config_map(name, plan, settings)]
     if not settings.claim:
@@ -112,6 +108,15 @@ def export_plan(plan: Plan, target: Target, settings: ExportSettings) -> list[Ma
         if settings.namespace and manifest["kind"] not in ("ResourceFlavor", "ClusterQueue"):
             manifest["metadata"]["namespace"] = settings.namespace
     return made
+
+
+def check_runs(plan: Plan, settings: ExportSettings) -> None:
+    """Refuse a plan that nothing would execute."""
+    if plan.not_executable and not settings.command:
+        raise InvalidSpec(
+            f"the runtime cannot execute this plan: {plan.not_executable}",
+            hint="Give your own script with --command, or save another plan",
+        )
 
 
 def pod_groups(plan: Plan, gpus_per_pod: int = 0) -> list[PodGroup]:
@@ -355,11 +360,12 @@ def _metadata(name: str, job: str) -> Manifest:
     return {"name": name, "labels": {LABEL: job}}
 
 
-def _name_of(plan: Plan, settings: ExportSettings) -> str:
+def name_of(plan: Plan, settings: ExportSettings) -> str:
+    """The name of all that is made, checked."""
     name = settings.name or _slug(plan.model.name)[:40].strip("-")
     if not _NAME.fullmatch(name):
         raise InvalidSpec(
-            f"{name!r} is no name for Kubernetes",
+            f"{name!r} is not a valid name for Kubernetes",
             hint="Use up to 40 small letters, digits and -, with --name",
         )
     return name

@@ -257,7 +257,7 @@ class Scaling:
         try:
             serial = float(share or 0.0)
         except ValueError:
-            raise InvalidSpec(f"scaling {text!r}: the share is no number", hint=hint) from None
+            raise InvalidSpec(f"scaling {text!r}: the share is not a number", hint=hint) from None
         if not 0 <= serial < 1:
             raise InvalidSpec(f"scaling {text!r}: the share must be 0 to 1", hint=hint)
         return cls(kind=kind, serial_share=serial, by_peak=by_peak)

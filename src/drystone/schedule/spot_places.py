@@ -25,6 +25,7 @@ from drystone.describe.job import JobSpec
 from drystone.describe.market import Offer
 from drystone.schedule.budget.spot import (
     ON_DEMAND,
+    PRIOR_LIFE_HOURS,
     WAIT,
     DeadlineJob,
     PlaceHistory,
@@ -44,8 +45,10 @@ from drystone.schedule.snapshot import (
 )
 from drystone.units import HOUR_SECONDS
 
-# Assumption: what a lost node costs beside the restart, the work since the last checkpoint.
-LOST_SECONDS: Final = 300.0
+# Assumption: what a lost node costs beside the restart, the work since the last checkpoint; on
+# average, and at most (checkpoints every ten minutes).
+MEAN_LOST_SECONDS: Final = 300.0
+MAX_LOST_SECONDS: Final = 600.0
 _TICK_HOURS: Final = 1 / 60
 
 
@@ -119,21 +122,26 @@ def split(snapshot: Snapshot, places: Sequence[Place]) -> Snapshot:
     )
 
 
-def _spot_place(snapshot: Snapshot, offers: Sequence[Offer]) -> SpotPlace:
-    seen = [snapshot.histories.get(offer.name, PlaceHistory()) for offer in offers]
+def believed_history(
+    histories: Mapping[str, PlaceHistory], offers: Sequence[Offer]
+) -> PlaceHistory:
+    """What was seen of the nodes of some offers, beside what the offers state."""
+    seen = [histories.get(offer.name, PlaceHistory()) for offer in offers]
     rate = max(offer.reclaims_per_hour for offer in offers)
-    history = PlaceHistory(
+    return PlaceHistory(
         watched_hours=sum(one.watched_hours for one in seen),
         available_hours=sum(one.available_hours for one in seen),
         num_losses=sum(one.num_losses for one in seen),
+        prior_life_hours=1 / rate if rate > 0 else PRIOR_LIFE_HOURS,
     )
-    if rate > 0:
-        history = replace(history, prior_life_hours=1 / rate)
+
+
+def _spot_place(snapshot: Snapshot, offers: Sequence[Offer]) -> SpotPlace:
     in_stock = [offer for offer in offers if not offer.is_short] or list(offers)
     return SpotPlace(
         dollars_per_hour=min(gpu_price(offer) for offer in in_stock),
         is_available=any(not offer.is_short and offer.most_nodes for offer in offers),
-        history=history,
+        history=believed_history(snapshot.histories, offers),
     )
 
 
@@ -145,7 +153,7 @@ def _trained_shares(snapshot: Snapshot, place: Place) -> FloatArray:
     options = snapshot.options
     size = max(snapshot.offers[row].num_gpus for row in place.offers)
     num_nodes = -(-options.num_gpus // size)
-    hours = (options.startup_seconds(snapshot.startup) + LOST_SECONDS) / HOUR_SECONDS
+    hours = (options.startup_seconds(snapshot.startup) + MEAN_LOST_SECONDS) / HOUR_SECONDS
     shares: FloatArray = 1.0 / (1.0 + num_nodes * hours / place.spot.history.life_hours)
     return shares
 
@@ -272,6 +280,8 @@ def _bar_job(seen: Snapshot, places: Sequence[Place], row: int) -> tuple[BoolArr
         for place in places
     ]
     chosen = choose_place(job, spots)
+    if chosen >= 0 and job.place == WAIT and job.slack_hours <= 2 * job.restart_hours + _TICK_HOURS:
+        chosen = ON_DEMAND  # once the spot node had started there would be no time to lose it
     blocks = barred.reshape(1 + len(places), width)
     blocks[1:] = True
     if chosen == WAIT:
@@ -333,7 +343,7 @@ def _deadline_job(
     return DeadlineJob(
         work_hours=max(float(jobs.remaining_samples[row]), 0.0) / speed / HOUR_SECONDS,
         hours_left=(float(jobs.deadline_seconds[row]) - now) / HOUR_SECONDS,
-        restart_hours=(startup + delay + LOST_SECONDS) / HOUR_SECONDS,
+        restart_hours=(startup + delay + MAX_LOST_SECONDS) / HOUR_SECONDS,
         place=place,
         starting_hours=starting / HOUR_SECONDS,
         on_demand_dollars_per_hour=on_demand_dollars,

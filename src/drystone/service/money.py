@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from drystone.run.control.controller import Controller
 from drystone.run.rentals import MICRO_DOLLARS
 from drystone.run.renting.export import export_ledger
+from drystone.schedule.spot_places import believed_history
 from drystone.service.answers import answer_json
 from drystone.service.auth.callers import VIEWER
 from drystone.service.shapes import finite_or_none
@@ -48,6 +49,9 @@ class OfferShown(BaseModel):
     dollars_per_hour: float
     is_short: bool
     short_until_seconds: float | None
+    is_spot: bool
+    num_taken_back: int  # nodes of it
+    believed_hours: float | None  # that a spot node stays
 
 
 class LedgerPage(BaseModel):
@@ -159,7 +163,9 @@ def _nodes(controller: Controller, by_node: Mapping[str, int], limit: int) -> li
 def _offers(controller: Controller, now: float) -> list[OfferShown]:
     renting, rentals = controller.journal.renting, controller.journal.live.state.rentals
     rows = []
+    histories = rentals.histories(now)
     for offer in renting.offers if renting else ():
+        seen = believed_history(histories, [offer])
         is_short = rentals.is_short(offer.name, now)
         rows.append(
             OfferShown(
@@ -171,6 +177,9 @@ def _offers(controller: Controller, now: float) -> list[OfferShown]:
                 short_until_seconds=rentals.shortages[offer.name].ends_seconds
                 if is_short
                 else None,
+                is_spot=offer.is_spot,
+                num_taken_back=round(seen.num_losses),
+                believed_hours=seen.life_hours if offer.is_spot else None,
             )
         )
     return rows

@@ -53,7 +53,7 @@ class Target:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             hint = "Write it like https://example.org/hook or slack+https://hooks.slack.com/..."
-            raise InvalidSpec(f"{text!r} is no address", where="--webhook", hint=hint)
+            raise InvalidSpec(f"{text!r} is not an address", where="--webhook", hint=hint)
         return cls(url, is_slack or parts.hostname == "hooks.slack.com")
 
     def body(self, message: dict[str, Any]) -> bytes:

@@ -285,7 +285,7 @@ def test_what_cannot_be_is_refused(plan_file):
     plan = load_plan(plan_file)
     with pytest.raises(InvalidSpec, match="cannot be divided"):
         export_plan(plan, Target.JOB, ExportSettings(gpus_per_pod=3))
-    with pytest.raises(InvalidSpec, match="no name"):
+    with pytest.raises(InvalidSpec, match="valid name"):
         export_plan(plan, Target.JOB, ExportSettings(name="Not_A_Name"))
 
 

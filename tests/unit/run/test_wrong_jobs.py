@@ -101,6 +101,10 @@ WRONG = [
     (train("optimizer: adafactor, epsilon: 1e-6"), "train.epsilon: adafactor has no epsilon"),
     (train("on_bad_loss: ignore"), "on_bad_loss.*skip"),
     (GOOD + "tune: {method: lora, targets: [w_proj]}\n", "w_proj.*q_proj"),
+    (
+        GOOD + "tune: {method: lora, targets: qkv_proj}\n",
+        "beside qkv_proj Write q_proj, k_proj, v_proj",
+    ),
     (GOOD + "tune: {method: lorra}\n", "method.*lora"),
     (GOOD + "tune: {method: lora, rank: 0}\n", "rank"),
     (GOOD + "tune: {method: full, rank: 8}\n", "rank is of adapters"),

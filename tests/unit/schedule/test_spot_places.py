@@ -59,7 +59,9 @@ def widths(*speeds: float) -> OptionSet:
     )
 
 
-def world(jobs, offers, options=None, *, budget=50.0, **settings) -> SimulatedWorld:
+def world(
+    jobs, offers, options=None, *, budget=50.0, checkpoint_seconds=60.0, **settings
+) -> SimulatedWorld:
     given = options or widths(1.0)
     return SimulatedWorld(
         jobs=jobs,
@@ -69,7 +71,7 @@ def world(jobs, offers, options=None, *, budget=50.0, **settings) -> SimulatedWo
         offers=offers,
         startup=StartupCost(seconds_per_gpu=360.0, most_seconds=360.0),
         budget_dollars_per_hour=budget,
-        faults=FaultSpec(checkpoint_seconds=60.0),
+        faults=FaultSpec(checkpoint_seconds=checkpoint_seconds),
         **settings,
     )
 
@@ -168,6 +170,34 @@ def test_the_gpus_of_a_job_are_in_one_zone_and_of_one_kind():
         found.advance()
     assert num_wide > 0
     assert all(record.state.value == "done" for record in found.state.jobs.values())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_is_out_when_no_deadline_is_missed_that_nodes_on_demand_keep(seed: int):
+    """With checkpoints every ten minutes, and nodes that take two minutes to come."""
+    dice = np.random.default_rng(seed)
+    offers = []
+    for offer in (EAST, WEST):
+        lengths = dice.exponential(1.0, 60).cumsum()
+        hours = [(float(begin), float(end)) for begin, end in lengths.reshape(-1, 2)]
+        offers.append(out(offer, *hours, start_delay_seconds=120.0))
+    offers.append(out(ON_DEMAND, start_delay_seconds=120.0))
+    startup_hours = (120 + 360) / HOUR
+    hours = dice.uniform(1, 8, 6)
+    jobs = [
+        job(
+            hours[row],
+            2.0 * row + hours[row] + startup_hours + 1e-3 + dice.exponential(0.5),
+            id=f"job-{row}",
+            submit_seconds=2.0 * row * HOUR,
+        )
+        for row in range(6)
+    ]
+    for policy in ("budget", "prices"):
+        found = run(world(jobs, tuple(offers), checkpoint_seconds=600.0), policy)
+        ends = {one.id: ended_hours(found, one.id) * HOUR for one in jobs}
+        late = [one.id for one in jobs if ends[one.id] > one.deadline_seconds + 1]
+        assert late == [], policy
 
 
 def test_without_deadlines_spot_nodes_are_taken_and_on_demand_ones_where_there_are_none():

@@ -33,7 +33,8 @@ def parse_duration(value: str | int | float) -> float:
         known = all(unit in _UNIT_SECONDS for _, unit in parts)
         if not parts or not known or _DURATION_PART.sub("", text).strip():
             raise InvalidSpec(
-                f"{str(value)[:60]!r} is no duration", hint="Write it like 90s, 30m, 6h or 1d 12h"
+                f"{str(value)[:60]!r} is not a duration",
+                hint="Write it like 90s, 30m, 6h or 1d 12h",
             )
         seconds = sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts)
     if not 0 < seconds <= _MOST_SECONDS:
@@ -47,7 +48,7 @@ def parse_count(value: str | int | float) -> int:
         match = _COUNT.fullmatch(value.strip())
         if match is None:
             raise InvalidSpec(
-                f"{value[:60]!r} is no count", hint="Write it like 500, 1e9, 500M or 2B"
+                f"{value[:60]!r} is not a count", hint="Write it like 500, 1e9, 500M or 2B"
             )
         number = float(match.group(1)) * _COUNT_UNITS[match.group(2)]
     else:
@@ -73,7 +74,8 @@ def parse_span(value: str | int | float) -> str:
     match = _SPAN.fullmatch(text.strip())
     if match is None or (match.group(1) and float(match.group(1)) > 100):
         raise InvalidSpec(
-            f"{str(value)[:60]!r} is no part of a training", hint="Write it like 100 (steps) or 3%"
+            f"{str(value)[:60]!r} is not a part of a training",
+            hint="Write it like 100 (steps) or 3%",
         )
     return f"{match.group(1)}%" if match.group(1) else match.group(2)
 

@@ -145,7 +145,7 @@ def _gpu_of(document: Document, name: str, part: GpuTypePart, key: Key) -> GpuSp
     """The type, filled up from the one it is like."""
     if not _NAME.fullmatch(name):
         raise InvalidSpec(
-            f"{name[:60]!r} is no name of a type",
+            f"{name[:60]!r} is not a valid name for a type",
             hint="Use up to 60 letters, digits and . _ + -, beginning with a letter",
         )
     like = _named(document, part.like, (*key, "like"))

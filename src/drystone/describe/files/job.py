@@ -213,7 +213,7 @@ def _check_limits(part: JobPart, document: Document) -> None:
         raise refuse(("gpus",), f"{both[0]} is both allowed and denied")
     for key, value in part.environment.items():
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,127}", key) or "\0" in value:
-            raise refuse(("environment", key), "is no variable of an environment")
+            raise refuse(("environment", key), "is not a valid name for an environment variable")
 
 
 def _training_job(
@@ -312,7 +312,7 @@ def _deadline(
         return parse_duration(value), None
     except RequestError as error:
         raise InvalidSpec(
-            f"{str(value)[:60]!r} is no deadline",
+            f"{str(value)[:60]!r} is not a deadline",
             where=document.place(("deadline",)),
             hint="Write it like 6h or 2026-11-20T18:00",
         ) from error
@@ -335,7 +335,7 @@ def _data_path(data: str, folder: Path, document: Document) -> str:
     path = folder / data
     if path.suffix and not data.endswith(_PATH_ENDINGS) and not path.is_dir():
         raise InvalidSpec(
-            f"{data[:60]!r} is no known kind of data",
+            f"{data[:60]!r} is not a known kind of data",
             where=document.place(("data",)),
             hint="Give synthetic, a folder, or a file that ends in " + ", ".join(_PATH_ENDINGS),
         )

@@ -24,7 +24,7 @@ def _check_name(text: str) -> str:
     if not _NAME.fullmatch(text):
         raise Refused(
             InvalidSpec(
-                f"{text[:60]!r} is no name",
+                f"{text[:60]!r} is not a valid name",
                 hint="Use up to 80 letters, digits, spaces and . _ + -, beginning with a letter",
             )
         )
@@ -49,10 +49,23 @@ def _check_text(text: str) -> str:
 def _check_target(text: str) -> str:
     """`q_proj`, as `transformers` has it, and `q`, as the recipe has it, are the same."""
     short = text.removesuffix("_proj")
+    if text in _STORED_TOGETHER:
+        hint = f"Write {', '.join(_STORED_TOGETHER[text])}: each gets one"
+        raise Refused(InvalidSpec(f"adapters do not stand beside {text}", hint=hint))
     if short not in (*Lora.KNOWN_TARGETS, ALL_LINEAR):
         known = [ALL_LINEAR, *(f"{target}_proj" for target in Lora.KNOWN_TARGETS)]
         raise Refused(UnknownName("target of adapters", text, known))
     return short
+
+
+# Targets as single families name them, and the matrices that they are.
+_STORED_TOGETHER: Final = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "c_attn": ("q_proj", "k_proj", "v_proj"),
+    "c_fc": ("up_proj",),
+    "c_proj": ("o_proj", "down_proj"),
+}
 
 
 def _named(key: str) -> BeforeValidator:
@@ -61,6 +74,8 @@ def _named(key: str) -> BeforeValidator:
 
 
 ALL_LINEAR: Final = "all-linear"
+# A word alone stands for the list of it.
+_LISTED: Final = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 Count = Annotated[int, checked(parse_count)]
 Duration = Annotated[float, checked(parse_duration)]
 Span = Annotated[str, checked(parse_span)]
@@ -162,7 +177,9 @@ class TunePart(Part):
     # their product counts alpha / rank times; left out: once
     alpha: PositiveFloat | None = None
     # matrices that get adapters, such as q_proj; left out: all-linear, which is all of the blocks
-    targets: tuple[Target, ...] | None = Field(default=None, strict=False, min_length=1)
+    targets: Annotated[tuple[Target, ...] | None, _LISTED] = Field(
+        default=None, strict=False, min_length=1
+    )
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = None  # before the adapters; left out: 0
     # embeddings and head are trained too, whole; left out: false
     train_embeddings: bool | None = None
@@ -171,8 +188,9 @@ class TunePart(Part):
 class GpuPart(Part):
     """Which GPUs may be used; all where it is left out."""
 
-    allow: tuple[Gpu, ...] = Field(default=(), strict=False)  # only these types; left out: all
-    deny: tuple[Gpu, ...] = Field(default=(), strict=False)  # not these types
+    # only these types; left out: all
+    allow: Annotated[tuple[Gpu, ...], _LISTED] = Field(default=(), strict=False)
+    deny: Annotated[tuple[Gpu, ...], _LISTED] = Field(default=(), strict=False)  # not these types
     min: Annotated[Count, Field(le=10**6)] = 1  # GPUs in all, at least
     max: Annotated[Count, Field(le=10**6)] = 1_000_000  # and at most
 
@@ -200,7 +218,9 @@ class JobPart(Part):
     # when to look at the held-out data
     evaluate: EvaluatePart = Field(default_factory=EvaluatePart)
     # where curves go besides: files beside the checkpoints
-    report: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = Field(default=(), strict=False)
+    report: Annotated[tuple[Literal["tensorboard", "wandb", "mlflow"], ...], _LISTED] = Field(
+        default=(), strict=False
+    )
     gpus: GpuPart = Field(default_factory=GpuPart)  # which may be used
     name: Name | None = None  # left out: that of the file
     owner: Name | None = None  # left out: the user

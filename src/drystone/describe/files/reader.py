@@ -164,7 +164,7 @@ def _scalar(node: yaml.Node, place: str) -> Any:
             try:
                 return int(text) if kind == "int" else float(text)
             except ValueError:
-                raise UnreadableFile(f"{text[:40]!r} is no number", where=place) from None
+                raise UnreadableFile(f"{text[:40]!r} is not a number", where=place) from None
     raise UnreadableFile(f"tags such as {node.tag[:40]!r} are not read here", where=place)
 
 
@@ -229,6 +229,11 @@ def _explained(
 ) -> RequestError:
     """One fault in our words: a misspelt key first, for it explains one that is missing."""
     faults = error.errors(include_url=False)
+    # A list of which every item is at fault is said to be too short as well.
+    beyond = {fault["loc"][:-1] for fault in faults}
+    faults = [
+        fault for fault in faults if fault["type"] != "too_short" or fault["loc"] not in beyond
+    ]
     first = min(faults, key=lambda fault: fault["type"] != "extra_forbidden")
     inner = tuple(first["loc"])
     whole = _key_in(document, (*key, *inner))

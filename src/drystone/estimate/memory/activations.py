@@ -31,6 +31,8 @@ class SavedBytes:
     whole: float = 0.0  # on every tensor-parallel rank; sequence parallelism divides it
     gathered: float = 0.0  # on every tensor-parallel rank, whatever sequence parallelism does
     divided: float = 0.0  # by tensor parallelism
+    routed: float = 0.0  # copies at experts; by tensor parallelism, except for that inside experts
+    inner: float = 0.0  # inside experts; by tensor parallelism
     scores: float = 0.0  # per token and key; by tensor parallelism
 
     def __add__(self, other: SavedBytes) -> SavedBytes:
@@ -38,6 +40,8 @@ class SavedBytes:
             whole=self.whole + other.whole,
             gathered=self.gathered + other.gathered,
             divided=self.divided + other.divided,
+            routed=self.routed + other.routed,
+            inner=self.inner + other.inner,
             scores=self.scores + other.scores,
         )
 
@@ -47,6 +51,8 @@ class SavedBytes:
             whole=min(self.whole, other.whole + other.gathered),
             gathered=min(self.gathered, other.gathered),
             divided=min(self.divided, other.divided),
+            routed=min(self.routed, other.routed),
+            inner=min(self.inner, other.inner),
             scores=min(self.scores, other.scores),
         )
 
@@ -56,6 +62,8 @@ class SavedBytes:
             whole=self.whole * factor,
             gathered=self.gathered * factor,
             divided=self.divided * factor,
+            routed=self.routed * factor,
+            inner=self.inner * factor,
             scores=self.scores * factor,
         )
 
@@ -226,14 +234,15 @@ def _experts(experts: Experts, hidden_size: int, recipe: Recipe, launcher: Launc
     width = activation_width(recipe.precision)
     tensors = _mlp_tensors(gated=experts.gated, recipe=recipe, launcher=launcher)
     # Each routed copy keeps its dispatched input, the network's tensors, and the output that the
-    # router's weight multiplies.
-    inner = experts.top_k * experts.ffn_size + experts.shared_ffn_size
+    # router's weight multiplies. Rows lie on all `etp` ranks that divide an expert; the others each
+    # send their own part of the sequence (`moe/token_dispatcher.py` of Megatron).
     router = 3 * 4.0 * experts.num_experts  # logits, probabilities, routing map
     narrow = input_width(recipe, launcher)
     return SavedBytes(
         whole=router,
-        gathered=(width + narrow) * experts.top_k * (experts.latent_size or hidden_size),
-        divided=(width * (tensors - 1) + narrow) * inner,
+        routed=(width + narrow) * experts.top_k * (experts.latent_size or hidden_size),
+        inner=(width * (tensors - 1) + narrow) * experts.top_k * experts.ffn_size,
+        divided=(width * (tensors - 1) + narrow) * experts.shared_ffn_size,
     )
 
 
@@ -266,7 +275,7 @@ def _kept_by_module(
         dropped += _experts(ffn, hidden_size, recipe, launcher)
     else:
         if "moe_act" in modules:
-            dropped += SavedBytes(divided=narrow * ffn.top_k * ffn.ffn_size)
+            dropped += SavedBytes(inner=narrow * ffn.top_k * ffn.ffn_size)
         if "shared_experts" in modules:
             dropped += SavedBytes(divided=(width * (tensors - 1) + narrow) * ffn.shared_ffn_size)
     dropped = dropped.at_most(everything)
@@ -283,5 +292,5 @@ def _kept_by_operator(block: Block, hidden_size: int, recipe: Recipe) -> SavedBy
     kept = width * (query + value + context) + 4 * attention.num_heads
     if isinstance(block.feed_forward, Experts):
         routed = block.feed_forward.top_k * width * block.feed_forward.ffn_size
-        return SavedBytes(divided=kept + routed, whole=width * hidden_size)
+        return SavedBytes(divided=kept, inner=routed, whole=width * hidden_size)
     return SavedBytes(divided=kept + width * block.feed_forward.ffn_size, whole=width * hidden_size)

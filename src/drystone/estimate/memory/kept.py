@@ -37,12 +37,12 @@ def kept_activations(terms: MemoryTerms, split: StageSplit) -> Kept:
     num_keys = terms.recipe.seq_len  # context parallelism divides the tokens, not their keys
     for number, layer in each_kind(terms, split):
         share = layer.token_share
-        of_layer = share * _on_rank(layer.activations.kept, split, num_keys)
+        of_layer = share * _on_rank(layer.activations.kept, split, num_keys, number)
         kept = kept + number * of_layer
         one = np.maximum(one, of_layer)
         if layer.activations.rebuilt != SavedBytes():
             rebuilt = np.maximum(
-                rebuilt, share * _on_rank(layer.activations.rebuilt, split, num_keys)
+                rebuilt, share * _on_rank(layer.activations.rebuilt, split, num_keys, 1)
             )
         transient = np.maximum(transient, share * layer.transient / split.tp)
     if terms.launcher.pipeline_buffers:
@@ -87,10 +87,17 @@ def gathered_weights(terms: MemoryTerms, split: StageSplit, held: Held, state: S
     return Gathered(layers, (split.zero2 & split.is_shared | is_streamed) * unreduced)
 
 
-def _on_rank(saved: SavedBytes, split: StageSplit, num_keys: int) -> FloatArray:
-    """Bytes per token on one tensor-parallel rank."""
+def _on_rank(
+    saved: SavedBytes, split: StageSplit, num_keys: int, num_layers: IntArray | int
+) -> FloatArray:
+    """Bytes per token and layer on the fullest rank, where so many layers are kept."""
     divided = saved.divided + saved.scores * num_keys
-    return saved.whole / split.sp + saved.gathered + divided / split.tp
+    found: FloatArray = saved.whole / split.sp + saved.gathered + divided / split.tp
+    if not saved.routed and not saved.inner:
+        return found
+    routed = saved.routed * split.routed_share + saved.inner / split.tp
+    load = 1.0 + split.fullest_excess / np.sqrt(np.maximum(num_layers, 1))
+    return found + routed * load
 
 
 def _logits(terms: MemoryTerms, split: StageSplit, whole_input: FloatArray) -> FloatArray:

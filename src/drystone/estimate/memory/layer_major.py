@@ -29,9 +29,9 @@ import numpy.typing as npt
 
 from drystone.describe.layout import Layouts, Sharding
 from drystone.describe.model import ModelSpec
-from drystone.describe.recipe import Offload, Recipe, Recompute, RecomputeKind
+from drystone.describe.recipe import Offload, Recipe, Recompute, RecomputeKind, Tuning
 from drystone.estimate.memory.peak import stage_memory
-from drystone.estimate.memory.terms import MemoryTerms, memory_terms
+from drystone.estimate.memory.terms import LayerTerms, MemoryTerms, memory_terms
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -102,11 +102,11 @@ def layer_major_memory(
     rebuilt = _with_idle(of_stage.backward.activations, most_micro_batch)
     entering = _with_idle(of_stage.loss.activations, most_micro_batch)
     tokens = np.arange(most_micro_batch + 1, dtype=np.float64) * recipe.seq_len
-    sizes = _Sizes.of(terms, is_shared=num_ranks > 1)
+    sizes = _Sizes.of(terms, model, is_shared=num_ranks > 1)
     state = terms.state
     return LayerMajorMemory(
         state_per_share=sizes.trained * (state.weights + state.master + state.moments)
-        + sizes.frozen * terms.frozen_bytes,
+        + sizes.frozen_bytes,
         moments=_moments(terms, sizes, model.vocab_size * tokens, rebuilt, entering),
     )
 
@@ -116,22 +116,27 @@ class _Sizes:
     """Parameters of layers: all of them, and those that are trained."""
 
     copy_bytes: float
-    block: float
+    block_bytes: float  # as it is gathered: quantised matrices stay so
+    unpacked_bytes: float  # of the matrix that multiplies, where matrices are quantised
     block_trained: float
     front: float
     front_trained: float
     back: float
     back_trained: float
     trained: float
-    frozen: float
+    frozen_bytes: float
     is_tied: bool
     is_shared: bool  # with one rank nothing is sent
 
     @classmethod
-    def of(cls, terms: MemoryTerms, *, is_shared: bool) -> _Sizes:
+    def of(cls, terms: MemoryTerms, model: ModelSpec, *, is_shared: bool) -> _Sizes:
         counts = terms.counts[-1]
         numbered = list(zip(counts.tolist(), terms.layers, strict=True))
         blocks = float(sum(number * layer.parameters.total for number, layer in numbered))
+        is_packed = terms.recipe.tuning is Tuning.QLORA
+        packed = float(sum(number * _packed(layer, terms) for number, layer in numbered))
+        saved = terms.frozen_bytes - terms.layer_copy_bytes if is_packed else 0.0
+        frozen = blocks if terms.is_frozen else 0.0
         adapters = float(sum(number * layer.adapter for number, layer in numbered))
         front, back = terms.embedding + terms.positions, terms.head + terms.final_norms
         is_tied = terms.tied_head > 0
@@ -142,7 +147,12 @@ class _Sizes:
         trained = adapters if terms.is_frozen else blocks
         return cls(
             copy_bytes=terms.copy_bytes,
-            block=max(layer.parameters.total + layer.adapter for layer in terms.layers),
+            block_bytes=max(
+                terms.copy_bytes * (layer.parameters.total + layer.adapter - _packed(layer, terms))
+                + terms.layer_copy_bytes * _packed(layer, terms)
+                for layer in terms.layers
+            ),
+            unpacked_bytes=is_packed * terms.copy_bytes * _largest_matrix(model),
             block_trained=max(
                 layer.adapter if terms.is_frozen else float(layer.parameters.total)
                 for layer in terms.layers
@@ -152,10 +162,25 @@ class _Sizes:
             back=back,
             back_trained=back if around_is_trained else 0.0,
             trained=trained + (around if around_is_trained else 0.0),
-            frozen=(blocks if terms.is_frozen else 0.0) + (0.0 if around_is_trained else around),
+            frozen_bytes=terms.frozen_bytes * (frozen + (0.0 if around_is_trained else around))
+            - saved * packed,
             is_tied=is_tied,
             is_shared=is_shared,
         )
+
+
+def _packed(layer: LayerTerms, terms: MemoryTerms) -> float:
+    """Parameters of a layer that are kept in few bits."""
+    is_packed = terms.recipe.tuning is Tuning.QLORA
+    return layer.parameters.total - layer.unquantised if is_packed else 0.0
+
+
+def _largest_matrix(model: ModelSpec) -> int:
+    """Elements of the largest matrix of any block."""
+    return model.hidden_size * max(
+        max(block.attention.num_heads * block.attention.head_dim, block.feed_forward.ffn_size)
+        for block in model.blocks
+    )
 
 
 def _with_idle(values: FloatArray, most_micro_batch: int) -> FloatArray:
@@ -182,28 +207,30 @@ def _moments(
     late = g * (sizes.trained - sizes.front_trained)
     found = {
         "loss": LayerMajorMoment(
-            gathered=c * (2 * sizes.block + sizes.back),
+            gathered=2 * sizes.block_bytes + c * sizes.back,
             gradients=g * sizes.back_trained,
             activations=3 * entering,
             logits=np.maximum(_LOGITS_BYTES * logits, _MIN_LOGITS_BYTES * logits + head_gradient),
             per_share=sent * sizes.block_trained,
         ),
         "first": LayerMajorMoment(
-            gathered=2 * c * sizes.block,
+            gathered=2 * sizes.block_bytes + sizes.unpacked_bytes,
             gradients=g * (sizes.block_trained + sizes.back_trained),
             activations=rebuilt + 2 * entering,
             logits=none,
             per_share=sent * sizes.block_trained + (0.0 if held else g * sizes.back_trained),
         ),
         "middle": LayerMajorMoment(
-            gathered=2 * c * sizes.block,
+            gathered=2 * sizes.block_bytes + sizes.unpacked_bytes,
             gradients=2 * g * sizes.block_trained + held,
             activations=rebuilt + 2 * entering,
             logits=none,
             per_share=sent * sizes.block_trained + late - 2 * g * sizes.block_trained,
         ),
         "last": LayerMajorMoment(
-            gathered=c * (sizes.block + (sizes.front if sizes.front_trained else 0.0)),
+            gathered=sizes.block_bytes
+            + sizes.unpacked_bytes
+            + (c * sizes.front if sizes.front_trained else 0.0),
             gradients=2 * g * sizes.block_trained + held,
             activations=rebuilt + 2 * entering,
             logits=none,

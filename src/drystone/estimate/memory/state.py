@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from drystone.describe.layout import Layouts, Sharding
 from drystone.describe.recipe import Offload, Tuning
+from drystone.estimate.imbalance import fullest_excess
 from drystone.estimate.memory.terms import LayerTerms, MemoryTerms, quantised_bytes
 
 FloatArray = npt.NDArray[np.float64]
@@ -32,6 +33,8 @@ class StageSplit(NamedTuple):
     repeats_kv: bool  # whether some layout has more of them than there are key-value heads
     sp: FloatArray  # tp where sequence parallelism divides, else 1
     expert_parts: FloatArray  # into which tensor and expert parallelism cut the experts
+    routed_share: FloatArray  # of a micro-batch's tokens that one rank sends to experts
+    fullest_excess: FloatArray  # what the fullest rank has of them above the mean, in one layer
     expert_ranks: FloatArray  # that share one copy of the state of an expert
     pp: IntArray
     ranks: IntArray  # that share one copy of the state
@@ -70,6 +73,8 @@ def split_stage(
         repeats_kv=_is_any(layouts.tp > terms.fewest_kv_heads),
         sp=np.where(layouts.sequence_parallel > 0, tp, 1.0),
         expert_parts=expert_parts,
+        routed_share=layouts.etp / tp,
+        fullest_excess=_fullest_excess(terms, layouts),
         expert_ranks=np.maximum(1.0, layouts.shard_size * tp / expert_parts),
         pp=pp,
         ranks=layouts.shard_size,
@@ -120,6 +125,12 @@ def _num_groups(layouts: Layouts) -> IntArray:
     for degree in (layouts.tp, layouts.pp, layouts.ep):
         num_groups += degree > 1
     return num_groups
+
+
+def _fullest_excess(terms: MemoryTerms, layouts: Layouts) -> FloatArray:
+    if not terms.num_experts:
+        return _NOTHING
+    return fullest_excess(terms.recipe, terms.num_experts, layouts.ep.astype(np.float64))
 
 
 def _flags(column: IntArray) -> BoolArray | None:
@@ -260,7 +271,7 @@ def _full_state(terms: MemoryTerms, split: StageSplit, held: Held) -> State:
 def _sharded(terms: MemoryTerms, split: StageSplit, held: Held) -> FloatArray:
     """Parameters on one rank when data parallelism divides them."""
     sharded = held.dense / split.ranks
-    return sharded + held.expert / split.expert_ranks if terms.has_experts else sharded
+    return sharded + held.expert / split.expert_ranks if terms.num_experts else sharded
 
 
 def _frozen_state(terms: MemoryTerms, split: StageSplit, held: Held) -> State:
@@ -272,7 +283,7 @@ def _frozen_state(terms: MemoryTerms, split: StageSplit, held: Held) -> State:
         frozen = terms.frozen_bytes * (whole - held.quantised)
         frozen = frozen + held.quantised * quantised_bytes(terms.recipe)
     shard_of_frozen = frozen / split.ranks
-    if terms.has_experts:
+    if terms.num_experts:
         shard_of_frozen = frozen * (_sharded(terms, split, held) / whole)
     # PEFT trains a copy of the embeddings and keeps the original.
     trained = held.adapter + held.around if lora.train_embeddings else held.adapter

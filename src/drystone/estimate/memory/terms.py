@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from drystone.describe.model import Attention, Block, Head, Mlp, ModelSpec, Side
+from drystone.describe.model import Attention, Block, Experts, Head, Mlp, ModelSpec, Side
 from drystone.describe.recipe import OPTIMIZERS, Lora, Loss, Precision, Recipe, StepKernel, Tuning
 from drystone.estimate.launchers import Launcher, find_launcher
 from drystone.estimate.memory.activations import (
@@ -122,7 +122,7 @@ class MemoryTerms:
     layer_copy_bytes: float  # the same for the weights of a layer, which may be quantised
     frozen_bytes: float  # of a weight that is neither trained nor quantised
     is_frozen: bool
-    has_experts: bool
+    num_experts: int  # of a layer that has any; 0: none
     fewest_kv_heads: int  # of any layer
 
 
@@ -158,9 +158,13 @@ def memory_terms(model: ModelSpec, recipe: Recipe) -> MemoryTerms:
         layer_copy_bytes=quantised_bytes(recipe) if recipe.tuning is Tuning.QLORA else width,
         frozen_bytes=4.0 if recipe.precision in FP32_WEIGHTS else 2.0,
         is_frozen=recipe.tuning is not Tuning.FULL,
-        has_experts=model.is_moe,
+        num_experts=max((_num_experts(block) for block in model.blocks), default=0),
         fewest_kv_heads=min(layer.num_kv_heads for layer in layers),
     )
+
+
+def _num_experts(block: Block) -> int:
+    return block.feed_forward.num_experts if isinstance(block.feed_forward, Experts) else 0
 
 
 def quantised_bytes(recipe: Recipe) -> float:

@@ -29,11 +29,6 @@ if TYPE_CHECKING:
 
 FloatArray = npt.NDArray[np.float64]
 
-# Spread of the load of single experts in one micro-batch, natural routing, over its mean.
-# Published: arXiv:2408.15664 table 2 has the fullest of 64 experts 0.72 above the mean over whole
-# batches under an auxiliary loss, 2.9 spreads; a single micro-batch spreads about twice as far.
-_LOAD_SPREAD = 0.5
-
 
 @dataclass(frozen=True, slots=True)
 class ExpertHabits:
@@ -64,15 +59,6 @@ def expert_habits(recipe: Recipe, launcher: LauncherEfficiency) -> ExpertHabits:
         layer_host_share=0.0 if whole else 1.0,
         row_share=launcher.fused_row_share if whole else 1.0,
     )
-
-
-def fullest_rank(recipe: Recipe, num_experts: int, ep: FloatArray) -> FloatArray:
-    """Load of the fullest expert-parallel rank over the mean."""
-    if recipe.balanced_experts or not num_experts:
-        return np.ones_like(ep)
-    each = np.maximum(1.0, num_experts / ep)
-    share: FloatArray = 1.0 + _LOAD_SPREAD * np.sqrt(2.0 * np.log(ep) / each)
-    return share
 
 
 def routed_tokens(prepared: Prepared, split: StepSplit) -> FloatArray:

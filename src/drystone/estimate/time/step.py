@@ -17,13 +17,13 @@ from drystone.describe.layout import Layouts, Sharding
 from drystone.describe.machine import Machine
 from drystone.describe.model import ModelSpec
 from drystone.describe.recipe import LOW_PRECISIONS, Offload, Recipe, Tuning
+from drystone.estimate.imbalance import fullest_excess
 from drystone.estimate.launchers import LauncherEfficiency
 from drystone.estimate.time.compute import Device, make_device
 from drystone.estimate.time.experts import (
     ExpertHabits,
     dispatch_seconds,
     expert_habits,
-    fullest_rank,
     routed_tokens,
 )
 from drystone.estimate.time.network import allreduce_seconds, make_group
@@ -170,7 +170,7 @@ def split_layouts(layouts: Layouts, recipe: Recipe, work: Work) -> StepSplit:
         num_micro=np.maximum(1.0, np.ceil(recipe.global_batch / (dp * micro))),
         layer_share=np.ceil(work.num_layers / pp) / work.num_layers,
         routed_share=etp * inverse_tp,
-        fullest=fullest_rank(recipe, work.num_experts, ep),
+        fullest=1.0 + fullest_excess(recipe, work.num_experts, ep),
     )
 
 

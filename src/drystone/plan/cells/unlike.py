@@ -51,7 +51,7 @@ def plan_unlike_stages(
     best: Pipeline | None = None
     for num_runs in range(1, 4 if group.count <= _MAX_GPUS_OF_THREE_RUNS else 3):
         question = PipelineSearch(
-            settings=[replace(one, choices=one.choices * num_runs) for one in settings],
+            settings=[_in_runs(setting, num_runs) for setting in settings],
             num_layers=model.num_layers,
             host_seconds=host_seconds(model, recipe, mine),
             orders=(tuple(range(num_runs)),),
@@ -95,6 +95,14 @@ def _settings(model: ModelSpec, recipe: Recipe, pool: Pool) -> list[Setting]:
             for size in sizes
         ]
     return settings
+
+
+def _in_runs(setting: Setting, number: int) -> Setting:
+    """So many runs; one alone has several stages, for a single stage is a plain Cell."""
+    [rows] = setting.choices
+    if number == 1:
+        rows = rows[setting.splits.num_stages[rows] > 1]
+    return replace(setting, choices=(rows,) * number)
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,7 @@ def model_flags(model: ModelSpec) -> Table:
     mlp, attention = block.feed_forward, block.attention
     if len(blocks) > 1 or attention.kv_lora_rank or attention.recurrence or hasattr(mlp, "top_k"):
         raise InvalidSpec(
-            f"{model.name} is no plain decoder: its flags are not known",
+            f"{model.name} is not a plain decoder: its flags are not known",
             where="--to megatron",
             hint="Export --to megatron-bridge, whose recipe knows the model",
         )

@@ -257,7 +257,10 @@ class _Table:
         held = splits.held_layers[np.arange(len(score)), splits.num_stages]
         chosen = []
         for column, grid in enumerate(self.grids):
-            mine = np.flatnonzero((splits.group_index == column) & (self.setting >= 0))
+            is_mine = (splits.group_index == column) & (self.setting >= 0)
+            if number == 1:  # a single stage is a plain Cell
+                is_mine &= splits.num_stages > 1
+            mine = np.flatnonzero(is_mine)
             key = self.count_place[mine] * num_settings + self.setting[mine]
             found = _fast_and_roomy(key, score[mine], held[mine], len(grid) * num_settings, few)
             rows = np.where(found >= 0, np.append(mine, -1)[found], -1)

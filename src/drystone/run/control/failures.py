@@ -82,17 +82,21 @@ _MEMORY = re.compile(
 )
 _DISK = re.compile(
     r"No space left on device|Disk quota exceeded|\[Errno 5\] Input/output error|"
-    r"Stale file handle|Remote I/O error|Read-only file system",
+    r"Stale file handle|Remote I/O error|Read-only file system|"
+    r"Transport endpoint is not connected|Cannot send after transport endpoint shutdown",
     re.IGNORECASE,
 )
 _NETWORK = re.compile(
     r"Connection (?:closed|reset|refused|aborted)|connection was closed|address already in use|"
     r"EADDRINUSE|Timed out waiting|timed out after|Broken pipe|DistNetworkError|"
     r"NCCL (?:error|communicator|timeout)|Socket Timeout|collective operation timeout|"
-    r"nccl(?:Remote|System|Internal)Error|unhandled system error|NET/IB.{0,4}: ?Got completion|"
+    r"nccl(?:Remote|System|Internal)Error|unhandled system error|"
+    r"NET/IB[^\n]{0,40}(?:Got completion|async (?:fatal )?event)|"
     r"ibv_\w+ failed|No route to host|Network is unreachable|Connection timed out",
     re.IGNORECASE,
 )
+# A process that loads data for the rank died as the rank itself might have.
+_LOADER = re.compile(r"DataLoader worker \(pid[^\n]{0,40}\) is killed by signal")
 _SIGNALS: Final = {int(number): number.name for number in signal.Signals}
 
 
@@ -150,7 +154,7 @@ def _kind(code: int, log: str) -> FaultKind:
         return FaultKind.CRASH
     if _NETWORK.search(log):
         return FaultKind.NETWORK
-    if code < 0:
+    if code < 0 or _LOADER.search(log):
         return FaultKind.CRASH
     return FaultKind.USER_ERROR
 

@@ -43,10 +43,16 @@ _SIGNS: Final = (
         r"\bXid\b[^\n]{0,60}?: (?:48|63|64|74|79|92|94|95|119|120|140)\b",
         is_certain=True,
     ),
+    _sign(
+        "the driver or the fabric manager of the node does not work",
+        r"system not yet initialized|CUDA_ERROR_SYSTEM_NOT_READY|Driver/library version mismatch",
+        is_certain=True,
+    ),
     _sign("the GPU's hardware stack failed", r"hardware stack error", is_certain=True),
     _sign(
         "no GPU can be used",
         r"No CUDA GPUs are available|no CUDA-capable device|"
+        r"unsupported display driver / cuda driver combination|"
         r"CUDA driver initialization failed|No HIP GPUs are available",
         is_certain=False,
     ),

@@ -20,6 +20,8 @@ from drystone.run.state import JobRecord
 
 # A speed that differs by less from the known one is not worth an event.
 _LEAST_DIFFERENCE: Final = 0.1
+# Nor is memory above what was expected, by less than this share of what there is.
+_LEAST_MEMORY_SHARE: Final = 0.02
 # After memory ran out, estimates are raised to what was there and this much beyond; but not by more
 # than this at once: a plan that should have left half of the memory free may have had company.
 _MEMORY_STEP: Final = 1.1
@@ -125,6 +127,36 @@ def _paces(
         size = max(1, *(shares[rank].micro_batch for rank in mine))
         found.append((gpu, size, measured / estimated))
     return tuple(found)
+
+
+def peak_lesson(journal: Journal, record: JobRecord, progress: RunProgress) -> list[Event]:
+    """It took more memory than was estimated, though it fitted: others of its kind may not.
+
+    A peak is of the bytes of tensors, on GPUs and on emulated devices.
+    """
+    job_id, peak = record.spec.id, progress.peak_memory_bytes
+    if not peak or job_id in journal.unplannable.by_job:
+        return []
+    plan = journal.plan_of(record.spec, record.option)
+    if plan is None:
+        return []
+    job = journal.live.jobs[job_id].job
+    expected = max(need.high_bytes for need in plan.needs)
+    room = min(journal.cluster.gpu(gpu).usable_bytes for gpu in plan.gpus)
+    known = journal.book.lesson(job).memory_share
+    if peak - known * expected <= _LEAST_MEMORY_SHARE * room:
+        return []
+    counts = journal.book.counts_of(job, record.option)
+    return [
+        Learned(
+            time_seconds=journal.now(),
+            job_id=job_id,
+            work=work_of(job),
+            gpus=journal.book.named(counts),
+            estimated_samples_per_second=max(journal.book.estimated_speed(job, counts), 1e-9),
+            memory_share=peak / expected,
+        )
+    ]
 
 
 def memory_lesson(journal: Journal, record: JobRecord) -> list[Event]:

@@ -29,7 +29,7 @@ from drystone.run.control.launches import (
     load_order,
     order_launch,
 )
-from drystone.run.control.lessons import pace_lesson, speed_lesson, trial_lesson
+from drystone.run.control.lessons import pace_lesson, peak_lesson, speed_lesson, trial_lesson
 from drystone.run.control.notes import Launched, Warned
 from drystone.run.control.round_writer import RoundWriter
 from drystone.run.control.run import Observation, Patience, Run
@@ -236,6 +236,7 @@ class RunSupervisor:
         lesson = speed_lesson(self._journal, record, speed if seconds > 0 else 0.0)
         lesson += pace_lesson(self._journal, record, progress)
         lesson += trial_lesson(self._journal, record, progress)
+        lesson += peak_lesson(self._journal, record, progress)
         progressed = Progressed(
             time_seconds=now, job_id=job_id, done_samples=done, samples_per_second=speed
         )

@@ -132,6 +132,11 @@ def live_offers(offers: Sequence[Offer], *, is_simulated: bool) -> tuple[Offer, 
     found = []
     for offer in offers:
         gpu = find_gpu(offer.gpu)
+        if offer.outages and not is_simulated:
+            raise InvalidSpec(
+                f"offer {offer.name}: a spot_trace is for simulated nodes",
+                hint="Write price_dollars_per_hour and spot: true; the provider says what there is",
+            )
         emulation = offer.emulation or (DEFAULT_EMULATION if is_simulated else None)
         memory = emulation.memory_bytes if emulation else gpu.usable_bytes
         found.append(

@@ -33,7 +33,7 @@ BEST: Final = "best"  # the folder beside the checkpoints
 
 
 class Diverged(DrystoneError):
-    """The loss is no number any more, or far above where it began."""
+    """The loss is no longer a number, or far above where it began."""
 
 
 class LossWatch:

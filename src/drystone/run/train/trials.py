@@ -77,6 +77,7 @@ def _try(candidate: Candidate, config: RankConfig, wire: Wire) -> float:
     gc.collect()  # engines hold themselves in circles
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()  # what is reported later is the training's own
     found: list[float] = [0.0] * wire.num_ranks
     dist.all_gather_object(found, statistics.median(seconds[_SETTLING_STEPS:]), group=wire.group)
     return max(found)

@@ -13,6 +13,8 @@ had. Proof of the bound: every start but the first follows a stop. When a job is
 last time it has had k < S(g) starts, and g only grows, so that in the end it has at most
 S(G) + 1, for the G GPU hours of its whole life; what faults, limits and nodes that close take from
 it comes on top. Since who has used up its starts stays, its last start is not a wide one.
+
+Nor is a job stopped that ends by its deadline as it runs and would not after a few restarts.
 """
 
 from __future__ import annotations
@@ -22,7 +24,14 @@ from typing import Final
 import numpy as np
 
 from drystone.schedule.prices.place import Assignment
-from drystone.schedule.snapshot import FloatArray, IntArray, JobTable, Placement, Snapshot
+from drystone.schedule.snapshot import (
+    BoolArray,
+    FloatArray,
+    IntArray,
+    JobTable,
+    Placement,
+    Snapshot,
+)
 from drystone.units import HOUR_SECONDS
 
 # A job that needs whole nodes finds no place by chance. It waits for this part of the time that it
@@ -32,6 +41,7 @@ MIN_PATIENCE_SECONDS: Final = 900.0
 PATIENCE_SECONDS: Final = 24 * 3600.0
 PROTECTED_SECONDS: Final = 2 * 3600.0
 KEEP_SECONDS: Final = 60.0
+SPARE_RESTARTS: Final = 3.0  # a job with less time than these before its deadline is left alone
 # Of each type, jobs that are served ahead of prices take no more than this part together; one job
 # may take more, if it is the only one.
 _MAX_OVERDUE_SHARE: Final = 0.5
@@ -57,6 +67,25 @@ def patience_seconds(
         share = WIDE_PATIENCE_SHARE * alone
         patience[rows] = np.clip(share, MIN_PATIENCE_SECONDS, PATIENCE_SECONDS)
     return patience
+
+
+def has_no_time_to_restart(snapshot: Snapshot) -> BoolArray:
+    """By job: whether it runs, ends by its deadline as it is, and would not after `SPARE_RESTARTS`.
+
+    Who has to wait for GPUs once more loses more than a restart, and nobody knows how much.
+    """
+    jobs, found = snapshot.jobs, np.zeros(len(snapshot.jobs), dtype=np.bool_)
+    rows = np.flatnonzero(jobs.is_running & np.isfinite(jobs.deadline_seconds))
+    if not (len(rows) and snapshot.knows_lengths):
+        return found
+    at = (rows, jobs.option[rows])
+    seconds = np.maximum(jobs.remaining_samples[rows], 0.0) / snapshot.job_speeds[at]
+    starting = jobs.running_since_seconds[rows] + snapshot.startup_seconds[at]
+    ends = np.maximum(snapshot.now_seconds, starting) + seconds
+    restart = SPARE_RESTARTS * (snapshot.startup_seconds[at] + KEEP_SECONDS)
+    spare = jobs.deadline_seconds[rows] - ends
+    found[rows] = (spare >= 0) & (spare < restart)
+    return found
 
 
 def overdue(snapshot: Snapshot, patience: FloatArray) -> list[int]:

@@ -33,6 +33,7 @@ from drystone.schedule.limits import Limits, Used, check_limits
 from drystone.schedule.prices.integral import choose
 from drystone.schedule.prices.patience import (
     KEEP_SECONDS,
+    has_no_time_to_restart,
     overdue,
     patience_seconds,
     serve_all_overdue,
@@ -314,6 +315,7 @@ def _pinned(snapshot: Snapshot, worth: Worth, protected: Mapping[str, float]) ->
     jobs = snapshot.jobs
     ran = snapshot.now_seconds - jobs.running_since_seconds  # of who waits: not a number
     stays = jobs.is_running & ((ran < KEEP_SECONDS) | (jobs.num_starts >= starts_allowed(jobs)))
+    stays |= has_no_time_to_restart(snapshot)
     for name in protected:
         stays[jobs.row_of[name]] |= jobs.is_running[jobs.row_of[name]]
     rows = stays.nonzero()[0]

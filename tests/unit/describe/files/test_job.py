@@ -41,6 +41,19 @@ def test_every_optimizer_that_is_trained_can_be_named():
     assert job("model: gpt2\ntrain: {steps: 9, optimizer: adamw-8bit}\n").optimizer == "adam-8bit"
 
 
+def test_a_word_alone_is_a_list_of_it():
+    text = (
+        "model: gpt2\ntrain: {steps: 9}\ntune: {method: lora, targets: TARGETS}\n"
+        "report: REPORT\ngpus: {allow: ALLOW}\n"
+    )
+    for target in ("q_proj", "all-linear"):
+        words = {"TARGETS": target, "REPORT": "wandb", "ALLOW": "T4"}
+        alone = listed = text
+        for name, word in words.items():
+            alone, listed = alone.replace(name, word), listed.replace(name, f"[{word}]")
+        assert job(alone) == job(listed)
+
+
 def test_everything_can_be_said():
     found = job(
         """
@@ -100,8 +113,8 @@ def described(found: TrainingJob) -> Described:
     ("text", "says"),
     [
         ("train: {steps: 9, warmup: 3, optimizer: {warmup: 4}}", "warmup stands in"),
-        ("train: {steps: 9, optimizer: {warmup: 3x}}", "no part of a training.*3%"),
-        ("train: {steps: 9, optimizer: {warmup: 101%}}", "no part of a training"),
+        ("train: {steps: 9, optimizer: {warmup: 3x}}", "not a part of a training.*3%"),
+        ("train: {steps: 9, optimizer: {warmup: 101%}}", "not a part of a training"),
         ("train: {steps: 9, optimizer: {schedule: exp}}", "cosine"),
         ("train: {steps: 9}\ntune: {method: lora, targets: [x_proj]}", "x_proj.*q_proj"),
         ("train: {steps: 9}\ntune: {method: lora, targets: []}", "targets"),
@@ -143,7 +156,7 @@ def test_a_command_is_split_into_words():
     [
         ("modle: gpt2", r"unknown key 'modle'.*model"),
         ("model: gpt2\ntrain: {stesp: 1}", r"line 2.*'stesp'.*steps"),
-        ("model: gpt2\n\ntrain: {steps: x}", r"line 3.*train\.steps.*no count"),
+        ("model: gpt2\n\ntrain: {steps: x}", r"line 3.*train\.steps.*not a count"),
         ("model: gpt2\ntrain: {steps: 1, tokens: 5}", "contradict"),
         ("model: gpt2", "how much"),
         ("model: gpt2\ntrain: {epochs: 2}", "made-up"),
@@ -151,7 +164,7 @@ def test_a_command_is_split_into_words():
         ("model: gpt2\ntrain: {steps: 1}\ngpus: {min: 4, max: 2}", "min 4 is above"),
         ("model: gpt2\ntrain: {steps: 1}\ndeadline: soon", r"line 3.*deadline.*6h"),
         ("model: gpt2\ntrain: {steps: 1}\npriority: '3'", r"line 3: priority"),
-        ("model: gpt2\ntrain: {steps: 1}\nname: ../../etc", "is no name"),
+        ("model: gpt2\ntrain: {steps: 1}\nname: ../../etc", "is not a valid name"),
         ("model: gpt2\ntrain: {steps: 1}\nmodel: gpt2", "line 3.*twice"),
         ("model: &a gpt2\ntrain: {steps: 1}\nname: *a", "aliases"),
         ("model: !!python/object:os.system x", "tags"),

@@ -5,6 +5,7 @@ import pytest
 from drystone.describe.files.market import load_market, parse_market
 from drystone.describe.market import Offer, Outage, PriceChange
 from drystone.errors import InvalidSpec, RequestError, UnknownName
+from drystone.run.renting.provider import live_offers
 
 FULL = """
 offers:
@@ -144,3 +145,14 @@ def test_a_spot_trace_that_cannot_be_used_is_refused(tmp_path: Path, keys: str, 
 
     with pytest.raises(RequestError, match=says):
         load_market(path)
+
+
+def test_a_spot_trace_is_for_simulated_nodes_only(tmp_path: Path):
+    (tmp_path / "trace.csv").write_text(TRACE)
+    path = tmp_path / "market.yaml"
+    path.write_text("offers: [{gpu: V100-32G, spot_trace: {file: trace.csv, zone: east}}]")
+    offers = load_market(path)
+
+    assert live_offers(offers, is_simulated=True)[0].outages
+    with pytest.raises(InvalidSpec, match="simulated nodes"):
+        live_offers(offers, is_simulated=False)

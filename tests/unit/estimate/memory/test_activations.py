@@ -1,5 +1,6 @@
 """What layers keep: the published identities to the byte, and what each extension adds."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -278,12 +279,39 @@ def test_each_token_keeps_top_k_copies_whatever_the_experts_are_split_by():
     block = llama_block(feed_forward=experts)
     kept = saved(block)
     model = ModelSpec(name="moe", hidden_size=512, stack=((block, 2),), vocab_size=1000)
-    recipe = Recipe(seq_len=128, global_batch=8, launcher="megatron-te")
+    recipe = Recipe(seq_len=128, global_batch=8, launcher="megatron-te", balanced_experts=True)
 
-    assert kept.gathered == 2 * 2 * 2 * 512  # dispatched input and output of two copies
-    assert kept.divided - saved(llama_block()).divided == 3 * 2 * (2 * 1536 + 256 - 1536)
+    assert kept.routed == 2 * 2 * 2 * 512  # dispatched input and output of two copies
+    assert kept.inner == 3 * 2 * 2 * 1536
+    assert kept.divided - saved(llama_block()).divided == 3 * 2 * (256 - 1536)
     together = kept_bytes(model, recipe, Layout(dp=8))
     assert kept_bytes(model, recipe, Layout(dp=8, ep=8)) == together
+
+
+def test_a_rank_keeps_the_copies_of_its_own_part_of_the_sequence_unless_experts_are_divided():
+    experts = Experts(num_experts=8, top_k=2, ffn_size=1536)
+    block = llama_block(feed_forward=experts)
+    model = ModelSpec(name="moe", hidden_size=512, stack=((block, 2),), vocab_size=1000)
+    recipe = Recipe(seq_len=128, global_batch=8, launcher="megatron-te", balanced_experts=True)
+    apart = kept_bytes(model, recipe, Layout(dp=4, tp=2, ep=4, etp=1, sequence_parallel=True))
+    divided = kept_bytes(model, recipe, Layout(dp=4, tp=2, ep=4, etp=2, sequence_parallel=True))
+
+    assert divided - apart == 2 * 128 * saved(block).routed / 2  # two layers, half of the copies
+
+
+def test_the_fullest_rank_keeps_more_where_tokens_go_where_they_want():
+    experts = Experts(num_experts=8, top_k=2, ffn_size=1536)
+    block = llama_block(feed_forward=experts)
+    model = ModelSpec(name="moe", hidden_size=512, stack=((block, 4),), vocab_size=1000)
+    natural = Recipe(seq_len=128, global_batch=8, launcher="megatron-te")
+    forced = replace(natural, balanced_experts=True)
+    layout = Layout(dp=8, ep=8)
+    even, uneven = kept_bytes(model, forced, layout), kept_bytes(model, natural, layout)
+    copies = 4 * 128 * (saved(block).routed + saved(block).inner)
+
+    # One expert a rank: half a spread times sqrt(2 ln 8) for one layer, half of it for four.
+    assert uneven - even == pytest.approx(copies * 0.5 * math.sqrt(2 * math.log(8)) / 2)
+    assert kept_bytes(model, natural, Layout(dp=8)) == kept_bytes(model, forced, Layout(dp=8))
 
 
 def test_four_norms_keep_four_inputs_and_two_outputs():

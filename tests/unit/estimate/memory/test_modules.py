@@ -35,18 +35,18 @@ def test_each_module_drops_its_own_tensors():
     assert dropped(SPARSE, "mla_up_proj").divided == pytest.approx(2 * wide)
     assert dropped(SPARSE, "layernorm").whole == pytest.approx(4 * HIDDEN)
     product = 2 * experts.top_k * experts.ffn_size
-    assert dropped(SPARSE, "moe_act").divided == pytest.approx(product)
+    assert dropped(SPARSE, "moe_act").inner == pytest.approx(product)
     assert dropped(SPARSE, "shared_experts").divided == pytest.approx(6 * experts.shared_ffn_size)
     assert dropped(SPARSE, "mlp") == SavedBytes()  # a dense network only
     assert dropped(DENSE, "mlp").divided == pytest.approx(6 * DENSE.feed_forward.ffn_size)
-    both = dropped(SPARSE, "moe_act", "mla_up_proj").divided
-    assert both == pytest.approx(product + 2 * wide)
+    both = dropped(SPARSE, "moe_act", "mla_up_proj")
+    assert (both.inner, both.divided) == (pytest.approx(product), pytest.approx(2 * wide))
 
 
 def test_all_behind_the_router_can_be_recomputed():
     found = dropped(SPARSE, "moe")
 
-    assert found.gathered == pytest.approx(4 * SPARSE.feed_forward.top_k * HIDDEN)
+    assert found.routed == pytest.approx(4 * SPARSE.feed_forward.top_k * HIDDEN)
 
 
 @pytest.mark.parametrize(

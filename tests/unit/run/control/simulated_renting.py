@@ -34,7 +34,7 @@ OFFERS = live_offers(
         "  - {name: t4, gpu: T4, num_gpus: 1, price_dollars_per_hour: 0.4,"
         " start_delay_seconds: 4}\n"
         "  - {name: spot, gpu: A100, num_gpus: 2, price_dollars_per_hour: 0.5,"
-        " start_delay_seconds: 9, reclaims_per_hour: 40, most_nodes: 1}\n"
+        " start_delay_seconds: 9, reclaims_per_hour: 40, most_nodes: 1, spot: true}\n"
     ),
     is_simulated=True,
 )

@@ -38,6 +38,49 @@ INCIDENTS = [
         FaultKind.HARDWARE,
     ),
     (
+        "github.com/pytorch/pytorch/issues/35710",
+        "RuntimeError: cuda runtime error (802) : system not yet initialized",
+        FaultKind.HARDWARE,
+    ),
+    (
+        "github.com/huggingface/huggingface_hub/issues/4134",
+        "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet "
+        "initialized",
+        FaultKind.HARDWARE,
+    ),
+    (
+        "github.com/intel/llvm/issues/17614",
+        "Failed to initialize NVML: Driver/library version mismatch",
+        FaultKind.HARDWARE,
+    ),
+    (
+        "github.com/NVIDIA/nvidia-docker/issues/1256",
+        "CUDA: Check failed: e == cudaSuccess (803 vs. 0) : system has unsupported display driver "
+        "/ cuda driver combination",
+        FaultKind.DEVICE,
+    ),
+    (
+        "github.com/Lightning-AI/lit-llama/issues/380",
+        "transport/net_ib.cc:93 NCCL WARN NET/IB : Got async event : port error",
+        FaultKind.NETWORK,
+    ),
+    (
+        "github.com/NVIDIA/nccl/issues/1919",
+        "NCCL WARN NET/IB : mlx5_1:1 async fatal event on QP (0x7309dc3bb338): invalid request",
+        FaultKind.NETWORK,
+    ),
+    (
+        "github.com/moosefs/moosefs/issues/274",
+        "OSError: [Errno 107] Transport endpoint is not connected",
+        FaultKind.DISK,
+    ),
+    (
+        "github.com/pytorch/pytorch/issues/108861",
+        "RuntimeError: DataLoader worker (pid 11011) is killed by signal: Bus error. It is "
+        "possible that dataloader's workers are out of shared memory.",
+        FaultKind.CRASH,
+    ),
+    (
         "github.com/pytorch/pytorch/issues/74235",
         "RuntimeError: CUDA error: unspecified launch failure",
         FaultKind.DEVICE,

@@ -14,10 +14,10 @@ from drystone.plan.rivals import plan_words
 from drystone.run.control.emulation import section_seconds
 from drystone.run.control.launches import seat_ranks, take_seats
 from drystone.run.control.lesson import Lesson
-from drystone.run.control.lessons import pace_lesson
+from drystone.run.control.lessons import pace_lesson, peak_lesson
 from drystone.run.control.live_state import LiveState
 from drystone.run.control.notes import Learned, parse, render
-from drystone.run.control.options import OptionBook, job_kind, work_of
+from drystone.run.control.options import OptionBook, _Basis, job_kind, work_of
 from drystone.run.control.progress import RunProgress
 
 CLUSTER = parse_cluster(
@@ -314,3 +314,31 @@ def test_the_plan_that_a_launch_kept_is_the_plan_from_then_on(tmp_path):
     assert book.plan(job, counts).stages == rivals[0].stages
     assert book.rivals(job, counts, best) == ()  # tried once
     assert book.plan(job, (8,)) == OptionBook(cluster).plan(job, (8,))
+
+
+def test_a_measured_peak_above_the_estimate_is_a_lesson_once(tmp_path):
+    book, job = OptionBook(CLUSTER), a_job(tmp_path)
+    book.options(job)
+    plan = book.plan(job, (2, 0))
+    [need] = plan.needs
+    record = SimpleNamespace(spec=SimpleNamespace(id="1"), option=book.row_of(job, (2, 0)))
+    journal = SimpleNamespace(
+        unplannable=SimpleNamespace(by_job={}), book=book, cluster=CLUSTER, now=lambda: 5.0,
+        live=SimpleNamespace(jobs={"1": SimpleNamespace(job=job)}),
+        plan_of=lambda spec, option: plan,
+    )  # fmt: skip
+
+    def learned(share: float, known: OptionBook = book) -> list:
+        journal.book = known
+        above = (share - 1.0) * CLUSTER.gpu(A100).usable_bytes
+        progress = RunProgress(peak_memory_bytes=int(need.high_bytes + above))
+        return peak_lesson(journal, record, progress)
+
+    assert learned(0.9) == learned(1.01) == []
+    [lesson] = learned(1.5)
+    assert lesson.memory_share * need.high_bytes > 0.5 * CLUSTER.gpu(A100).usable_bytes
+    taught = OptionBook(CLUSTER, lessons={work_of(job): Lesson().after(lesson)})
+    taught.options(job)
+    assert learned(1.5, taught) == []
+    usable = taught._pool(job, {A100: 1}, _Basis(memory_share=1.5)).groups[0].gpu.usable_bytes
+    assert usable == pytest.approx(CLUSTER.gpu(A100).usable_bytes / 1.5, rel=1e-6)

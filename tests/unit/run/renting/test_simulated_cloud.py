@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from drystone.describe.market import Offer, PriceChange
+from drystone.describe.market import Offer, Outage, PriceChange
 from drystone.errors import UnknownName, UnreadableFile
 from drystone.run.renting.provider import Stage, make_token, node_name, rental_of
 from drystone.run.renting.simulated_cloud import CloudConditions, SimulatedCloud
@@ -138,3 +138,21 @@ def test_tokens_lead_back_to_rentals():
     assert rental_of(token, "drystone-abc-2e") is None
     assert rental_of("drystone-abc-1f-x", "drystone-abc-1f") is None
     assert node_name("t4", 7) == "rented-t4-0007"
+
+
+def test_an_outage_takes_nodes_back_and_refuses_new_ones(tmp_path, clock):
+    offer = replace(OFFER, outages=(Outage(from_seconds=600.0, until_seconds=900.0),))
+    cloud = opened(tmp_path, clock, offer)
+    cloud.rent("f-000000", offer)
+    clock.now += 570
+    cloud.rent("f-000001", offer)  # would come during the outage
+    clock.now += 60
+    cloud.rent("f-000002", offer)
+    first = cloud.status("f-")[0]
+    assert stages(cloud) == [Stage.ENDED, Stage.FAILED, Stage.FAILED]
+    assert "took the node back" in first.reason
+    assert first.billed_micro_dollars == 540_000  # from its 60th to its 600th second
+    clock.now += 300
+    cloud.rent("f-000003", offer)
+    clock.now += 100_000
+    assert stages(cloud)[-1] is Stage.RUNNING

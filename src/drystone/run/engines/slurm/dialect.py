@@ -58,7 +58,7 @@ def _range(text: str) -> tuple[str, ...]:
         first, _, last = part.partition("-")
         last = last or first
         if not (first.isdigit() and last.isdigit()) or int(last) - int(first) > _MAX_NAMES:
-            raise DrystoneError(f"{text[:60]!r} is no range of node numbers")
+            raise DrystoneError(f"{text[:60]!r} is not a range of node numbers")
         found += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
     return tuple(found)
 

@@ -78,7 +78,9 @@ def _saved_files(folder: Path) -> list[Path]:
     try:
         names = [one["filename"] for one in json.loads(state.read_text())["_data_files"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UnreadableFile(f"is no state of a data set: {error!r}", where=str(state)) from None
+        raise UnreadableFile(
+            f"is not the state of a data set: {error!r}", where=str(state)
+        ) from None
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise UnreadableFile(f"{missing[0]} is missing", where=str(folder))

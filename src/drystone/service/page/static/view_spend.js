@@ -58,7 +58,7 @@ function rentCard(ledger) {
     h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Offers" }, h("table", { class: "plain" },
       h("caption", { class: "hidden" }, "What can be rented"),
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Offer"), h("th", { scope: "col" }, "GPUs of a node"), h("th", { scope: "col", class: "right" }, "An hour"), h("th", { scope: "col" }, "To be had"))),
-      h("tbody", {}, ledger.offers.map((one) => h("tr", {}, h("th", { scope: "row" }, one.name), h("td", {}, `${one.num_gpus} ${one.gpu}`), h("td", { class: "num right" }, dollars(one.dollars_per_hour)), h("td", {}, one.is_short ? "short" : "yes")))))));
+      h("tbody", {}, ledger.offers.map((one) => h("tr", {}, h("th", { scope: "row" }, one.name), h("td", {}, `${one.num_gpus} ${one.gpu}${one.is_spot ? ", spot" : ""}`), h("td", { class: "num right" }, dollars(one.dollars_per_hour)), h("td", {}, one.is_short ? "short" : "yes")))))));
 }
 
 function budgetCard(data) {
@@ -75,7 +75,7 @@ function budgetRow(one, now) {
   const passed = length && one.period_start_seconds ? Math.min(1, (now - one.period_start_seconds) / length) : null;
   const tone = share === null ? "" : share >= 1 ? "over" : passed !== null && share > passed + 0.05 ? "fast" : "fine";
   const words = { over: "over its budget: its jobs wait", fast: "faster than the period passes", fine: "within its budget" };
-  const left = share !== null && share < 1 && one.dollars_per_hour > 0 ? `, ${duration(((one.budget_dollars - one.spent_dollars) / one.dollars_per_hour) * 3600)} left at this pace` : "";
+  const left = share !== null && share < 1 && one.dollars_per_hour > 0 ? `, ${duration(((one.budget_dollars - one.spent_dollars) / one.dollars_per_hour) * 3600)} until it is used up at this pace` : "";
   return h("li", { "data-key": one.team || "-" },
     h("div", { class: "budget-head" }, h("b", {}, nameOf(one.team)), h("span", { class: "num" }, dollars(one.spent_dollars), one.budget_dollars !== null && h("span", { class: "soft" }, ` of ${dollars(one.budget_dollars)} ${PERIODS[one.budget_period] || ""}`))),
     share !== null && h("div", { class: "budget-bar", role: "img", "aria-label": `${percent(share)} of the budget` },

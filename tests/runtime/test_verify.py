@@ -23,6 +23,11 @@ def test_everything_is_tried_and_reported(tmp_path, capsys):
     printed = json.loads(capsys.readouterr().out)
     assert code == 0
     assert printed == json.loads(report.read_text())
+    told = report.with_suffix(".txt").read_text()
+    assert all(f"{check['name']} (" in told for check in printed["checks"])
+    assert told.startswith("drystone verify on 2xT4")
+    assert "torch " in told
+    assert f"{len(printed['checks'])} of {len(printed['checks'])} checks passed" in told
     names = [check["name"] for check in printed["checks"]]
     assert {check["outcome"] for check in printed["checks"]} == {"passed"}
     for part in ("collectives", "dp=2", "uneven shares", "tp=2", "pp=2", "kill a rank", "resize"):

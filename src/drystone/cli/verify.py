@@ -31,7 +31,8 @@ def verify(
     ] = "",
     quick: Annotated[bool, typer.Option(help="One model instead of two.")] = False,
     report: Annotated[
-        Path | None, typer.Option(help="Also write the report here, as JSON to attach to an issue.")
+        Path | None,
+        typer.Option(help="Also write the report here, as JSON and, beside it, as text."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
 ) -> None:
@@ -120,14 +121,34 @@ def _finish(document: dict[str, Any], report: Path | None, *, as_json: bool) -> 
     from drystone.cli.output import make_console, print_json
 
     if report is not None:
-        report.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-        make_console(stderr=True).print(f"Written: {report}")
+        readable = report.with_suffix(".txt" if report.suffix != ".txt" else ".json")
+        table, text = (report, readable) if report.suffix != ".txt" else (readable, report)
+        table.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        text.write_text(_as_text(document), encoding="utf-8")
+        make_console(stderr=True).print(f"Written: {table} and {text}")
     if as_json:
         print_json(document)
         return
+    make_console().print(_summary(document))
+
+
+def _summary(document: dict[str, Any]) -> str:
     checks = document["checks"]
     passed = sum(check["outcome"] == "passed" for check in checks)
     text = f"{passed} of {len(checks)} checks passed in {document['seconds']:.0f} s"
     if document["is_emulated"]:
         text += "; NCCL, memory and speed of real GPUs were not tried"
-    make_console().print(text + ".")
+    return text + "."
+
+
+def _as_text(document: dict[str, Any]) -> str:
+    """The report for people, as it is to be attached to an issue."""
+    software = document["software"]
+    versions = [f"{name} {told}" for name, told in software.items() if isinstance(told, str)]
+    devices = [str(device.get("name", device)) for device in software.get("devices", ())]
+    lines = [f"drystone verify on {document['pool']}", ", ".join([*versions, *devices]), ""]
+    for check in document["checks"]:
+        mark = _MARKS[check["outcome"]][0]
+        lines.append(f"{mark:<7}{check['name']} ({check['seconds']:.1f} s): {check['detail']}")
+        lines += [f"       Try: {check['hint']}"] if check["hint"] else []
+    return "\n".join([*lines, "", _summary(document), ""])

@@ -33,8 +33,15 @@ from drystone.schedule.budget.spot import (
     choose_place,
     hours_kept,
 )
-from drystone.schedule.decision import Decision, Memory, Move, Policy, Resize, Start, Wake
-from drystone.schedule.renting import gpu_price, own_gpus
+from drystone.schedule.decision import Decision, Memory, Move, Policy, Rent, Resize, Start, Wake
+from drystone.schedule.renting import (
+    cheapest_offers,
+    gpu_price,
+    num_coming,
+    num_here,
+    own_gpus,
+    rents_under_cap,
+)
 from drystone.schedule.snapshot import (
     BoolArray,
     FloatArray,
@@ -66,7 +73,7 @@ def sees_places(policy: Policy, *, moves_at_once: bool = False) -> Policy:
     """The policy, deciding on spot places where the market has any.
 
     One that takes nodes away before those are here that a job is to have next (`moves_at_once`)
-    moves it only when its deadline is near.
+    sees that it should move once they are; they are rented for it, unless its deadline is near.
     """
 
     @functools.wraps(policy)
@@ -75,12 +82,14 @@ def sees_places(policy: Policy, *, moves_at_once: bool = False) -> Policy:
         if not places:
             return policy(snapshot, memory)
         seen = split(snapshot, places)
-        barred, wakes = _bar(seen, places, moves_at_once=moves_at_once)
+        barred, wakes = _bar(seen, places)
+        lacking = _keep_until_there(seen, barred, len(places)) if moves_at_once else {}
         if barred.any():
             seen = replace(seen, barred=barred)
         decisions, memory = policy(seen, memory)
         width = snapshot.options.counts.shape[1]
-        return [*(_real(snapshot, one, width) for one in decisions), *wakes], memory
+        rents = _rents_for(seen, lacking, decisions)
+        return [*(_real(snapshot, one, width) for one in decisions), *rents, *wakes], memory
 
     return decide
 
@@ -226,9 +235,7 @@ def _split_spec(spec: JobSpec, gpu_types: Sequence[str], places: Sequence[Place]
     return replace(spec, allowed_gpus=frozenset(allowed), denied_gpus=tuple(denied))
 
 
-def _bar(
-    seen: Snapshot, places: Sequence[Place], *, moves_at_once: bool
-) -> tuple[BoolArray, list[Decision]]:
+def _bar(seen: Snapshot, places: Sequence[Place]) -> tuple[BoolArray, list[Decision]]:
     """The options that jobs with deadlines are not to have now, and when to look again."""
     jobs = seen.jobs
     barred = np.zeros((len(jobs), seen.options.counts.shape[1]), dtype=np.bool_)
@@ -237,24 +244,51 @@ def _bar(
         for row in np.flatnonzero(np.isfinite(jobs.deadline_seconds)).tolist():
             barred[row], until_hours = _bar_job(seen, places, row)
             hours.append(until_hours)
-            held = int(jobs.option[row])
-            if moves_at_once and held >= 0 and not _is_urgent(barred[row], held, len(places)):
-                barred[row, held] = False
     soonest_hours = min((one for one in hours if one > 0), default=np.inf)
     if not np.isfinite(soonest_hours):
         return barred, []
-    # On whole minutes, so that decisions do not each ask for a moment of their own.
-    tick_seconds = _TICK_HOURS * HOUR_SECONDS
+    tick_seconds = _TICK_HOURS * HOUR_SECONDS  # whole minutes: not each asks for its own moment
     ticks = (seen.now_seconds + soonest_hours * HOUR_SECONDS) // tick_seconds + 1
     at_seconds = ticks * tick_seconds
     reason = "a job with a deadline may have to go on demand then"
     return barred, [Wake(at_seconds=at_seconds, reason=reason)]
 
 
-def _is_urgent(barred: BoolArray, held: int, num_places: int) -> bool:
-    """Whether a job that holds spot nodes is to have none."""
-    width = len(barred) // (1 + num_places)
-    return held >= width and bool(barred[width:].all())
+def _keep_until_there(seen: Snapshot, barred: BoolArray, num_places: int) -> dict[int, int]:
+    """Let jobs stay until there are free GPUs where they should go; how many lack, by type."""
+    lacking: dict[int, int] = {}
+    width, first = barred.shape[1] // (1 + num_places), len(seen.gpu_types) - num_places
+    for row in seen.running.tolist():
+        held = int(seen.jobs.option[row])
+        open_places = np.flatnonzero(~barred[row].reshape(1 + num_places, width)[1:].all(axis=1))
+        if not barred[row, held] or not len(open_places):
+            continue  # it may stay, or is to leave spot nodes at once
+        kind, number = first + int(open_places[0]), int(seen.job_num_gpus[row, held])
+        free = int(seen.nodes.free[seen.nodes.rows_by_type[kind]].sum())
+        if free < number:
+            barred[row, held] = False
+            lacking[kind] = lacking.get(kind, 0) + number - free
+    return lacking
+
+
+def _rents_for(
+    seen: Snapshot, lacking: Mapping[int, int], decisions: Sequence[Decision]
+) -> list[Rent]:
+    """Nodes for jobs that wait for them where they run, beside those that a policy rents."""
+    rented = [one for one in decisions if isinstance(one, Rent)]
+    prices = {offer.name: offer.price_dollars_per_hour for offer in seen.offers}
+    cap_left = seen.hard_cap_dollars_per_hour - seen.committed_dollars_per_hour
+    cap_left -= sum(one.num_nodes * prices[one.offer] for one in rented)
+    wanted: list[tuple[Offer, Rent]] = []
+    for kind, offer in cheapest_offers(seen.offers, seen.gpu_types, cap_left).items():
+        if kind not in lacking or offer.is_short or any(one.offer == offer.name for one in rented):
+            continue
+        number = -(-lacking[kind] // offer.num_gpus) - num_coming(seen, offer)
+        number = min(number, offer.most_nodes - num_here(seen, offer) - num_coming(seen, offer))
+        reason = "a job with a deadline can go on there for less"
+        if number > 0:
+            wanted.append((offer, Rent(offer=offer.name, num_nodes=number, reason=reason)))
+    return rents_under_cap(wanted, cap_left)
 
 
 def _bar_job(seen: Snapshot, places: Sequence[Place], row: int) -> tuple[BoolArray, float]:
@@ -288,9 +322,9 @@ def _bar_job(seen: Snapshot, places: Sequence[Place], row: int) -> tuple[BoolArr
         blocks[1:] = [[not place.is_available] * width for place in spots]
     elif chosen >= 0:
         blocks[1 + chosen] = False
-    own = own_gpus(seen)
     # What the owner has is used at any time; what is rented on demand is not, but when it must be.
-    needs_rent = (seen.options.counts[seen.jobs.option_set[row], :width] > own).any(axis=1)
+    counts = seen.options.counts[seen.jobs.option_set[row], :width]
+    needs_rent = (counts > own_gpus(seen)).any(axis=1)
     blocks[0] = needs_rent & (chosen != ON_DEMAND)
     reserve = hours_kept(job, spots)
     net = job.restart_hours + _TICK_HOURS
@@ -302,10 +336,8 @@ def _on_demand_option(seen: Snapshot, row: int, width: int) -> tuple[int, float]
     """The cheapest way on demand that keeps the deadline, or the fastest; its dollars an hour."""
     prices = np.full(len(seen.gpu_types), np.inf)
     for offer in seen.offers:
-        if not offer.most_nodes:
-            continue
-        kind = seen.gpu_types.index(offer.gpu) if offer.gpu in seen.gpu_types else -1
-        if kind >= 0:
+        if offer.most_nodes and offer.gpu in seen.gpu_types:
+            kind = seen.gpu_types.index(offer.gpu)
             prices[kind] = min(prices[kind], gpu_price(offer))
     speeds = seen.job_speeds[row, :width]
     counts = seen.options.counts[seen.jobs.option_set[row], :width]

@@ -73,7 +73,7 @@ def load_readings(path: Path, asked: Asked | None = None) -> tuple[Reading, ...]
 
 def _read(path: Path) -> tuple[list[str], list[dict[str, str]]]:
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             return list(reader.fieldnames or []), list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:

@@ -101,7 +101,7 @@ def parse_run(row: dict[str, str], *, measure: str) -> PublishedRun | SkippedRun
 def _load_rows(path: Path, *, measure: str) -> list[dict[str, str]]:
     wanted = REQUIRED_COLUMNS + (MEMORY_COLUMNS if measure == "memory" else SPEED_COLUMNS)
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             header = list(reader.fieldnames or [])
             missing = [name for name in wanted if name not in header]

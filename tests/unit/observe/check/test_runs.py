@@ -260,3 +260,10 @@ def test_nine_of_ten_rows_that_ship_can_be_judged(table, measure):
 
     assert len(runs) > 1500
     assert usable / len(runs) > 0.9
+
+
+def test_a_table_that_a_spreadsheet_saved_with_a_byte_order_mark_is_read(tmp_path):
+    path = write(tmp_path / "runs.csv", [ROW])
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+
+    assert isinstance(load_runs(path, measure="memory")[0], PublishedRun)

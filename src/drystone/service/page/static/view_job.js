@@ -145,7 +145,7 @@ function optionsCard(job, why) {
         h("th", { scope: "row" }, gpus(one.gpus), gpus(one.gpus) === gpus(job.gpus) && h("span", { class: "chip" }, "has it")),
         h("td", { class: "num right" }, three(one.samples_per_second)), h("td", { class: "num right" }, duration(one.seconds)),
         h("td", { class: "num right" }, dollars(one.dollars)), h("td", {}, one.where), h("td", {}, one.is_measured ? "measured" : "estimated")))))),
-    Object.keys(why.prices).length > 0 && h("p", { class: "hint after" }, `Worth of a GPU at that decision: ${Object.entries(why.prices).map(([gpu, worth]) => `${gpu} ${three(worth)}`).join(", ")}.`));
+    Object.keys(why.prices).length > 0 && h("p", { class: "hint after" }, `Worth of one more GPU to all jobs at that decision (only ratios count; 0: there is enough for everyone): ${Object.entries(why.prices).map(([gpu, worth]) => `${gpu} ${three(worth)}`).join(", ")}.`));
 }
 
 function descriptionCard(job) {

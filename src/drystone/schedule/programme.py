@@ -32,6 +32,7 @@ class Programme:
     upper: FloatArray | None = None  # by variable; None: 1
     is_integer: bool = False
     relative_gap: float = 1e-4  # of an integer programme: how far from the best it may end
+    most_nodes: int = 2**31 - 1  # of its search; beyond, it counts as unsolved
 
 
 def solve(programme: Programme) -> FloatArray:
@@ -61,6 +62,7 @@ def solve(programme: Programme) -> FloatArray:
     solver = highspy.Highs()
     solver.setOptionValue("output_flag", False)
     solver.setOptionValue("mip_rel_gap", programme.relative_gap)
+    solver.setOptionValue("mip_max_nodes", programme.most_nodes)
     solver.setOptionValue("threads", 1)  # the same answer on every machine
     solver.passModel(model)
     solver.run()
@@ -71,7 +73,12 @@ def solve(programme: Programme) -> FloatArray:
 
 
 def choose_exactly(
-    costs: FloatArray, counts: IntArray, capacity: IntArray, *, relative_gap: float = 1e-4
+    costs: FloatArray,
+    counts: IntArray | FloatArray,
+    capacity: IntArray | FloatArray,
+    *,
+    relative_gap: float = 1e-4,
+    most_nodes: int = 2**31 - 1,
 ) -> IntArray:
     """The option of each job, -1 for none: of least total cost, within `relative_gap`.
 
@@ -96,6 +103,7 @@ def choose_exactly(
             row_upper=np.concatenate((np.ones(len(able)), capacity.astype(np.float64))),
             is_integer=True,
             relative_gap=relative_gap,
+            most_nodes=most_nodes,
         )
     )
     chosen[jobs[taken > 0.5]] = options[taken > 0.5]

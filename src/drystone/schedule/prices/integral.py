@@ -4,18 +4,24 @@ At the best prices a few jobs are torn between two options, so what everybody pi
 too many or too few. First jobs step back, those that lose least for each GPU set free, until
 everything fits; then jobs step up where that gains most for what it takes. Last come exchanges: one
 job steps back so that another can step up, if the two together gain.
+
+In a small market a few jobs decide how far the prices' bound is from any choice. Where the two are
+more than `_SURE` apart and there are few choices, an integer programme says what is best, and how
+far it may be from it at most, if its solver is installed (the extra `solver`).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
 import numpy as np
 
+from drystone.errors import MissingExtra
 from drystone.schedule.prices.shadow_prices import Market, Menu, Prices, weighted_sum
+from drystone.schedule.programme import Unsolved, choose_exactly
 from drystone.schedule.snapshot import FloatArray, IntArray
 
 _MAX_ROUNDS: Final = 12
@@ -28,6 +34,10 @@ _MAX_CELLS_TRIED: Final = 20_000  # jobs x options; the more jobs, the smaller t
 _MAX_JOBS_TRIED: Final = 2_000
 _TINY: Final = 1e-9
 _GOOD_ENOUGH: Final = 1e-3  # this near to the bound, no exchange is looked for
+_SURE: Final = 0.01
+_EXACT_GAP: Final = 5e-3
+_MAX_EXACT_CHOICES: Final = 600  # takes the solver 5 to 40 ms
+_MAX_EXACT_NODES: Final = 200  # of its search: a limit that is the same on every machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -37,6 +47,7 @@ class Picks:
     options: IntArray
     # By numbers alone no job could gain more than this with what is left over.
     max_gain: float = math.inf
+    bound: float = math.inf  # no choice is worth more
 
 
 def choose(market: Market, solution: Prices) -> Picks:
@@ -45,7 +56,46 @@ def choose(market: Market, solution: Prices) -> Picks:
         return Picks(options=np.full(len(market.values), -1, dtype=np.int64))
     with np.errstate(over="ignore"):  # a loss or gain beyond all numbers is infinite
         best = _choose_near(market, solution)
-    return Picks(options=best.picks(), max_gain=_TINY * best.worth if best.is_done else math.inf)
+    picks = Picks(
+        options=best.picks(),
+        max_gain=_TINY * best.worth if best.is_done else math.inf,
+        bound=solution.bound,
+    )
+    if best.worth >= (1 - _SURE) * solution.bound or len(market.menu.row) > _MAX_EXACT_CHOICES:
+        return picks
+    return _exact(market, best, picks)
+
+
+def _exact(market: Market, choice: _Choice, picks: Picks) -> Picks:
+    """The best choice by an integer programme, or these picks, with what could be better at most.
+
+    The picks stay where the best is not better than they are by more than the programme's gap.
+    """
+    scale = float(market.values.max())
+    costs = np.where(market.values > 0, -market.values / scale, np.inf)
+    counts = np.stack(market.counts, axis=2)
+    try:
+        found = choose_exactly(
+            costs,
+            counts,
+            market.capacity,
+            relative_gap=_EXACT_GAP,
+            most_nodes=_MAX_EXACT_NODES,
+        )
+    except (MissingExtra, Unsolved):
+        return picks
+    rows = (found >= 0).nonzero()[0]
+    value = float(market.values[rows, found[rows]].sum())
+    taken = counts[rows, found[rows]].sum(axis=0)
+    if value <= 0 or (taken > market.capacity + _TINY).any():
+        return picks  # where numbers differ by more than the solver can tell apart
+    bound = min(value * (1 + _EXACT_GAP), picks.bound)
+    if value <= choice.worth * (1 + _EXACT_GAP):
+        return replace(picks, bound=max(bound, choice.worth))
+    choice.turn_to(found)
+    choice.step_up()
+    max_gain = _TINY * choice.worth if choice.is_done else math.inf
+    return Picks(options=choice.picks(), max_gain=max_gain, bound=max(bound, choice.worth))
 
 
 def _choose_near(market: Market, solution: Prices) -> _Choice:
@@ -85,9 +135,16 @@ class _Choice:
         self._menu, self._values, self._counts = menu, menu.values, menu.counts
         self._paid = np.maximum(prices, prices.max(initial=0.0) * 1e-3 + 1e-30)
         self._now = menu.best_at(menu.values - weighted_sum(prices, menu.counts))
+        self._capacity = capacity
         self.is_done = False  # whether nobody can step up any more
         self._look()
         self._slack = capacity - self._own.sum(axis=1)
+
+    def turn_to(self, options: IntArray) -> None:
+        """Take these options instead, -1 for none."""
+        self._now = (self._menu.option == options.take(self._menu.row)).nonzero()[0]
+        self._look()
+        self._slack = self._capacity - self._own.sum(axis=1)
 
     def picks(self) -> IntArray:
         """The option of each job, -1 for none."""

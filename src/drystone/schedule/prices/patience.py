@@ -5,14 +5,15 @@ for its patience (`patience_seconds`: short for jobs that need whole nodes) is s
 prices, from anyone who is not protected, and is then protected for `PROTECTED_SECONDS`, a wide one
 until it should have ended. Of each type such jobs get half together; a job that needs more gets it
 when no other is protected there. So a job waits longer than its patience and `KEEP_SECONDS` only
-while protected jobs, or those that have used up their starts, hold GPUs that it needs.
+while protected jobs, or those that were started often, hold GPUs that it needs.
 
-Nobody is started again and again. A running job is stopped, resized or moved only while its starts
-are below S(g) = `FREE_STARTS` + `STARTS_A_DOUBLING` log2(1 + g), g being the GPU hours that it has
-had. Proof of the bound: every start but the first follows a stop. When a job is stopped for the
-last time it has had k < S(g) starts, and g only grows, so that in the end it has at most
-S(G) + 1, for the G GPU hours of its whole life; what faults, limits and nodes that close take from
-it comes on top. Since who has used up its starts stays, its last start is not a wide one.
+Nobody is started again and again. A job that was started n times keeps its GPUs for
+k(n) = `KEEP_SECONDS` * `KEEP_GROWTH` ** (n - `FREE_STARTS`), or `KEEP_SECONDS` while that is less.
+Proof of the bound: every start but the first follows a stop, and after its start number n nobody is
+stopped, resized or moved before k(n) is over. So who has run for T seconds in all (starts counted)
+was started at most `FREE_STARTS` + log(1 + T (g - 1) / `KEEP_SECONDS`) / log(g) times, g being
+`KEEP_GROWTH`, since that many k(n) fit into T. What faults, limits and nodes that close take from
+it comes on top.
 
 Nor is a job stopped that ends by its deadline as it runs and would not after a few restarts.
 """
@@ -45,10 +46,10 @@ SPARE_RESTARTS: Final = 3.0  # a job with less time than these before its deadli
 # Of each type, jobs that are served ahead of prices take no more than this part together; one job
 # may take more, if it is the only one.
 _MAX_OVERDUE_SHARE: Final = 0.5
-# Nobody is stopped, resized or moved who was started more often than this: so many times, and so
-# many more for each doubling of the GPU hours that it has had.
-FREE_STARTS: Final = 12.0
-STARTS_A_DOUBLING: Final = 4.0
+# A job keeps what it was given for longer with every start beyond so many, by this factor.
+FREE_STARTS: Final = 8
+KEEP_GROWTH: Final = 1.5
+_MOST_GROWTH: Final = 60  # starts, beyond which it is for ever
 
 
 def patience_seconds(
@@ -177,28 +178,8 @@ def _evict_for(given: Assignment, counts: IntArray) -> Placement | None:
     return placement
 
 
-def starts_allowed(jobs: JobTable) -> FloatArray:
-    """By job: how many starts it may have had to be stopped, resized or moved once more."""
-    hours = jobs.attained_gpu_seconds / HOUR_SECONDS
-    allowed: FloatArray = FREE_STARTS + STARTS_A_DOUBLING * np.log2(1.0 + hours)
-    return allowed
-
-
-def steady_options(snapshot: Snapshot, speeds: FloatArray) -> FloatArray:
-    """Who has one start left before it must stay keeps to options that are not wide.
-
-    Wide is what is above the geometric mean of its least and its most GPUs: it would be in
-    everybody's way for as long as it stays.
-    """
-    jobs = snapshot.jobs
-    rows = (jobs.num_starts + 1 >= starts_allowed(jobs)).nonzero()[0]
-    if not len(rows) or not speeds.shape[1]:
-        return speeds
-    num_gpus, can = snapshot.job_num_gpus[rows], speeds[rows] > 0
-    least = np.where(can, num_gpus, np.iinfo(np.int64).max).min(axis=1, keepdims=True)
-    most = np.where(can, num_gpus, 0).max(axis=1, keepdims=True)
-    is_wide = num_gpus.astype(np.float64) ** 2 > least.astype(np.float64) * most
-    is_wide[np.arange(len(rows)), jobs.option[rows]] &= ~jobs.is_running[rows]
-    steady = speeds.copy()
-    steady[rows] = np.where(is_wide, 0.0, speeds[rows])
-    return steady
+def keep_seconds(jobs: JobTable) -> FloatArray:
+    """By job: how long it keeps what it was given at its last start."""
+    extra = np.clip(jobs.num_starts - FREE_STARTS, 0, _MOST_GROWTH).astype(np.float64)
+    keeps: FloatArray = KEEP_SECONDS * KEEP_GROWTH**extra
+    return keeps

@@ -34,11 +34,10 @@ from drystone.schedule.prices.integral import choose
 from drystone.schedule.prices.patience import (
     KEEP_SECONDS,
     has_no_time_to_restart,
+    keep_seconds,
     overdue,
     patience_seconds,
     serve_all_overdue,
-    starts_allowed,
-    steady_options,
 )
 from drystone.schedule.prices.place import begin_assignment, hand_out
 from drystone.schedule.prices.rent_or_wait import RentMemory, plan_rent, rent_and_release
@@ -148,9 +147,10 @@ def decide_by_prices(
     market = make_market(snapshot, worth.values, given.option if is_settled else None, closed)
     settled_value = given.value() if is_settled else 0.0
     solution = solve_prices(market, start)
+    picks = choose(market, solution)
     changes = hand_out(
         given,
-        choose(market, solution),
+        picks,
         solution.prices,
         spread_speed_share=settings.spread_speed_share,
     )
@@ -163,7 +163,7 @@ def decide_by_prices(
         now_seconds=snapshot.now_seconds,
         protected=protected,
         value=given.value(),
-        bound=solution.bound + settled_value,
+        bound=min(picks.bound, solution.bound) + settled_value,
         ratios=view.ratios,
         used=view.limits.used,
         usage=view.usage,
@@ -189,7 +189,6 @@ def _look(snapshot: Snapshot, before: PricesMemory | None, settings: Settings) -
     )
     if limits.allowed is not None:
         speeds = np.where(limits.allowed, speeds, 0.0)
-    speeds = steady_options(snapshot, speeds)
     weights, usage = snapshot.jobs.weights, {}
     if settings.shares:
         values = type_values(snapshot, speeds, dollars)
@@ -268,6 +267,9 @@ def _wakes(
         first = float(due.min())
         times.append(first if first > now else now + KEEP_SECONDS)
         times += [float(due[due > now].min(initial=math.inf)), *protected.values()]
+        keeps = keep_seconds(jobs)
+        ends = (jobs.running_since_seconds + keeps)[keeps > KEEP_SECONDS]
+        times.append(float(ends[ends > now].min(initial=math.inf)))
     coming = [time for time in times if now < time < math.inf]
     if not coming:
         return []
@@ -314,7 +316,7 @@ def _pinned(snapshot: Snapshot, worth: Worth, protected: Mapping[str, float]) ->
     """Rows of running jobs that keep what they have, as long as they may have it at all."""
     jobs = snapshot.jobs
     ran = snapshot.now_seconds - jobs.running_since_seconds  # of who waits: not a number
-    stays = jobs.is_running & ((ran < KEEP_SECONDS) | (jobs.num_starts >= starts_allowed(jobs)))
+    stays = jobs.is_running & (ran < keep_seconds(jobs))
     stays |= has_no_time_to_restart(snapshot)
     for name in protected:
         stays[jobs.row_of[name]] |= jobs.is_running[jobs.row_of[name]]

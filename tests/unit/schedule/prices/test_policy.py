@@ -18,10 +18,10 @@ from drystone.run.simulate.world import SimulatedWorld
 from drystone.schedule.decision import Preempt, Refuse, Resize, Start, Wake
 from drystone.schedule.prices.patience import (
     FREE_STARTS,
+    KEEP_GROWTH,
     KEEP_SECONDS,
     PATIENCE_SECONDS,
     PROTECTED_SECONDS,
-    STARTS_A_DOUBLING,
     WIDE_PATIENCE_SHARE,
     overdue,
 )
@@ -286,7 +286,7 @@ def test_a_job_that_needs_whole_nodes_waits_for_a_part_of_its_length_only():
 
 @pytest.mark.parametrize("knows_lengths", [True, False])
 @pytest.mark.parametrize("seed", range(3))
-def test_starts_are_bounded_by_the_logarithm_of_gpu_hours(seed: int, knows_lengths: bool):
+def test_starts_are_bounded_by_the_logarithm_of_time(seed: int, knows_lengths: bool):
     """Free starts and jobs that come all the time: what makes a policy change its mind most."""
     draw = np.random.default_rng(seed)
     options = option_set(*(([count], count**0.9) for count in range(1, 9)))
@@ -305,41 +305,37 @@ def test_starts_are_bounded_by_the_logarithm_of_gpu_hours(seed: int, knows_lengt
     )
     drive(world, prices)
 
-    starts, hours, since = {}, {}, {}
+    starts, ran, since = {}, {}, {}
     for event in world.log:
         if isinstance(event, Started):
             starts[event.job_id] = starts.get(event.job_id, 0) + 1
-            since[event.job_id] = (event.time_seconds, sum(part[1] for part in event.placement))
+            since[event.job_id] = event.time_seconds
         elif isinstance(event, Stopped | Finished):
-            when, num_gpus = since[event.job_id]
-            ran = num_gpus * (event.time_seconds - when) / 3600.0
-            hours[event.job_id] = hours.get(event.job_id, 0.0) + ran
+            seconds = event.time_seconds - since[event.job_id]
+            ran[event.job_id] = ran.get(event.job_id, 0.0) + seconds
+    # What was kept after the starts from the eighth on: 60 s, 90 s, 135 s ...
+    slowed = KEEP_SECONDS / (KEEP_GROWTH - 1.0)
     bound = {
-        name: FREE_STARTS + STARTS_A_DOUBLING * math.log2(1.0 + ran) + 1.0
-        for name, ran in hours.items()
+        name: FREE_STARTS + math.log(1.0 + seconds / slowed, KEEP_GROWTH)
+        for name, seconds in ran.items()
     }
-    assert len(hours) == len(jobs)
-    assert all(starts[name] <= bound[name] for name in starts)
+    assert len(ran) == len(jobs)
+    assert all(starts[name] <= bound[name] + 1e-9 for name in starts)
     assert max(starts.values()) > 5  # it is not for want of changes
 
 
-def test_who_has_used_up_its_starts_stays_and_its_last_start_is_not_wide():
+def test_the_more_starts_a_job_had_the_longer_it_keeps_what_it_has():
     jobs = [job("much", 1e6), job("new", 10.0)]
     options = option_set(*(([count, 0], float(count)) for count in range(1, 5)))
     running = {"much": (3, ((0, 4),))}
     seen = snapshot(NODES, jobs, options, running=running, now_seconds=2 * KEEP_SECONDS)
     assert [one.job_id for one in prices(seen, None)[0] if isinstance(one, Preempt | Resize)]
 
-    starts = np.array([int(FREE_STARTS) + 20, 0])
-    used_up = replace(seen, jobs=replace(seen.jobs, num_starts=starts))
-    assert all(
-        one.job_id != "much" for one in prices(used_up, None)[0] if not isinstance(one, Wake)
-    )
-
-    waiting = snapshot(NODES, jobs[:1], options)
-    waiting = replace(waiting, jobs=replace(waiting.jobs, num_starts=starts[:1]))
-    [start] = [one for one in prices(waiting, None)[0] if isinstance(one, Start)]
-    assert sum(count for _, count in start.placement) == 2
+    often = replace(seen, jobs=replace(seen.jobs, num_starts=np.array([FREE_STARTS + 2, 0])))
+    decisions = prices(often, None)[0]
+    assert all(one.job_id != "much" for one in decisions if not isinstance(one, Wake))
+    [wake] = [one for one in decisions if isinstance(one, Wake)]
+    assert wake.at_seconds == pytest.approx(KEEP_SECONDS * KEEP_GROWTH**2)
 
 
 @pytest.mark.parametrize(

@@ -63,10 +63,10 @@ def choose(market: Market, solution: Prices) -> Picks:
     )
     if best.worth >= (1 - _SURE) * solution.bound or len(market.menu.row) > _MAX_EXACT_CHOICES:
         return picks
-    return _exact(market, best.worth, picks)
+    return _exact(market, best, picks)
 
 
-def _exact(market: Market, worth: float, picks: Picks) -> Picks:
+def _exact(market: Market, choice: _Choice, picks: Picks) -> Picks:
     """The best choice by an integer programme, or these picks, with what could be better at most.
 
     The picks stay where the best is not better than they are by more than the programme's gap.
@@ -90,9 +90,12 @@ def _exact(market: Market, worth: float, picks: Picks) -> Picks:
     if value <= 0 or (taken > market.capacity + _TINY).any():
         return picks  # where numbers differ by more than the solver can tell apart
     bound = min(value * (1 + _EXACT_GAP), picks.bound)
-    if value <= worth * (1 + _EXACT_GAP):
-        return replace(picks, bound=max(bound, worth))
-    return Picks(options=found, bound=bound)
+    if value <= choice.worth * (1 + _EXACT_GAP):
+        return replace(picks, bound=max(bound, choice.worth))
+    choice.turn_to(found)
+    choice.step_up()
+    max_gain = _TINY * choice.worth if choice.is_done else math.inf
+    return Picks(options=choice.picks(), max_gain=max_gain, bound=max(bound, choice.worth))
 
 
 def _choose_near(market: Market, solution: Prices) -> _Choice:
@@ -132,9 +135,16 @@ class _Choice:
         self._menu, self._values, self._counts = menu, menu.values, menu.counts
         self._paid = np.maximum(prices, prices.max(initial=0.0) * 1e-3 + 1e-30)
         self._now = menu.best_at(menu.values - weighted_sum(prices, menu.counts))
+        self._capacity = capacity
         self.is_done = False  # whether nobody can step up any more
         self._look()
         self._slack = capacity - self._own.sum(axis=1)
+
+    def turn_to(self, options: IntArray) -> None:
+        """Take these options instead, -1 for none."""
+        self._now = (self._menu.option == options.take(self._menu.row)).nonzero()[0]
+        self._look()
+        self._slack = self._capacity - self._own.sum(axis=1)
 
     def picks(self) -> IntArray:
         """The option of each job, -1 for none."""

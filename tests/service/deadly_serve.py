@@ -1,10 +1,11 @@
 """A controller that submits what it is told and is killed, by itself, at a seeded moment.
 
-`python deadly_serve.py FOLDER CLUSTER` reads seeds, one a line. For each it forks a controller (so
-that everything need not be imported again), which dies before or after the n-th write of the log or
-the first one of a certain kind, in the middle of giving an order to an agent, or at any time. With
-seed 0 it lives until all jobs are over. How it ended is answered as JSON: `code` and `cause`. Jobs
-whose name is `cancelled` or `paused` are cancelled, or paused and resumed, once they have run.
+`python deadly_serve.py FOLDER CLUSTER [restless]` reads seeds, one a line. For each it forks a
+controller (so that everything need not be imported again), which dies before or after the n-th
+write of the log or the first one of a certain kind, in the middle of giving an order to an agent,
+or at any time. With seed 0 it lives until all jobs are over. How it ended is answered as JSON:
+`code` and `cause`. Jobs whose name is `cancelled` or `paused` are cancelled, or paused and resumed,
+once they have run. With `restless` the first job gets other GPUs again and again (`restless.py`).
 """
 
 import faulthandler
@@ -17,11 +18,15 @@ import threading
 import time
 import traceback
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+
+from restless import restless
 
 from drystone.describe.files.cluster import load_cluster_file
 from drystone.describe.files.job import make_job
 from drystone.errors import InvalidSpec
+from drystone.run.control import controller as controllers
 from drystone.run.control.controller import Controller, ControllerSettings
 from drystone.run.control.runs import Patience
 from drystone.run.control.store import Store
@@ -30,6 +35,7 @@ from drystone.run.engines.agent.client import AgentClient
 from drystone.run.events import Paused, Started
 from drystone.run.lifecycle import TERMINAL, JobState
 
+PATIENCE = Patience(grace_seconds=5.0, progress_seconds=0.3, hang_seconds=5.0)
 KINDS = ("Progressed", "Learned", "Finished", "Interrupted", "Paused", "Unpaused", "Cancelled",
          "Failed", "Stopped")  # fmt: skip
 
@@ -91,7 +97,7 @@ def serve(folder: Path, cluster: Path, seed: int) -> None:
             folder=folder,
             cluster=load_cluster_file(cluster),
             pace=Pace(tick_seconds=0.05, startup_seconds=0.5, round_seconds=2.0),
-            patience=Patience(grace_seconds=5.0, progress_seconds=0.3, hang_seconds=5.0),
+            patience=PATIENCE,
         )
     )
     thread = threading.Thread(target=controller.run, daemon=True)
@@ -119,7 +125,11 @@ def serve(folder: Path, cluster: Path, seed: int) -> None:
 
 
 def main() -> None:
+    global PATIENCE
     folder, cluster = Path(sys.argv[1]), Path(sys.argv[2])
+    if sys.argv[3:] == ["restless"]:
+        controllers.find_policy = lambda _: restless
+        PATIENCE = replace(PATIENCE, grace_seconds=60.0, hang_seconds=120.0)
     for line in sys.stdin:
         (folder / "cause").unlink(missing_ok=True)
         child = os.fork()

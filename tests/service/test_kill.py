@@ -28,12 +28,12 @@ NUM_STEPS = 40
 class Controllers:
     """One controller after the other; each is killed at the moment that its seed says."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *more: str) -> None:
         self._errors = folder / "errors"
         command = [sys.executable, str(HERE / "deadly_serve.py"), str(folder)]
         with self._errors.open("w") as errors:
             self._nursery = subprocess.Popen(
-                [*command, str(folder / "c.yaml")],
+                [*command, str(folder / "c.yaml"), *more],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
             )  # fmt: skip
 

@@ -51,8 +51,8 @@ class Wanted:
         return [kind(job_id=job_id, option=option, placement=placement, reason="wanted")], memory
 
 
-def submit(system: Running, steps: int, **more) -> str:
-    train = {"steps": steps, "batch": 12, "sequence": 16, "checkpoint_every": 3}
+def submit(system: Running, steps: int, *, checkpoint_every: int = 3, **more) -> str:
+    train = {"steps": steps, "batch": 12, "sequence": 16, "checkpoint_every": checkpoint_every}
     table = {"model": "mini-gpt", "train": train} | more
     return system.controller.submit(make_job(table, folder=system.folder))[0]
 

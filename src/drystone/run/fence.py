@@ -116,6 +116,26 @@ def raise_fence(path: Path, epoch: int, *, wait_seconds: float = 5.0) -> None:
         os.close(handle)
 
 
+def newest_epoch() -> int:
+    """The launch that may write for the job of this process; 0 where no fence is there."""
+    path = os.environ.get(FENCE_VARIABLE)
+    if not path:
+        return 0
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        return _read_epoch(handle)
+    finally:
+        os.close(handle)
+
+
+def take_over() -> None:
+    """From now on only the launch of this process may write; raises `Fenced` if it is too late."""
+    check_lease()
+    path = os.environ.get(FENCE_VARIABLE)
+    if path:
+        raise_fence(Path(path), own_epoch())
+
+
 def _lock(handle: int, path: Path, wait_seconds: float) -> None:
     deadline = time.monotonic() + wait_seconds
     while True:

@@ -56,7 +56,10 @@ PHRASES: Final[Mapping[str, Callable[[Table], str]]] = MappingProxyType(
         "Submitted": lambda event: "was submitted",
         "Described": lambda event: "was described",
         "Started": lambda event: f"gets GPUs{_because(event)}",
-        "Launched": lambda event: f"starts on {event.get('plan') or 'its GPUs'}",
+        "Launched": lambda event: (
+            f"starts on {event.get('plan') or 'its GPUs'}"
+            + (", and trains where it was until that is up" if event.get("replaces") else "")
+        ),
         "SpeedChanged": lambda event: f"runs at {event['samples_per_second']:.3g} samples/s",
         "PhaseChanged": lambda event: f"enters phase {event['phase']}",
         "Progressed": lambda event: (

@@ -29,7 +29,7 @@ from drystone.run.control.notes import Decided, Described, Drained, Launched, Un
 from drystone.run.control.policy_memory import MemoryKeeper
 from drystone.run.control.progress import Curves
 from drystone.run.control.reconcile import Reconciler
-from drystone.run.control.runs import Patience
+from drystone.run.control.run import Patience
 from drystone.run.control.steady_clock import SteadyClock
 from drystone.run.control.store import Lease, LeaseLost, Store, StoreBusy
 from drystone.run.control.world import LiveWorld, Pace

@@ -28,6 +28,7 @@ from drystone.run.engines.agent.accounts import account_name, find_account, hand
 from drystone.run.engines.agent.launches import PYTHON, read_json, write_whole
 from drystone.run.engines.contract import Engine, Rendezvous, Seen
 from drystone.run.state import JobRecord
+from drystone.run.succession import STANDBY_VARIABLE
 
 COLLECTIVE_TIMEOUT_SECONDS: Final = 120.0
 MIN_STEPS_TO_TRY: Final = 1000  # left to a job before other plans are tried: some 20 steps more
@@ -52,6 +53,7 @@ class LaunchOrder:
     seats: tuple[Seat, ...]  # by rank
     requests: Mapping[str, dict[str, Any]]  # by node
     done_steps: int = 0  # how far the job had come before
+    replaces: int = 0  # the launch that goes on until this one takes over; 0: none
 
     def save(self, path: Path) -> None:
         """Write it, whole or not at all."""
@@ -64,6 +66,7 @@ class LaunchOrder:
                 "seats": [[seat.node, seat.gpu, seat.device] for seat in self.seats],
                 "requests": dict(self.requests),
                 "done_steps": self.done_steps,
+                "replaces": self.replaces,
             },
         )
 
@@ -80,6 +83,7 @@ def load_order(path: Path) -> LaunchOrder | None:
         seats=tuple(Seat(node=node, gpu=gpu, device=dev) for node, gpu, dev in table["seats"]),
         requests=table["requests"],
         done_steps=table.get("done_steps", 0),
+        replaces=table.get("replaces", 0),
     )
 
 
@@ -140,6 +144,7 @@ def make_order(
     lease_seconds: float,
     owner_variables: Mapping[str, str] | None = None,
     run_as: str = "",
+    replaces: int = 0,
     rivals: Sequence[Plan] = (),
 ) -> LaunchOrder:
     """What each node's agent is to start. Writes the plan beside the job's checkpoints."""
@@ -159,6 +164,8 @@ def make_order(
         "WORLD_SIZE": str(len(seats)),
         "PYTHONPATH": _python_path(job.command, given),
     }
+    if replaces:
+        variables[STANDBY_VARIABLE] = str(replaces)
     if plan is not None:
         save_plan(plan, home / "plan.json")
         variables["DRYSTONE_PLAN"] = str(home / "plan.json")
@@ -186,6 +193,7 @@ def make_order(
         "fence": str(folder / "epoch"),
         "lease_seconds": lease_seconds,
         "is_command": job.is_command,
+        "is_standby": bool(replaces),
     }
     return LaunchOrder(
         job_id=job_id,
@@ -193,6 +201,7 @@ def make_order(
         plan=describe_plan(plan, seats),
         seats=tuple(seats),
         requests=_by_node(common, seats, cluster),
+        replaces=replaces,
     )
 
 
@@ -318,6 +327,7 @@ def order_launch(
     lease_seconds: float,
     owner_variables: Mapping[str, str] | None = None,
     run_as: str = "",
+    replaces: int = 0,
 ) -> LaunchOrder | None:
     """What the agents are to start; None while devices are taken by processes that still leave.
 
@@ -350,6 +360,7 @@ def order_launch(
         lease_seconds=lease_seconds,
         owner_variables=owner_variables,
         run_as=run_as,
+        replaces=replaces,
     )
     return replace(order, done_steps=done_steps)
 

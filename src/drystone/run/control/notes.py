@@ -77,6 +77,7 @@ class Launched(Note, frozen=True):
     epoch: int
     plan: str  # in a few words
     devices: tuple[tuple[str, int], ...]  # (node, device) of each rank
+    replaces: int = 0  # the launch that trains on until this one is up; 0: none
 
 
 class Learned(Note, frozen=True):

@@ -24,6 +24,7 @@ class RunProgress:
     step: int = -1  # -1: it has not started yet
     first_step: int = -1
     checkpoint_step: int = -1
+    is_ready: bool = False  # a standby, to take over
     is_finished: bool = False
     has_left: bool = False
     heard_seconds: float = math.nan  # when the last line came, by the monotonic clock
@@ -77,6 +78,8 @@ class RunProgress:
         if step < 0:
             return
         match report.event:
+            case "ready":
+                self.is_ready = True
             case "tried":
                 self.trials, self.kept = report.trials, report.kept
             case "started":

@@ -18,10 +18,13 @@ from typing import Final
 
 from drystone.run.control.admission import limit_reached
 from drystone.run.control.failures import Fault, FaultKind, ending_events
+from drystone.run.control.handover import Handovers
 from drystone.run.control.journal import Journal
 from drystone.run.control.nodes import NodeWatch
 from drystone.run.control.progress import RunProgress
-from drystone.run.control.runs import Observation, Patience, RoundWriter, Run, RunSupervisor
+from drystone.run.control.round_writer import RoundWriter
+from drystone.run.control.run import Observation, Patience, Run
+from drystone.run.control.runs import RunSupervisor
 from drystone.run.control.troubles import Troubles
 from drystone.run.engines.agent.client import AgentGone, AgentRefused
 from drystone.run.engines.contract import Engine, Key, Poll, Seen
@@ -65,15 +68,19 @@ class Reconciler:
         self.troubles = Troubles(also=journal.unplannable)
         self._writer = RoundWriter(journal, self.troubles)
         self._nodes = NodeWatch(journal, self._patience.silence_seconds, self._end_jobs_on)
+        self._handovers = Handovers(journal, folder, self._patience)
         self._supervisor = RunSupervisor(
             journal, engine, folder, self._patience, self._writer, self.runs, owner_variables or {},
-            run_as,
+            run_as, self._handovers,
         )  # fmt: skip
 
     def progress(self, job_id: str) -> RunProgress | None:
         """What the running launch of a job reported, or the last one since the controller began."""
         run = self.runs.get(job_id)
-        return run.progress if run is not None else self._past.get(job_id)
+        if run is None:
+            return self._past.get(job_id)
+        before = self._stale.get((job_id, run.order.replaces))
+        return before.progress if before is not None and run.progress.step < 0 else run.progress
 
     def folder_of(self, job_id: str) -> Path:
         """Where a job's plans and checkpoints are."""
@@ -120,7 +127,7 @@ class Reconciler:
         if time.monotonic() - self._renewed_at < self._patience.lease_seconds / 6:
             return []
         self._renewed_at = time.monotonic()
-        return [run.key for run in self.runs.values()]
+        return [run.key for run in self.runs.values()] + self._handovers.open()
 
     # --- nodes that are lost --------------------------------------------------------------------
 
@@ -172,15 +179,31 @@ class Reconciler:
         for key, parts in seen.launches.items():
             if not _is_wanted(key, wanted):
                 with self.troubles.guard(key[0]):  # without back-off: it holds devices
-                    self._stop_stale(key, parts, may_run_elsewhere=may_run_elsewhere)
+                    launch = self._listen(key, parts)
+                    if not self._goes_on(key, launch, wanted.get(key[0]), seen):
+                        self._stop_stale(key, parts, may_run_elsewhere=may_run_elsewhere)
+
+    def _listen(self, key: Key, parts: Sequence[Seen]) -> StaleLaunch:
+        launch = self._stale_launch(key)
+        for part in parts:
+            launch.progress.read(part.reports, time.monotonic())
+            launch.progress.offset = max(launch.progress.offset, part.offset)
+        return launch
+
+    def _goes_on(
+        self, key: Key, launch: StaleLaunch, record: JobRecord | None, seen: Observation
+    ) -> bool:
+        """Whether it trains on until the next launch of its job takes over."""
+        is_over = all(part.is_over for part in seen.launches[key])
+        if record is None or is_over or launch.has_lost_node:
+            return False
+        run = self.runs.get(key[0])
+        return self._handovers.goes_on(key, launch.progress, run, seen)
 
     def _stop_stale(self, key: Key, parts: Sequence[Seen], *, may_run_elsewhere: bool) -> None:
         """Ask a launch to leave; once it has left, write down how far it came, and forget it."""
         job_id, epoch = key
         launch = self._stale_launch(key)
-        for part in parts:
-            launch.progress.read(part.reports, time.monotonic())
-            launch.progress.offset = max(launch.progress.offset, part.offset)
         running = [part for part in parts if not part.is_over]
         if running:
             grace, note = self._grace_seconds(job_id, launch), "it should not run any more"
@@ -199,6 +222,7 @@ class Reconciler:
             for part in parts:
                 with suppress(AgentGone, AgentRefused):
                     self._engine.ask(part.node, "forget", job_id=job_id, epoch=epoch)
+            self._handovers.forget([key])
             del self._stale[key]
 
     def _grace_seconds(self, job_id: str, launch: StaleLaunch) -> float:
@@ -242,7 +266,9 @@ class Reconciler:
         """Forget launches of which no agent knows any more, and give their locks back."""
         if seen.silent:
             return  # a node that says nothing may still run a part of one
-        for key in self._stale.keys() - seen.launches.keys():
+        gone = self._stale.keys() - seen.launches.keys()
+        self._handovers.forget(gone)
+        for key in gone:
             del self._stale[key]
         wanted = {run.key for run in self.runs.values()}
         for key in self._engine.held() - wanted:

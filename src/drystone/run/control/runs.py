@@ -6,14 +6,11 @@ before it is made, and agents make each only once, so a step may be cut off anyw
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from drystone.describe.job import TrainingJob
 from drystone.errors import DrystoneError, NothingFits
 from drystone.run.control.failures import (
     Fault,
@@ -23,6 +20,7 @@ from drystone.run.control.failures import (
     left_early,
     read_log_ends,
 )
+from drystone.run.control.handover import Handovers, running_launches
 from drystone.run.control.journal import Journal
 from drystone.run.control.launches import (
     LaunchOrder,
@@ -32,107 +30,14 @@ from drystone.run.control.launches import (
     order_launch,
 )
 from drystone.run.control.lessons import pace_lesson, peak_lesson, speed_lesson, trial_lesson
-from drystone.run.control.notes import Launched, Warned, job_of
-from drystone.run.control.progress import RunProgress
-from drystone.run.control.store import LeaseLost, StoreBusy
-from drystone.run.control.troubles import Troubles
+from drystone.run.control.notes import Launched, Warned
+from drystone.run.control.round_writer import RoundWriter
+from drystone.run.control.run import Observation, Patience, Run
 from drystone.run.engines.agent.client import AgentGone, AgentRefused
 from drystone.run.engines.agent.network import RefusalKind
-from drystone.run.engines.contract import Engine, Key, Poll, Seen
-from drystone.run.events import Event, Finished, Progressed, Stopped
+from drystone.run.engines.contract import Engine, Key, Seen
+from drystone.run.events import Finished, Progressed, Stopped
 from drystone.run.state import JobRecord
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """How long to wait for what."""
-
-    lease_seconds: float = 120.0  # processes outlive a controller by this much
-    grace_seconds: float = 30.0  # to write a checkpoint and leave
-    start_seconds: float = 120.0  # until a launch reports that it has started
-    hang_seconds: float = 120.0  # without a report; and at least so many times a step:
-    hang_steps: float = 20.0
-    progress_seconds: float = 10.0  # between events about progress
-    silence_seconds: float = 10.0  # a node whose agent says nothing for so long is lost
-    lock_seconds: float = 60.0  # for GPUs that the cluster has given to somebody else
-
-    def of_job(self, job: TrainingJob) -> Patience:
-        """The same with what the owner of a job says of it; a script may start as late as it likes.
-
-        A silence that the owner allows is meant as it is, however long a step takes.
-        """
-        asked, start_seconds = job.patience, math.inf if job.is_command else self.start_seconds
-        if asked.start_seconds is not None:
-            start_seconds = asked.start_seconds
-        found = replace(self, start_seconds=start_seconds)
-        if asked.silence_seconds is not None:
-            found = replace(found, hang_seconds=asked.silence_seconds, hang_steps=0.0)
-        if asked.grace_seconds is not None:
-            found = replace(found, grace_seconds=asked.grace_seconds)
-        return found
-
-
-@dataclass(slots=True)
-class Run:
-    """A launch that should be there."""
-
-    order: LaunchOrder
-    ordered_at: float  # by the monotonic clock; from when the lock is held, since then
-    has_lock: bool = False
-    progress: RunProgress = field(default_factory=RunProgress)
-    written_seconds: float = 0.0  # when its progress was last written to the log
-    written_step: int = -1
-    written_checkpoint: int = -1
-    exits: dict[int, int | None] = field(default_factory=dict)
-    note: str = ""
-    fault: Fault | None = None  # why we end it
-
-    @property
-    def key(self) -> Key:
-        """Job and epoch."""
-        return self.order.job_id, self.order.epoch
-
-
-class Observation:
-    """What all agents said in one round."""
-
-    def __init__(self, poll: Poll) -> None:
-        self.poll, self.silent = poll, poll.silent
-        self.launches: dict[Key, list[Seen]] = {}
-        for part in poll.launches:
-            self.launches.setdefault((part.job_id, part.epoch), []).append(part)
-
-
-class RoundWriter:
-    """Writes to the log in one round: reports of progress are collected, and written together."""
-
-    def __init__(self, journal: Journal, troubles: Troubles) -> None:
-        self._journal, self._troubles = journal, troubles
-        self._later: list[Event] = []
-
-    def begin_round(self) -> None:
-        """Drop what a round that failed has left: agents report it again."""
-        self._later = []
-
-    def write_later(self, events: Iterable[Event]) -> None:
-        """Write these with the next commit, before its events."""
-        self._later += events
-
-    def commit(self, *events: Event) -> None:
-        """Write these, after all that was put off."""
-        later, self._later = self._later, []
-        try:
-            self._journal.commit([*later, *events])
-        except (LeaseLost, StoreBusy):
-            raise
-        except Exception:
-            if not later:
-                raise
-            # What one job reported may be what cannot be written: each by itself, then.
-            for job_id in dict.fromkeys(job_of(event) for event in later):
-                with self._troubles.guard(job_id):
-                    self._journal.commit([event for event in later if job_of(event) == job_id])
-            self._journal.commit(events)
 
 
 class RunSupervisor:
@@ -148,7 +53,9 @@ class RunSupervisor:
         runs: dict[str, Run],
         owner_variables: Mapping[str, str],
         run_as: str,
+        handovers: Handovers,
     ) -> None:
+        self._handovers = handovers
         self._journal, self._engine, self._folder = journal, engine, folder
         self._patience, self._writer = patience, writer
         self._run_as = run_as  # an account, or "submitter"; empty: that of the service
@@ -165,9 +72,11 @@ class RunSupervisor:
             self._runs[job_id] = Run(order=order, ordered_at=time.monotonic())
         run = self._runs[job_id]
         parts = {part.node: part for part in seen.launches.get(run.key, ())}
+        earlier = [key for key in running_launches(job_id, seen) if key != run.key]
+        self._handovers.let_begin(run, earlier, seen)
         if run.has_lock or self._take_lock(run):
             # A node that was lost may be back, and still run what was there before.
-            is_alone = not _runs_earlier(run.key, seen)
+            is_alone = run.order.replaces > 0 or not earlier
             for node in run.order.requests:
                 if is_alone and node not in parts and node not in seen.silent:
                     self._launch(run, node)
@@ -179,12 +88,17 @@ class RunSupervisor:
     def _find_order(self, record: JobRecord, seen: Observation) -> LaunchOrder | None:
         """Decide once which rank runs where; None while that cannot be decided."""
         job_id, epoch = record.spec.id, record.num_starts
-        if _runs_earlier((job_id, epoch), seen) or self._may_run_unseen(job_id, epoch, seen):
+        earlier = [key for key in running_launches(job_id, seen) if key[1] != epoch]
+        if self._may_run_unseen(job_id, epoch, seen):
             return None
         path = self._folder / job_id / f"epoch-{epoch}" / "launch.json"
         order = load_order(path)
+        replaced = self._handovers.replaced_by_next(earlier)
+        is_standby = replaced is not None if order is None else order.replaces > 0
+        if earlier and not is_standby:
+            return None  # two launches of one job must never train at the same time
         if order is None:
-            order = self._make_order(record, seen)
+            order = self._make_order(record, seen, replaced)
             if order is None:
                 return None
             order.save(path)
@@ -197,18 +111,24 @@ class RunSupervisor:
                     epoch=epoch,
                     plan=order.plan,
                     devices=tuple((seat.node, seat.device) for seat in order.seats),
+                    replaces=order.replaces,
                 )
             )
         return order
 
     def _may_run_unseen(self, job_id: str, epoch: int, seen: Observation) -> bool:
-        """Whether the launch before this one was on a node that says nothing, and is not lost."""
+        """Whether a launch before this one was on a node that says nothing, and is not lost."""
         live, state = self._journal.live.jobs[job_id], self._journal.live.state
-        lost = {state.nodes[row].id for row in state.lost}
-        nodes = {node for node, _ in live.devices} if live.launched_epoch < epoch else set()
-        return bool(nodes & (seen.silent - lost))
+        if live.launched_epoch >= epoch:
+            return False
+        unknown = seen.silent - {state.nodes[row].id for row in state.lost}
+        return any(node in unknown for node, _ in live.devices) or (
+            self._handovers.may_run_unseen((job_id, live.launched_epoch), seen)
+        )
 
-    def _make_order(self, record: JobRecord, seen: Observation) -> LaunchOrder | None:
+    def _make_order(
+        self, record: JobRecord, seen: Observation, replaced: Key | None
+    ) -> LaunchOrder | None:
         """None while devices or an agent are not there yet; what cannot be ordered ends the run."""
         job_id = record.spec.id
         trouble = self._journal.unplannable.by_job.get(job_id)
@@ -219,17 +139,21 @@ class RunSupervisor:
         try:
             launched = self._journal.live.jobs[job_id].launched_epoch
             check_checkpoints(self._folder / job_id, record, launched)
-            return order_launch(
+            others = [
+                parts
+                for key, parts in seen.launches.items()
+                if key != replaced or not self._may_share(record, key)
+            ]
+            order = order_launch(
                 self._journal,
                 record,
                 self._engine,
-                busy=busy_devices(
-                    seen.launches.values(), [run.order for run in self._runs.values()]
-                ),
+                busy=busy_devices(others, [run.order for run in self._runs.values()]),
                 folder=self._folder / job_id,
                 lease_seconds=self._patience.lease_seconds,
                 owner_variables=self._owner_variables,
                 run_as=self._run_as,
+                replaces=0 if replaced is None else replaced[1],
             )
         except AgentGone:
             return None  # of the node where the ranks are to meet
@@ -239,8 +163,21 @@ class RunSupervisor:
             fault = Fault(kind=FaultKind.USER_ERROR, reason=str(error))
         except OSError as error:
             fault = Fault(kind=FaultKind.DISK, reason=str(error))
+        else:
+            if order is None and replaced is not None:
+                self._handovers.refuse(replaced, "the GPUs of the next launch are in use")
+            return order
         self._writer.commit(*ending_events(self._journal, record, fault, None))
         return None
+
+    def _may_share(self, record: JobRecord, replaced: Key) -> bool:
+        """Whether two launches of a job may be on the same devices: those that are emulated.
+
+        On a GPU, the state of the launch before leaves no room for that of the next one.
+        """
+        nodes, emulations = self._journal.live.state.nodes, self._journal.cluster.emulations
+        is_emulated = all(nodes[row].gpu in emulations for row, _ in record.placement)
+        return is_emulated and replaced not in self._engine.held()
 
     # --- starting -------------------------------------------------------------------------------
 
@@ -357,14 +294,6 @@ class RunSupervisor:
                 self._engine.ask(
                     node, "stop", job_id=job_id, epoch=epoch, grace_seconds=grace_seconds, note=""
                 )
-
-
-def _runs_earlier(key: Key, seen: Observation) -> bool:
-    """Whether another launch of the job is seen to run: two must never run at the same time."""
-    return any(
-        other[0] == key[0] and other != key and not all(part.is_over for part in parts)
-        for other, parts in seen.launches.items()
-    )
 
 
 def silence_fault(run: Run, patience: Patience) -> Fault | None:

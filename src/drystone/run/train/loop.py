@@ -15,6 +15,7 @@ from drystone.errors import InvalidSpec
 from drystone.plan.checkpoints import checkpoint_interval
 from drystone.plan.plan import Plan
 from drystone.run.fence import check_lease
+from drystone.run.succession import awaited_epoch
 from drystone.run.train.cells.engine import CellTrainer
 from drystone.run.train.cells.layout import cell_layout, is_cell
 from drystone.run.train.collectives import Wire
@@ -102,12 +103,16 @@ class _Training:
         self._watch = LossWatch(stops_at_once=config.on_bad_loss == "stop")
         self._curves: Curves | None = None
         self._reason = ""  # to end before the last step
+        self._owes_checkpoint = False  # what was handed over is nowhere but in memory
 
     def run(self) -> Ending:
         """To the last step, or until there is a reason to end, or somebody asks to leave."""
         trainer, config = self._trainer, self._config
         trainer.leave_on_sigterm()
-        trainer.resume()
+        if awaited_epoch():
+            self._owes_checkpoint = trainer.succeed(tell_ready=lambda: self._tell("ready", step=0))
+        if not self._owes_checkpoint:
+            trainer.resume()
         self._tell("started", step=trainer.progress.step, ranks=self._wire.num_ranks)
         if self._wire.rank == 0:
             self._curves = open_curves(config, first_step=trainer.progress.step)
@@ -149,10 +154,14 @@ class _Training:
     def _save(self, step: int, *, has_saved: bool) -> None:
         """Start a checkpoint where one is due, and tell of those that are whole."""
         trainer, config = self._trainer, self._config
+        if trainer.is_leaving and self._watch.is_calm and not has_saved and trainer.hand_over():
+            self._tell("handed_over", step=step)
+            return
         is_last = trainer.is_leaving or step == config.num_steps or bool(self._reason)
         is_due = is_last or config.saves_after(step, best_interval=self._best_interval)
-        if is_due and self._watch.is_calm and not has_saved:
+        if (is_due or self._owes_checkpoint) and self._watch.is_calm and not has_saved:
             trainer.start_save()
+            self._owes_checkpoint = False
         for saved, path in trainer.take_saved(wait=is_last or config.waits_for_saves):
             self._tell("checkpoint", step=saved, path=str(path))
 

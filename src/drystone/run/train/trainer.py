@@ -29,6 +29,7 @@ from drystone.errors import InvalidSpec
 from drystone.run.train.balance import Balance, Division, largest_sizes
 from drystone.run.train.checkpoint.background import BackgroundSaves
 from drystone.run.train.checkpoint.checkpoint import Progress, load_latest, save_checkpoint
+from drystone.run.train.checkpoint.handover import give_state, take_state
 from drystone.run.train.collectives import Wire
 from drystone.run.train.config import RankConfig
 from drystone.run.train.data import RankWork, micro_batches
@@ -118,10 +119,31 @@ class Trainer:
         if self._checkpoints is None:
             return False
         progress = load_latest(self._checkpoints, self.engine, self.optimizer)
-        self.progress = progress or self.progress
-        if self._scale is not None and self.progress.loss_scale:
-            self._scale = LossScale(self.progress.loss_scale, self.progress.scale_steps)
+        if progress is not None:
+            self._adopt(progress)
         return progress is not None
+
+    def succeed(self, *, tell_ready: Callable[[], None]) -> bool:
+        """Take over from the launch before; False where it left nothing but checkpoints."""
+        assert self._checkpoints is not None  # a standby has a job, and that a folder
+        progress = take_state(self._checkpoints, self.engine, self.optimizer, tell_ready)
+        if progress is None:
+            return False
+        self._adopt(progress)
+        return True
+
+    def hand_over(self) -> bool:
+        """Give the state to the launch that waits for it; False where none takes it."""
+        if self._checkpoints is None:
+            return False
+        if self._background is not None:
+            self._background.wait()
+        return give_state(self._checkpoints, self.engine, self.optimizer, self._progress_now())
+
+    def _adopt(self, progress: Progress) -> None:
+        self.progress = progress
+        if self._scale is not None and progress.loss_scale:
+            self._scale = LossScale(progress.loss_scale, progress.scale_steps)
 
     def save(self) -> Path | None:
         """Write a checkpoint, together with all ranks."""

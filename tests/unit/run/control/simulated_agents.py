@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 
 from drystone.run.engines.agent.client import AgentGone, AgentRefused
@@ -10,6 +11,7 @@ from drystone.run.engines.agent.launches import LOST_EXIT
 from drystone.run.engines.agent.network import RefusalKind
 from drystone.run.engines.contract import Poll, Rendezvous, Seen
 from drystone.run.fence import Fenced
+from drystone.run.succession import find_successor, may_begin
 
 SAVE_EVERY = 5
 POISON = (
@@ -48,6 +50,7 @@ class Part:
     note: str = ""
     leaves_at: float = math.inf  # it was asked to
     saves: bool = False  # before it leaves
+    is_ready: bool = False  # a standby that has said so
 
     @property
     def is_over(self) -> bool:
@@ -71,6 +74,7 @@ class Training:
     step: int = 0
     is_begun: bool = False
     is_finished: bool = False
+    num_handed_over: int = 0
     ran: list[int] = field(default_factory=list)  # steps, each as often as it was done
 
 
@@ -161,17 +165,25 @@ class SimulatedAgents:
             raise AgentRefused("No space left on device", RefusalKind.DISK_FULL)
         devices = {rank["device"] for rank in request["ranks"]}
         for part in self.nodes[node].values():
-            if not part.is_over and devices & {rank["device"] for rank in part.request["ranks"]}:
+            is_replaced = request["is_standby"] and part.request["job_id"] == key[0]
+            theirs = {rank["device"] for rank in part.request["ranks"]}
+            if not part.is_over and not is_replaced and devices & theirs:
                 raise AgentRefused("somebody is there", RefusalKind.BUSY)
-        for other, parts in self.nodes.items():
-            older = [epoch for job_id, epoch in parts if job_id == key[0] and epoch < key[1]]
-            running = [epoch for epoch in older if not parts[key[0], epoch].is_over]
-            assert not running or other in self._unheard, f"job {key[0]} runs twice"
-        if key[1] > job.fence:
-            job.fence, job.is_begun = key[1], False
+        if key[1] > job.fence and not request["is_standby"]:
+            self._raise_fence(key[0], key[1])
         exits = {rank["rank"]: None for rank in request["ranks"]}
         self.nodes[node][key] = Part(request, self.now + request["lease_seconds"], exits)
         return {}
+
+    def _raise_fence(self, job_id: str, epoch: int) -> None:
+        """A launch begins with what is saved: nothing of those before it runs any more."""
+        for node, parts in self.nodes.items():
+            older = [
+                part for (one, number), part in parts.items() if one == job_id and number < epoch
+            ]
+            running = [part for part in older if not part.is_over]
+            assert not running or node in self._unheard, f"job {job_id} runs twice"
+        self.jobs[job_id].fence, self.jobs[job_id].is_begun = epoch, False
 
     def _stop(self, node: str, *, job_id, epoch, grace_seconds, note) -> dict:
         part = self.nodes[node].get((job_id, epoch))
@@ -208,27 +220,66 @@ class SimulatedAgents:
                 if self.now > part.lease_ends or epoch < self.jobs[job_id].fence:
                     part.end(Fenced.exit_code)
         for job_id, job in self.jobs.items():
+            self._stand_by(job_id, job)
             self._train(job_id, job, seconds)
 
     def _leave(self, part: Part, job: Training, epoch: int) -> None:
-        if part.saves and part.request["reports"] and job.is_begun and job.fence == epoch:
+        is_first = bool(part.request["reports"])
+        if part.saves and is_first and job.is_begun and job.fence == epoch:
+            if self._hand_over(part, job, epoch):
+                return
             job.saved = job.step
             part.report("checkpoint", job.step)
         part.end(-15)
 
+    def _hand_over(self, part: Part, job: Training, epoch: int) -> bool:
+        """To the launch that the controller has named, where that is there and takes the state."""
+        job_id = part.request["job_id"]
+        successor = find_successor(_folder(part), epoch)
+        if successor is None:
+            return False
+        gang = self._gang(job_id, successor.epoch)
+        if not _is_whole(gang) or not all(other.is_ready for other in gang):
+            return False
+        if self._faults.strike(0.2):  # it dies while it takes the state
+            for other in gang:
+                other.end(Fenced.exit_code)
+            return False
+        job.fence = successor.epoch
+        job.num_handed_over += 1
+        part.report("handed_over", job.step)
+        for other in self._gang(job_id, epoch):
+            other.end(0)
+        self._tell(gang, "started", job.step)
+        return True
+
+    def _stand_by(self, job_id: str, job: Training) -> None:
+        """Launches that wait for the one before them."""
+        epochs = {epoch for parts in self.nodes.values() for one, epoch in parts if one == job_id}
+        for epoch in sorted(epoch for epoch in epochs if epoch > job.fence):
+            gang = self._gang(job_id, epoch)
+            for part in gang:
+                if part.leaves_at < math.inf:
+                    part.end(Fenced.exit_code)
+            if not _is_whole(gang):
+                continue
+            if not gang[0].is_ready and self._faults.random.random() < 0.5:  # it takes its time
+                self._tell(gang, "ready", 0)
+                for part in gang:
+                    part.is_ready = True
+            if may_begin(_folder(gang[0]), epoch):
+                self._raise_fence(job_id, epoch)
+
+    def _gang(self, job_id: str, epoch: int) -> list[Part]:
+        found = [parts.get((job_id, epoch)) for parts in self.nodes.values()]
+        return [part for part in found if part is not None]
+
     def _train(self, job_id: str, job: Training, seconds: int) -> None:
         """All ranks of the newest launch together, or none."""
-        gang = [
-            parts[job_id, job.fence]
-            for parts in self.nodes.values()
-            if (job_id, job.fence) in parts
-        ]
-        ranks = [rank for part in gang for rank in part.exits]
-        if not gang or any(part.is_over or part.leaves_at < math.inf for part in gang):
+        gang = self._gang(job_id, job.fence)
+        if not _is_whole(gang) or any(part.leaves_at < math.inf for part in gang):
             return
         variables = gang[0].request["environment"]
-        if len(ranks) < int(variables["WORLD_SIZE"]):
-            return  # the others are not there yet
         if not job.is_begun:
             job.is_begun, job.step = True, job.saved
             self._tell(gang, "started", job.step)
@@ -250,3 +301,16 @@ class SimulatedAgents:
         for part in gang:
             is_bad = self._faults.strike(0.02)
             part.report(event, step, self._faults.random.choice(POISON) if is_bad else "")
+
+
+def _is_whole(gang: list[Part]) -> bool:
+    """Whether all ranks of a launch are there, and run."""
+    if not gang or any(part.is_over for part in gang):
+        return False
+    num_ranks = sum(len(part.exits) for part in gang)
+    return num_ranks >= int(gang[0].request["environment"]["WORLD_SIZE"])
+
+
+def _folder(part: Part) -> Path:
+    """Of the job, which all its launches see."""
+    return Path(part.request["fence"]).parent

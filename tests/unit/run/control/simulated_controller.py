@@ -66,7 +66,7 @@ class Simulation:
         self.faults, self.folder = Faults(seed), folder
         self.agents = self.make_agents()
         clock = SimpleNamespace(monotonic=lambda: self.agents.now, sleep=lambda seconds: None)
-        for module in ("reconcile", "runs", "nodes", "world"):
+        for module in ("reconcile", "runs", "nodes", "world", "handover"):
             monkeypatch.setattr(f"{CONTROL}{module}.time", clock)
         LossyStore.faults = self.faults
         monkeypatch.setattr(f"{CONTROL}controller.Store", LossyStore)
@@ -134,7 +134,7 @@ class Simulation:
         decisions, self.memory = self.policy(snapshot, self.memory)
         problems = check_decisions(snapshot, decisions)
         assert not problems, problems
-        decisions = self.exchange(snapshot) or decisions
+        decisions = self.exchange(snapshot) or self.move_on(snapshot) or decisions
         apply(decisions, world, snapshot)
         world.tick()
         troubles = self.controller.reconciler.troubles.by_job
@@ -158,14 +158,34 @@ class Simulation:
                 return swapped
         return []
 
+    def move_on(self, snapshot) -> list:
+        """A job goes to another node, for no reason."""
+        if not self.faults.strike(0.2):
+            return []
+        active = self.controller.journal.live.state.active
+        running = [job for job in active.values() if job.state is JobState.RUNNING]
+        self.faults.random.shuffle(running)
+        for job in running:
+            [(row, count), *others] = job.placement
+            for node in set(range(len(snapshot.nodes))) - {row}:
+                move = Move(job_id=job.spec.id, placement=((node, count),), reason="elsewhere")
+                if not others and not check_decisions(snapshot, [move]):
+                    return [move]
+        return []
+
     def ask_for_things(self) -> None:
         """Submit the next job, with its key until that is answered; take some back."""
         if len(self.wanted) < NUM_JOBS:
             number = len(self.wanted)
+            gpus = {"max": 1 + number % 3}
             table = {
                 "name": f"job{number}", "command": "true",
-                "train": {"steps": 7 + 11 * number, "batch": 4}, "gpus": {"max": 1 + number % 3},
+                "train": {"steps": 7 + 11 * number, "batch": 4}, "gpus": gpus,
             }  # fmt: skip
+            if number % 2:  # what hands over when it moves
+                del table["command"]
+                table |= {"model": "mini-gpt", "gpus": gpus | {"allow": ["T4"]}}
+                table["train"]["steps"] += 100
             job = make_job(table, folder=self.folder)
             job_id, _ = self.controller.submit(job, client_key=f"key{number}")
             self.wanted[f"key{number}"] = job_id
@@ -246,7 +266,8 @@ class Simulation:
             ]
             assert len(ends) == (not is_cancelled)
             if not is_cancelled:
-                self.check_steps(job_id, int(record.spec.total_samples) // 4)
+                spec = record.spec
+                self.check_steps(job_id, round(spec.total_samples / spec.global_batch))
         folded = LiveState(self.cluster)
         folded.record_all(self.controller.store.read())
         assert _essence(folded) == _essence(live)

@@ -61,7 +61,7 @@ class Launch:
         """Raise the fence, take the lease, start every rank; all of them or none."""
         self.folder.mkdir(parents=True)
         fence = self.request.get("fence")
-        if fence:
+        if fence and not self.request.get("is_standby"):  # which does so when it takes over
             raise_fence(Path(fence), self.epoch)
         write_whole(self.folder / "launch.json", self.request)
         self.renew(float(self.request["lease_seconds"]))

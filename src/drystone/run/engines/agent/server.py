@@ -164,7 +164,11 @@ class Agent:
             raise RequestRefused(f"{job_id[:40]!r} is not a valid job id")
         if (job_id, epoch) in self._launches:
             return {"is_new": False}
-        self._check_devices(job_id, {int(rank["device"]) for rank in request["ranks"]})
+        self._check_devices(
+            job_id,
+            {int(rank["device"]) for rank in request["ranks"]},
+            is_standby=bool(request.get("is_standby")),
+        )
         if any(known == job_id and number > epoch for known, number in self._launches):
             raise RequestRefused(f"a later epoch of {job_id} was launched on {self.node}")
         launch = Launch(
@@ -175,11 +179,14 @@ class Agent:
         self._launches[job_id, epoch] = launch
         return {"is_new": True}
 
-    def _check_devices(self, job_id: str, wanted: set[int]) -> None:
-        """Refuse devices that another launch, or an earlier one of the same job, still uses."""
+    def _check_devices(self, job_id: str, wanted: set[int], *, is_standby: bool) -> None:
+        """Refuse devices that another launch, or an earlier one of the same job, still uses.
+
+        A standby may come up beside the launch that it is to replace: it waits for it.
+        """
         for other in self._launches.values():
             other.watch()
-            if other.is_over:
+            if other.is_over or (is_standby and other.job_id == job_id):
                 continue
             if other.job_id == job_id:
                 raise RequestRefused(

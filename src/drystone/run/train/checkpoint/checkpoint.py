@@ -16,9 +16,10 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -119,16 +120,27 @@ def load_latest(folder: Path, engine: Stepper, optimizer: torch.optim.Optimizer)
 
 def load_checkpoint(path: Path, engine: Stepper, optimizer: torch.optim.Optimizer) -> Progress:
     """Load one checkpoint, whatever split it was saved from."""
-    make_optimizer_state(optimizer)
+    record = json.loads((path / RECORD).read_text(encoding="utf-8"))
+    return load_state(SafeReader(path), record, engine, optimizer)
+
+
+def load_state(
+    reader: dcp.StorageReader,
+    record: Mapping[str, Any],
+    engine: Stepper,
+    optimizer: torch.optim.Optimizer,
+) -> Progress:
+    """Fill this split with what a reader has; `record` says how far the job is."""
+    if not optimizer.state:
+        make_optimizer_state(optimizer)
     wire = engine.wire.for_storage()
     with host_memory():
         dcp.load(
             dict(checkpoint_state(engine.owned, optimizer)),
-            storage_reader=SafeReader(path),
+            storage_reader=reader,
             process_group=wire.group,
             no_dist=wire.is_alone,
         )
-    record = json.loads((path / RECORD).read_text(encoding="utf-8"))
     progress = Progress(**{key: record[key] for key in asdict(Progress()) if key in record})
     engine.num_steps = progress.step
     if progress.rng_state:

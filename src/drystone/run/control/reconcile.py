@@ -79,8 +79,10 @@ class Reconciler:
         run = self.runs.get(job_id)
         if run is None:
             return self._past.get(job_id)
+        if run.progress.step >= 0:
+            return run.progress
         before = self._stale.get((job_id, run.order.replaces))
-        return before.progress if before is not None and run.progress.step < 0 else run.progress
+        return run.progress if before is None else before.progress
 
     def folder_of(self, job_id: str) -> Path:
         """Where a job's plans and checkpoints are."""

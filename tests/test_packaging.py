@@ -14,7 +14,9 @@ import pytest
 pytest.importorskip("hatchling", reason="building a wheel needs hatchling")
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "drystone"
-EXTRAS = {"data", "plots", "postgres", "sky", "solver", "runtime", "ray", "docs", "dev"}
+EXTRAS = {
+    "data", "plots", "postgres", "sky", "solver", "runtime", "ray", "mcp", "docs", "dev",
+}  # fmt: skip
 CLUSTER = "nodes: [{gpu: A100-80G, count: 2, gpus_per_node: 4}, {gpu: T4, gpus_per_node: 4}]\n"
 MARKET = "offers: [{gpu: A100-80G, num_gpus: 8, price_dollars_per_hour: 16.0}]\n"
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("packaging")]

@@ -1,6 +1,7 @@
 """`drystone mcp` before a running service: reads with a viewer's token, changes as a token may."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,12 @@ from drystone.cli.mcp import make_server  # noqa: E402
 JOB = "name: asked\nmodel: mini-gpt\ntrain: {steps: 3, batch: 4, sequence: 16}\n"
 
 
+def run_apart(conversation):
+    """In a thread of its own: Playwright leaves a running loop in that of the tests."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, conversation).result()
+
+
 def ask(calls):
     """The answer of each call: (whether it is an error, its text)."""
 
@@ -21,7 +28,7 @@ def ask(calls):
             answers = [await client.call_tool(*call) for call in calls]
             return [(one.is_error, "".join(part.text for part in one.content)) for one in answers]
 
-    return asyncio.run(conversation())
+    return run_apart(conversation())
 
 
 @pytest.mark.slow

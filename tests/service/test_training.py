@@ -115,7 +115,8 @@ nodes:
         found = []
         for counts in ((1, 2), (0, 1)):
             wanted.counts = counts
-            job = submit(system, 4, model=str(tmp_path / "deep"), train=train)
+            more = {"gpus": {"min": sum(counts)}}  # then what fewer GPUs beat is listed too
+            job = submit(system, 4, model=str(tmp_path / "deep"), train=train, **more)
             assert system.wait_over(job, seconds=240) == ["done"]
             [launched] = [event for event in system.events(job) if isinstance(event, Launched)]
             found.append((launched.plan, losses(system, job)))

@@ -93,5 +93,5 @@ def test_slack_gets_its_own_body():
 
 @pytest.mark.parametrize("text", ["file:///etc/passwd", "ftp://a.example", "https://", "nonsense"])
 def test_only_web_addresses_are_taken(text):
-    with pytest.raises(InvalidSpec, match="no address"):
+    with pytest.raises(InvalidSpec, match="not an address"):
         Target.parse(text)

@@ -154,6 +154,8 @@ def test_the_examples_that_need_no_service_run(tmp_path: Path):
         shutil.copy(ROOT / "examples" / "simulate" / name, tmp_path)
     lines = [line for line in dict.fromkeys(example_lines()) if line.split()[0] not in NEEDS_MORE]
     assert len(lines) >= 15
+    plans = {"a100.json": "8xA100-80G", "l40s.json": "8xL40S"}
+    lines = [f"plan gpt2-xl --gpus {gpus} --save {name}" for name, gpus in plans.items()] + lines
     script = (
         "import sys\nfrom drystone.cli.main import run\n"
         "codes = {line: run(line.split()) for line in sys.stdin.read().splitlines()}\n"

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,12 @@ from mcp import Client, StdioServerParameters  # noqa: E402
 READING = {"plan", "estimate", "why", "jobs", "simulate"}
 WRITING = {"submit", "cancel", "pause", "resume"}
 EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+def run_apart(conversation):
+    """In a thread of its own: Playwright leaves a running loop in that of the tests."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, conversation).result()
 
 
 def ask(folder, calls, *flags, **variables):
@@ -33,7 +40,7 @@ def ask(folder, calls, *flags, **variables):
                 answers.append((result.is_error, "".join(part.text for part in result.content)))
             return {tool.name: tool for tool in tools}, answers
 
-    return asyncio.run(conversation())
+    return run_apart(conversation())
 
 
 @pytest.mark.slow
@@ -101,5 +108,5 @@ def test_writing_needs_a_flag_and_a_token(tmp_path, monkeypatch, capsys):
         async with Client(make_server(**settings)) as client:
             return {tool.name for tool in (await client.list_tools()).tools}
 
-    assert asyncio.run(names(allows_writes=False)) == READING
-    assert asyncio.run(names(allows_writes=True)) == READING | WRITING
+    assert run_apart(names(allows_writes=False)) == READING
+    assert run_apart(names(allows_writes=True)) == READING | WRITING
